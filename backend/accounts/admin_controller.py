@@ -1,0 +1,109 @@
+"""Accounts and invitations, for administrators: `/admin`."""
+
+from typing import Any
+from uuid import UUID
+
+from litestar import Controller, delete, get, patch, post
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler
+from litestar.params import FromPath, JSONBody
+
+from backend.accounts.door import NEEDS
+from backend.accounts.identity import Identity
+from backend.accounts.models import Invitation
+from backend.accounts.names import InstanceKeys
+from backend.accounts.profile import AdministrationService
+from backend.accounts.schemas import InvitationView, NewInvitation, UserChange, UserView
+from backend.errors import ForbiddenError
+from backend.wire import Page
+
+
+def administrators_only(
+    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
+) -> None:
+    """Raise `ForbiddenError` for everybody else."""
+    identity: Identity | None = connection.scope["user"]
+    if identity is None or not identity.is_administrator:
+        raise ForbiddenError("Only an administrator may do this.")
+
+
+class AdministrationController(Controller):
+    """Accounts and invitations, for administrators. They can't read anyone's texts."""
+
+    path = "/admin"
+    tags = ("Administration",)
+    guards = (administrators_only,)
+    opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
+
+    @get("/users", operation_id="listUsers", summary="List accounts")
+    async def list_users(
+        self,
+        administration: NamedDependency[AdministrationService],
+        instance: NamedDependency[InstanceKeys],
+    ) -> Page[UserView]:
+        """Every account."""
+        users = await administration.list_users()
+        return Page(
+            items=[
+                UserView.of(user, instance.unwrap_name(user.id, user.wrapped_name))
+                for user in users
+            ]
+        )
+
+    @patch("/users/{user_id:uuid}", operation_id="changeUser", summary="Change an account")
+    async def change_user(
+        self,
+        user_id: FromPath[UUID],
+        data: JSONBody[UserChange],
+        administration: NamedDependency[AdministrationService],
+        instance: NamedDependency[InstanceKeys],
+    ) -> UserView:
+        """Make somebody an administrator, or keep somebody out. Disabling ends the sessions."""
+        user = await administration.change_user(
+            user_id, is_administrator=data.is_administrator, is_disabled=data.is_disabled
+        )
+        return UserView.of(user, instance.unwrap_name(user.id, user.wrapped_name))
+
+    @get("/invitations", operation_id="listInvitations", summary="List invitations")
+    async def list_invitations(
+        self, administration: NamedDependency[AdministrationService]
+    ) -> Page[InvitationView]:
+        """Every invitation; the codes are not kept."""
+        return Page(
+            items=[_invitation_view(row) for row in await administration.list_invitations()]
+        )
+
+    @post("/invitations", operation_id="invite", summary="Invite somebody")
+    async def invite(
+        self,
+        data: JSONBody[NewInvitation],
+        identity: NamedDependency[Identity],
+        administration: NamedDependency[AdministrationService],
+    ) -> InvitationView:
+        """Make a code with which one person can sign up. It is shown this once."""
+        code, row = await administration.invite(identity, days=data.days)
+        return _invitation_view(row, code=code)
+
+    @delete(
+        "/invitations/{invitation_id:uuid}",
+        operation_id="withdrawInvitation",
+        summary="Withdraw an invitation",
+    )
+    async def withdraw(
+        self,
+        invitation_id: FromPath[UUID],
+        administration: NamedDependency[AdministrationService],
+    ) -> None:
+        """The code no longer works."""
+        await administration.withdraw_invitation(invitation_id)
+
+
+def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:
+    return InvitationView(
+        id=row.id,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        used_at=row.used_at,
+        code=code,
+    )

@@ -1,0 +1,201 @@
+"""Who comes in: cookies, bearer keys, requests from other sites, and what each route lets in."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from litestar import Response
+from litestar.config.csrf import CSRFConfig
+from litestar.connection import ASGIConnection, Request
+from litestar.datastructures import Cookie
+from litestar.enums import ScopeType
+from litestar.exceptions import PermissionDeniedException
+from litestar.handlers import BaseRouteHandler
+from litestar.middleware import ASGIMiddleware
+from litestar.middleware.csrf import CSRFMiddleware, generate_csrf_token
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from backend.accounts.errors import CrossSiteError, InsecureTransportError, ScopeError
+from backend.accounts.identity import Identity
+from backend.accounts.identity import Scope as KeyScope
+from backend.accounts.names import InstanceKeys
+from backend.accounts.service import Unlocked
+from backend.accounts.sessions import SessionService
+from backend.errors import UnauthenticatedError
+from backend.settings import Settings
+
+PLAIN_COOKIE = "talekeeper_session"
+SECURE_COOKIE = "__Host-talekeeper_session"
+CSRF_COOKIE = "csrftoken"
+CSRF_HEADER = "x-csrftoken"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+PUBLIC = "public"
+"""Route option: nobody needs to be signed in."""
+NEEDS = "needs"
+"""Route option: the scope that an API key needs; by default `read` for GET and `chat` else."""
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def is_secure(connection: Connection) -> bool:
+    """Whether the browser reached us over https (as the trusted proxy says, where there is one)."""
+    return connection.url.scheme == "https"
+
+
+def is_loopback(connection: Connection) -> bool:
+    """Whether the browser reached us by a name of this machine alone."""
+    host = connection.url.hostname or ""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def session_token(connection: Connection) -> str | None:
+    """The session's token, from the cookie that fits the way the request came."""
+    return connection.cookies.get(SECURE_COOKIE if is_secure(connection) else PLAIN_COOKIE)
+
+
+def bearer_token(connection: Connection) -> str | None:
+    """The API key in the `Authorization` header."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def session_cookies(connection: Connection, token: str, *, seconds: int, csrf: str) -> list[Cookie]:
+    """The cookies that a new session sets. Raises `InsecureTransportError` in the clear."""
+    secure = is_secure(connection)
+    if not secure and not is_loopback(connection):
+        raise InsecureTransportError(
+            "A session over plain http could be read on the way. Put a TLS proxy in front, or use "
+            "this machine's own address."
+        )
+    return [
+        Cookie(
+            key=SECURE_COOKIE if secure else PLAIN_COOKIE,
+            value=token,
+            max_age=seconds,
+            path="/",
+            secure=secure,
+            httponly=True,
+            samesite="lax",
+        ),
+        Cookie(
+            key=CSRF_COOKIE,
+            value=generate_csrf_token(csrf),
+            max_age=seconds,
+            path="/",
+            secure=secure,
+            samesite="lax",
+        ),
+    ]
+
+
+def expired_cookies(connection: Connection) -> list[Cookie]:
+    """The cookies that end a session in the browser."""
+    secure = is_secure(connection)
+    return [
+        Cookie(key=key, value="", max_age=0, path="/", secure=secure, samesite="lax")
+        for key in (SECURE_COOKIE if secure else PLAIN_COOKIE, CSRF_COOKIE)
+    ]
+
+
+class IdentityMiddleware(ASGIMiddleware):
+    """Finds out who asks: `scope["user"]` is an `Identity` or None.
+
+    A bearer key wins over a cookie. A cookie opens the door only to requests that this site's own
+    pages sent: `Sec-Fetch-Site` and `Origin` are looked at, and unsafe methods need the CSRF token.
+    """
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(self, sessions: SessionService, *, csrf_secret: str, public_origin: str) -> None:
+        self._sessions = sessions
+        self._public_origin = public_origin.rstrip("/")
+        self._csrf = CSRFConfig(
+            secret=csrf_secret, cookie_name=CSRF_COOKIE, header_name=CSRF_HEADER
+        )
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Name who asks, or refuse a request that another site may have sent."""
+        connection: Connection = Request(scope, receive, send)
+        if (key := bearer_token(connection)) is not None:
+            scope["user"] = await self._sessions.authenticate(key)
+            await next_app(scope, receive, send)
+            return
+        unsafe = _method(scope) not in SAFE_METHODS
+        if unsafe:
+            self._check_same_site(connection)
+        token = session_token(connection)
+        scope["user"] = await self._sessions.authenticate(token) if token else None
+        if unsafe and scope["user"] is not None:
+            try:
+                await CSRFMiddleware(next_app, self._csrf)(scope, receive, send)
+            except PermissionDeniedException as error:
+                raise CrossSiteError(
+                    f"Send the cookie {CSRF_COOKIE} back in the header {CSRF_HEADER}."
+                ) from error
+            return
+        await next_app(scope, receive, send)
+
+    def _check_same_site(self, connection: Connection) -> None:
+        site = connection.headers.get("sec-fetch-site")
+        origin = connection.headers.get("origin")
+        own = self._public_origin or f"{connection.url.scheme}://{connection.url.netloc}"
+        if site in {"cross-site", "same-site"} or (
+            origin is not None and _origin(origin) != _origin(own)
+        ):
+            raise CrossSiteError("It came from a page of another origin.")
+
+
+def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    """Let in who may come: every route is closed unless it says that it is public.
+
+    Raises `UnauthenticatedError` or `ScopeError`.
+    """
+    if handler.opt.get(PUBLIC):
+        return
+    identity: Identity | None = connection.scope["user"]
+    if identity is None:
+        raise UnauthenticatedError("Sign in, or send an API key as `Authorization: Bearer`.")
+    default: KeyScope = "read" if _method(connection.scope) in SAFE_METHODS else "chat"
+    needed: KeyScope = handler.opt.get(NEEDS, default)
+    if not identity.may(needed):
+        raise ScopeError(f"This needs the scope {needed!r}; the key has {identity.scope!r}.")
+
+
+def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
+    """The signed-in account, for handlers behind the guard."""
+    return request.user
+
+
+def _method(scope: Scope) -> str:
+    return str(scope.get("method", "GET"))
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
+
+
+class Door:
+    """Opens sessions in browsers: a slot in the database, cookies in the answer."""
+
+    def __init__(
+        self, sessions: SessionService, settings: Settings, instance: InstanceKeys
+    ) -> None:
+        self._sessions = sessions
+        self._seconds = round(settings.session_absolute_days * 86400)
+        self._csrf = instance.csrf_secret
+
+    def check_transport(self, request: Request[Any, Any, Any]) -> None:
+        """Raise `InsecureTransportError` before a password is tried in vain."""
+        session_cookies(request, "", seconds=0, csrf=self._csrf)
+
+    async def open(
+        self, request: Request[Any, Any, Any], unlocked: Unlocked, body: Any, *, status: int
+    ) -> Response[Any]:
+        """Answer with a new session's cookies: always a new token, never one that came in."""
+        label = request.headers.get("user-agent", "")
+        token, _ = await self._sessions.open_session(unlocked, label=label)
+        cookies = session_cookies(request, token, seconds=self._seconds, csrf=self._csrf)
+        return Response(body, status_code=status, cookies=cookies)

@@ -1,0 +1,49 @@
+"""Who asks: the account behind a request, with its keys at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from backend.accounts.models import USER_SETTINGS
+from backend.accounts.settings import UserSettings
+from backend.vault.sealing import Sealer
+
+Scope = Literal["read", "chat", "manage"]
+TokenKind = Literal["session", "api_key"]
+SCOPES: tuple[Scope, ...] = ("read", "chat", "manage")
+"""Each includes the ones before it: look; write and play; change the account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One signed-in account, for as long as one request or one turn."""
+
+    user_id: UUID
+    slot_id: UUID
+    kind: TokenKind
+    scope: Scope
+    is_administrator: bool
+    key_mode: str
+    sealer: Sealer = field(repr=False)
+    user_key: bytes = field(repr=False)
+    sealed_settings: bytes | None = field(repr=False)
+    settings_revision: int
+    created_at: datetime
+    wrapped_name: bytes = field(repr=False)
+
+    def may(self, scope: Scope) -> bool:
+        """Whether this session or key reaches as far as `scope`."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+    @property
+    def settings(self) -> UserSettings:
+        """The account's settings, unsealed."""
+        if self.sealed_settings is None:
+            return UserSettings()
+        data = self.sealer.open_bytes(USER_SETTINGS, self.user_id, self.sealed_settings)
+        return msgspec.json.decode(data, type=UserSettings)

@@ -1,0 +1,63 @@
+"""Account names: found without being readable, and read without anyone signed in."""
+
+from __future__ import annotations
+
+import os
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import InstanceKey
+from backend.accounts.passwords import normalise_name
+from backend.database.engine import Database
+from backend.database.upsert import upsert
+from backend.vault.root import RootKeys
+from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
+
+INSTANCE_CONTEXT = b"instance-key"
+
+
+class InstanceKeys:
+    """What is derived from the installation's own key, which lies in the database under the root.
+
+    So that a new root key changes no look-up hash, and no name has to be sealed anew.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._lookup = derive(secret, "lookup")
+        self._names = derive(secret, "names")
+        self.csrf_secret = derive(secret, "csrf").hex()
+
+    def find_name(self, name: str) -> bytes:
+        """The hash by which an account is found."""
+        return digest(self._lookup, b"name", normalise_name(name).encode())
+
+    def find_throttle(self, kind: str, value: str) -> bytes:
+        """The hash under which failed log-ins are counted."""
+        return digest(self._lookup, b"throttle", kind.encode(), value.encode())
+
+    def wrap_name(self, user_id: UUID, name: str) -> bytes:
+        """An account's name as it is stored."""
+        return seal_with(self._names, name.encode(), context=user_id.bytes)
+
+    def unwrap_name(self, user_id: UUID, blob: bytes) -> str:
+        """The name that was stored."""
+        return open_with(self._names, blob, context=user_id.bytes).decode()
+
+
+async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys:
+    """Read the installation's key; make it when there is none yet."""
+    async with database.read() as session:
+        row = await session.get(InstanceKey, 1)
+    if row is None:
+        async with database.write() as session:
+            row = await _create(session, root)
+    return InstanceKeys(root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT))
+
+
+async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:
+    version, wrapped = root.wrap(os.urandom(KEY_BYTES), context=INSTANCE_CONTEXT)
+    values = {"id": 1, "root_version": version, "wrapped": wrapped}
+    await upsert(session, InstanceKey, values, key=["id"], update={})
+    return (await session.scalars(select(InstanceKey))).one()

@@ -1,0 +1,143 @@
+"""A user's own settings and key mode, and what administrators do with accounts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete, select
+
+from backend.accounts import repository
+from backend.accounts.errors import InvitationNotFoundError, LastAdministratorError
+from backend.accounts.identity import Identity
+from backend.accounts.keyring import KEY_MODES, settings_mac
+from backend.accounts.models import USER_SETTINGS, Invitation, User
+from backend.accounts.service import INVITATION_PREFIX
+from backend.accounts.settings import UserSettings
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.errors import ForbiddenError, ValidationError
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import check_taken
+from backend.settings import Settings
+from backend.vault.slots import lookup_hash, new_token
+from backend.wire import check_revision, merge_patch, reject_unknown
+
+
+class ProfileService:
+    """Settings and key mode of the account that asks."""
+
+    def __init__(self, database: Database, settings: Settings, registry: ModelRegistry) -> None:
+        self._database = database
+        self._settings = settings
+        self._registry = registry
+
+    async def patch_settings(
+        self, identity: Identity, patch: dict[str, Any], *, if_match: str | None
+    ) -> tuple[UserSettings, int]:
+        """Merge a patch into the settings: (settings, new revision).
+
+        Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`,
+        `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            user = await session.get(User, identity.user_id, with_for_update=True)
+            if user is None:
+                raise ForbiddenError
+            check_revision(if_match, user.settings_revision)
+            settings = merge_patch(_decode(identity, user), patch)
+            self._check_model(settings)
+            user.sealed_settings = identity.sealer.seal_bytes(
+                USER_SETTINGS, user.id, msgspec.json.encode(settings)
+            )
+            user.settings_revision += 1
+        return settings, user.settings_revision
+
+    async def patch_account(self, identity: Identity, patch: dict[str, Any]) -> User:
+        """Change the key mode, with the MAC that keeps it from being changed by other hands."""
+        reject_unknown(patch, frozenset({"key_mode"}))
+        mode = patch.get("key_mode")
+        if mode not in KEY_MODES:
+            raise ValidationError(f"key_mode is one of {', '.join(KEY_MODES)}.")
+        async with self._database.write() as session:
+            user = await repository.get_user(session, identity.user_id)
+            slot = await repository.slot_of_kind(session, user.id, "password")
+            user.key_mode = mode
+            user.settings_mac = settings_mac(
+                identity.user_key, key_mode=mode, kdf=(slot.kdf if slot else None) or b""
+            )
+        return user
+
+    def _check_model(self, settings: UserSettings) -> None:
+        spec = self._registry.spec(settings.model or self._registry.default_id)
+        check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
+        budgets = settings.budgets
+        total = budgets.total or self._settings.budget_total
+        reserve = budgets.reply_reserve or self._settings.budget_reply_reserve
+        if reserve >= total:
+            raise ValidationError("budgets.reply_reserve leaves nothing of budgets.total.")
+
+
+class AdministrationService:
+    """Accounts and invitations, for administrators."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list_users(self) -> list[User]:
+        """Every account, oldest first."""
+        async with self._database.read() as session:
+            return list(await session.scalars(select(User).order_by(User.id)))
+
+    async def change_user(
+        self, user_id: UUID, *, is_administrator: bool | None, is_disabled: bool | None
+    ) -> User:
+        """Change what an account may do. Raises `UserNotFoundError`, `LastAdministratorError`."""
+        async with self._database.write() as session:
+            await repository.lock_accounts(session)
+            user = await repository.get_user(session, user_id)
+            if is_administrator is not None:
+                user.is_administrator = is_administrator
+            if is_disabled is not None:
+                user.is_disabled = is_disabled
+            await session.flush()
+            if await repository.count_administrators(session) == 0:
+                raise LastAdministratorError("Somebody must be left who can administer.")
+            if user.is_disabled:
+                await repository.delete_slots(session, user_id, "session")
+        return user
+
+    async def invite(self, identity: Identity, *, days: int) -> tuple[str, Invitation]:
+        """Make an invitation: (code, its row)."""
+        code, secret = new_token(INVITATION_PREFIX)
+        invitation = Invitation(
+            created_by=identity.user_id,
+            lookup=lookup_hash(secret),
+            expires_at=now() + timedelta(days=days),
+        )
+        async with self._database.write() as session:
+            session.add(invitation)
+        return code, invitation
+
+    async def list_invitations(self) -> list[Invitation]:
+        """Every invitation, newest first."""
+        async with self._database.read() as session:
+            return list(await session.scalars(select(Invitation).order_by(Invitation.id.desc())))
+
+    async def withdraw_invitation(self, invitation_id: UUID) -> None:
+        """Make an invitation useless. Raises `InvitationNotFoundError`."""
+        async with self._database.write() as session:
+            gone = await session.scalar(
+                delete(Invitation).where(Invitation.id == invitation_id).returning(Invitation.id)
+            )
+            if gone is None:
+                raise InvitationNotFoundError
+
+
+def _decode(identity: Identity, user: User) -> UserSettings:
+    if user.sealed_settings is None:
+        return UserSettings()
+    data = identity.sealer.open_bytes(USER_SETTINGS, user.id, user.sealed_settings)
+    return msgspec.json.decode(data, type=UserSettings)

@@ -1,0 +1,126 @@
+"""Rows of accounts. Nothing here commits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError, UserNotFoundError
+from backend.accounts.models import DataKey, InstanceKey, Invitation, KeySlot, User
+from backend.vault.slots import SlotKind
+
+
+async def lock_accounts(session: AsyncSession) -> None:
+    """Let one transaction at a time decide who is first, or last."""
+    await session.execute(select(InstanceKey).with_for_update())
+
+
+async def count_users(session: AsyncSession) -> int:
+    """How many accounts there are."""
+    return await session.scalar(select(func.count()).select_from(User)) or 0
+
+
+async def count_administrators(session: AsyncSession) -> int:
+    """How many accounts can administer."""
+    query = select(func.count()).where(User.is_administrator, ~User.is_disabled)
+    return await session.scalar(query) or 0
+
+
+async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
+    """The account of that name, by its keyed hash."""
+    return await session.scalar(select(User).where(User.name_lookup == name_lookup))
+
+
+async def get_user(session: AsyncSession, user_id: UUID) -> User:
+    """Raises `UserNotFoundError`."""
+    user = await session.get(User, user_id)
+    if user is None:
+        raise UserNotFoundError
+    return user
+
+
+async def slot_of_kind(session: AsyncSession, user_id: UUID, kind: SlotKind) -> KeySlot | None:
+    """An account's password or recovery slot: it has one of each."""
+    query = select(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
+    return await session.scalar(query)
+
+
+async def list_slots(session: AsyncSession, user_id: UUID, kind: SlotKind) -> list[KeySlot]:
+    """An account's sessions or API keys, newest first."""
+    query = (
+        select(KeySlot)
+        .where(KeySlot.user_id == user_id, KeySlot.kind == kind)
+        .order_by(KeySlot.id.desc())
+    )
+    return list(await session.scalars(query))
+
+
+async def delete_slot(
+    session: AsyncSession, slot_id: UUID, *, owner_id: UUID, kind: SlotKind
+) -> None:
+    """Raises `SessionNotFoundError` or `ApiKeyNotFoundError`: absent, or someone else's."""
+    removed = await session.scalar(
+        delete(KeySlot)
+        .where(KeySlot.id == slot_id, KeySlot.user_id == owner_id, KeySlot.kind == kind)
+        .returning(KeySlot.id)
+    )
+    if removed is None:
+        raise SessionNotFoundError if kind == "session" else ApiKeyNotFoundError
+
+
+async def delete_slots(
+    session: AsyncSession, user_id: UUID, kind: SlotKind, *, but: UUID | None = None
+) -> list[UUID]:
+    """End all of an account's slots of a kind, but one; returns the ids that ended."""
+    query = delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
+    if but is not None:
+        query = query.where(KeySlot.id != but)
+    return list(await session.scalars(query.returning(KeySlot.id)))
+
+
+async def find_by_token(
+    session: AsyncSession, lookup: bytes, kind: SlotKind
+) -> tuple[KeySlot, User, list[DataKey]] | None:
+    """The slot that a token opens, its account and the account's data keys: one query."""
+    query = (
+        select(KeySlot, User, DataKey)
+        .join(User, User.id == KeySlot.user_id)
+        .join(DataKey, DataKey.user_id == User.id)
+        .where(KeySlot.lookup == lookup, KeySlot.kind == kind)
+    )
+    rows = (await session.execute(query)).all()
+    if not rows:
+        return None
+    return rows[0][0], rows[0][1], [row[2] for row in rows]
+
+
+async def data_keys(session: AsyncSession, user_id: UUID) -> list[DataKey]:
+    """Every data key of an account."""
+    return list(await session.scalars(select(DataKey).where(DataKey.user_id == user_id)))
+
+
+async def touch_slot(session: AsyncSession, slot_id: UUID, at: datetime) -> None:
+    """Note that a session or key was used."""
+    await session.execute(update(KeySlot).where(KeySlot.id == slot_id).values(last_used_at=at))
+
+
+async def use_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> bool:
+    """Take an invitation, once; whether it was there to be taken."""
+    taken: Any = await session.scalar(
+        update(Invitation)
+        .where(
+            Invitation.lookup == lookup, Invitation.used_at.is_(None), Invitation.expires_at > at
+        )
+        .values(used_at=at)
+        .returning(Invitation.id)
+    )
+    return taken is not None
+
+
+async def slots_by_id(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySlot]:
+    """Those of the slots that are still there."""
+    return list(await session.scalars(select(KeySlot).where(KeySlot.id.in_(slot_ids))))

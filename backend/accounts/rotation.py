@@ -1,0 +1,242 @@
+"""New keys in the place of old ones: the root key, and users' data keys.
+
+Both rotations go batch by batch, each batch in a transaction of its own. Both may be killed at any
+point and started again: what is done stays done, and the old key is there until nothing needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import accumulate, pairwise, takewhile
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts import repository
+from backend.accounts.errors import UserNotFoundError
+from backend.accounts.keyring import new_data_key, open_sealer
+from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
+from backend.accounts.names import INSTANCE_CONTEXT
+from backend.accounts.rotation_columns import SealedTable, header_of, sealed_tables
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.vault.root import (
+    RootKeyError,
+    RootKeys,
+    add_root_key,
+    drop_old_root_keys,
+    load_root_keys,
+)
+from backend.vault.sealing import HEADER, SealBrokenError, Sealer
+from backend.vault.slots import rewrap_password
+
+BATCH_ROWS = 200
+BATCH_BYTES = 8 * 1024 * 1024
+GRACE = timedelta(days=1)
+"""Longer than any request, turn or job keeps a user's keys in memory."""
+
+Report = Callable[[int, int], None]
+"""Told how many are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotationResult:
+    """How a rotation of the root key ended: nothing is under an older version any more.
+
+    `dropped` are the versions that were taken out of the file, `removable` those that the operator
+    can take out of `TALEKEEPER_ROOT_KEY`.
+    """
+
+    version: int
+    rewrapped: int
+    dropped: tuple[int, ...] = ()
+    removable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataKeyRotation:
+    """How a rotation of a user's data key ended.
+
+    `kept` are the older keys that are still there: texts are under them (`damaged` ones, or rows
+    that were locked), or somebody may still be writing with them. The next rotation looks again.
+    """
+
+    number: int
+    resealed: int
+    damaged: int
+    kept: tuple[int, ...]
+
+
+async def rotate_root_key(
+    database: Database, *, path: Path, value: str | None, report: Report
+) -> RotationResult:
+    """Put a new root key in the place of the old one, or finish doing so.
+
+    From the file, a new version is added to it first and the older ones are dropped from it last.
+    From the setting (`value`), the operator supplies both versions, and nothing is written.
+
+    Raises `RootKeyError`.
+    """
+    root = load_root_keys(path, value=value)
+    await _check_root(database, root)
+    if len(root.versions) == 1 and await _count_stale(database, root.current) == 0:
+        if value is not None:
+            raise RootKeyError(
+                "TALEKEEPER_ROOT_KEY has one version alone. Put a new one in front of it, as in "
+                f"`{root.current + 1}:new,{root.current}:present`, restart every server, and run "
+                "this again."
+            )
+        root = add_root_key(path)
+    rewrapped = await rotate_root(database, root, report)
+    older = tuple(root.versions[:-1])
+    if value is not None:
+        return RotationResult(root.current, rewrapped, removable=older)
+    drop_old_root_keys(path)
+    return RotationResult(root.current, rewrapped, dropped=older)
+
+
+async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -> int:
+    """Wrap everything under the newest root key; returns how much there was to wrap.
+
+    When it returns, nothing is under an older version. Raises `RootKeyError`.
+    """
+    done, total = 0, await _count_stale(database, root_keys.current)
+    report(done, total)
+    # First: once it is under the new version, `refuse_older_root` lets nobody use an older one.
+    done += await _rewrap_instance_key(database, root_keys)
+    while batch := await _rewrap_slots(database, root_keys):
+        done += batch
+        report(done, max(done, total))
+    return done
+
+
+async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
+    """Raise `RootKeyError` where the root key was rotated after this process read it.
+
+    To be asked in the transaction that wraps something under the root key: what a server that was
+    not restarted wraps under the old key could never be opened again once that key is dropped.
+    """
+    query = select(InstanceKey.root_version).with_for_update(read=True)
+    version = await session.scalar(query)
+    if version is not None and version > root_keys.current:
+        raise RootKeyError("The root key was rotated. Restart this server with the new one.")
+
+
+async def mark_all_due(database: Database) -> int:
+    """Have every account get a new data key when it next logs in; returns how many newly are."""
+    query = update(User).where(~User.new_data_key_due).values(new_data_key_due=True)
+    async with database.write() as session:
+        return len(list(await session.scalars(query.returning(User.id))))
+
+
+async def ensure_data_key(session: AsyncSession, user: User, user_key: bytes) -> bool:
+    """Give an account its next data key where that is due; whether it was.
+
+    For a transaction that writes. What is sealed from then on is under the new key; older texts
+    are resealed as they are rewritten, or by `rotate_data_key`.
+    """
+    if not user.new_data_key_due:
+        return False
+    locked = await _lock_user(session, user.id)
+    if locked is None or not locked.new_data_key_due:
+        return False
+    rows = await repository.data_keys(session, user.id)
+    return await _add_data_key(session, locked, rows, user_key)
+
+
+async def rotate_data_key(
+    database: Database,
+    user_id: UUID,
+    user_key: bytes,
+    report: Report,
+    *,
+    grace: timedelta = GRACE,
+) -> DataKeyRotation:
+    """Give an account a new data key, or finish doing so, and reseal all its texts under it.
+
+    It is unfinished as long as an older key is there; a further one is then made only where
+    `new_data_key_due` asks for it. An older key is deleted when no text is under it and `grace` has
+    passed since the next one was made: until then a turn that was running may come to store its
+    reply under it. Rows that somebody else has locked are left to the next rotation.
+
+    Raises `UserNotFoundError`, `SealBrokenError` for a wrong `user_key`.
+    """
+    async with database.write() as session:
+        tables = await sealed_tables(session)
+        sealer = await _newest_sealer(session, user_id, user_key)
+    work = _Resealing(database, sealer, report, await _count_rows(database, tables, sealer))
+    while await work.run(tables):
+        pass
+    kept = await _delete_unused_keys(database, tables, user_id, grace)
+    return DataKeyRotation(sealer.current_key, work.done, work.damaged, kept)
+
+
+async def _check_root(database: Database, root: RootKeys) -> None:
+    """Raise `RootKeyError` before anything is written when this is not the right key."""
+    async with database.read() as session:
+        row = await session.get(InstanceKey, 1)
+    if row is not None:
+        root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT)
+
+
+async def _count_stale(database: Database, current: int) -> int:
+    async with database.read() as session:
+        counts = [
+            await session.scalar(
+                select(func.count()).select_from(table).where(table.root_version != current)
+            )
+            for table in (InstanceKey, KeySlot)
+        ]
+    return sum(filter(None, counts))
+
+
+async def _rewrap_instance_key(database: Database, root: RootKeys) -> int:
+    async with database.write() as session:
+        row = await session.get(InstanceKey, 1, with_for_update=True)
+        if row is None or row.root_version == root.current:
+            return 0
+        secret = root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT)
+        row.root_version, row.wrapped = root.wrap(secret, context=INSTANCE_CONTEXT)
+        return 1
+
+
+async def _rewrap_slots(database: Database, root: RootKeys) -> int:
+    query = (
+        select(KeySlot)
+        .where(KeySlot.root_version != root.current)
+        .order_by(KeySlot.id)
+        .limit(BATCH_ROWS)
+        .with_for_update()
+    )
+    async with database.write() as session:
+        slots = list(await session.scalars(query))
+        for slot in slots:
+            _rewrap(slot, root)
+    return len(slots)
+
+
+def _rewrap(slot: KeySlot, root: RootKeys) -> None:
+    if slot.kind != "password" or slot.root_version is None:
+        raise NotImplementedError(f"Slots of kind {slot.kind!r} are not under the root key.")
+    try:
+        slot.root_version, slot.wrapped = rewrap_password(
+            slot.id, slot.user_id, blob=slot.wrapped, root_version=slot.root_version, root=root
+        )
+    except RootKeyError as error:
+        raise RootKeyError(f"Password slot {slot.id} of {slot.user_id}: {error.detail}") from error
+
+
+async def _lock_user(session: AsyncSession, user_id: UUID) -> User | None:
+    """One transaction at a time makes data keys for an account."""
+    return await session.scalar(
+        select(User)
+        .where(User.id == user_id)
+        # Not in the way of rows that are inserted meanwhile and refer to the account.
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    )

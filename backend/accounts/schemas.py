@@ -1,0 +1,150 @@
+"""Shapes of the accounts' part of the API."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+
+from backend.accounts.identity import Scope
+from backend.accounts.models import User
+
+Password = Annotated[str, msgspec.Meta(max_length=1024)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Code = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Struct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request body: a member that is not known is a mistake worth hearing of."""
+
+
+class SignUp(Struct):
+    """A new account."""
+
+    username: Name
+    password: Password
+    invitation: Code | None = None
+
+
+class LogIn(Struct):
+    """A name and its password."""
+
+    username: Name
+    password: Password
+
+
+class Recovery(Struct):
+    """A way back in for who has lost the password and kept the code."""
+
+    username: Name
+    recovery_code: Code
+    new_password: Password
+
+
+class PasswordChange(Struct):
+    """The old password and the new one."""
+
+    current_password: Password
+    new_password: Password
+
+
+class Confirmation(Struct):
+    """The password once more, before what can't be undone."""
+
+    password: Password
+
+
+class NewApiKey(Struct):
+    """What an API key is for."""
+
+    label: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    scope: Scope = "chat"
+    expires_at: datetime | None = None
+
+
+class NewInvitation(Struct):
+    """How long an invitation can be used."""
+
+    days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 7
+
+
+class UserChange(Struct):
+    """What an administrator may change about an account."""
+
+    is_administrator: bool | None = None
+    is_disabled: bool | None = None
+
+
+class UserView(msgspec.Struct, kw_only=True):
+    """An account as it is shown."""
+
+    id: UUID
+    username: str
+    is_administrator: bool
+    is_disabled: bool = False
+    key_mode: str
+    created_at: datetime
+
+    @classmethod
+    def of(cls, user: User, name: str) -> "UserView":
+        """The view of an account's row."""
+        return cls(
+            id=user.id,
+            username=name,
+            is_administrator=user.is_administrator,
+            is_disabled=user.is_disabled,
+            key_mode=user.key_mode,
+            created_at=user.created_at,
+        )
+
+
+class SignedUp(msgspec.Struct, kw_only=True):
+    """The answer to a sign-up or a recovery. The code is shown this once."""
+
+    user: UserView
+    recovery_code: str
+
+
+class RecoveryCode(msgspec.Struct, kw_only=True):
+    """A new recovery code, shown this once. The old one no longer works."""
+
+    recovery_code: str
+
+
+class SessionView(msgspec.Struct, kw_only=True):
+    """A session as it is listed."""
+
+    id: UUID
+    label: str
+    is_current: bool
+    created_at: datetime
+    last_used_at: datetime | None
+    expires_at: datetime | None
+
+
+class ApiKeyView(msgspec.Struct, kw_only=True):
+    """An API key as it is listed."""
+
+    id: UUID
+    label: str
+    scope: str
+    created_at: datetime
+    last_used_at: datetime | None
+    expires_at: datetime | None
+
+
+class MadeApiKey(msgspec.Struct, kw_only=True):
+    """A new API key. The token is shown this once."""
+
+    key: ApiKeyView
+    token: str
+
+
+class InvitationView(msgspec.Struct, kw_only=True):
+    """An invitation. `code` is shown once, when it is made."""
+
+    id: UUID
+    created_at: datetime
+    expires_at: datetime
+    used_at: datetime | None
+    code: str | None = None

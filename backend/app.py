@@ -1,0 +1,240 @@
+"""`create_app`: the one place where the parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from litestar import Litestar, Router
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.plugins.prometheus import PrometheusConfig
+
+import backend
+from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
+from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
+from backend.accounts.door import Door, IdentityMiddleware, guard, provide_identity
+from backend.accounts.names import InstanceKeys, load_instance_keys
+from backend.accounts.profile import AdministrationService, ProfileService
+from backend.accounts.service import AccountService
+from backend.accounts.sessions import SessionService
+from backend.accounts.watch import SessionWatch
+from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
+from backend.characters.personas import PersonaService
+from backend.characters.service import CharacterService
+from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
+from backend.chats.messages import MessageService
+from backend.chats.service import ChatService
+from backend.database.engine import Database
+from backend.generation.registry import (
+    DemoConfig,
+    GeminiConfig,
+    ModelRegistry,
+    OpenAICompatibleConfig,
+)
+from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.health import HealthController
+from backend.http import EXCEPTION_HANDLERS
+from backend.logs import get_logger
+from backend.prompts import load_prompts
+from backend.settings import Settings
+from backend.turns.builder import PromptBuilder
+from backend.turns.contexts import ContextService
+from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
+from backend.turns.counting import CountCache
+from backend.turns.models_controller import CONTROLLERS as MODEL_CONTROLLERS
+from backend.turns.opening import OpeningService
+from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
+from backend.turns.service import TurnService
+from backend.vault.root import RootKeys
+from backend.vault.slots import DEFAULT_KDF, PasswordKdf
+
+log = get_logger(__name__)
+
+API = "/api/v1"
+SWEEP_EVERY = 15.0
+JSON_BODY_BYTES = 8 * 1024 * 1024
+"""Largest body of a route that says nothing else: a card with every field full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a running Talekeeper is made of. Handlers get these by their field's name."""
+
+    settings: Settings
+    database: Database
+    registry: ModelRegistry
+    instance: InstanceKeys
+    accounts: AccountService
+    sessions: SessionService
+    watch: SessionWatch
+    door: Door
+    profile: ProfileService
+    administration: AdministrationService
+    characters: CharacterService
+    personas: PersonaService
+    chats: ChatService
+    messages: MessageService
+    opening: OpeningService
+    turns: TurnService
+    contexts: ContextService
+
+
+async def build_parts(
+    settings: Settings,
+    root: RootKeys,
+    database: Database,
+    *,
+    kdf: PasswordKdf = DEFAULT_KDF,
+    registry: ModelRegistry | None = None,
+) -> Parts:
+    """Make every part, on a database whose tables are up to date."""
+    instance = await load_instance_keys(database, root)
+    registry = registry or build_registry(settings)
+    sessions = SessionService(database, settings)
+    accounts = AccountService(database, root, instance, settings, kdf=kdf)
+    chats = ChatService(database, registry)
+    messages = MessageService(database, settings)
+    builder = PromptBuilder(database, load_prompts(), settings, CountCache())
+    turns = TurnService(database, builder, registry, chats, messages, name_of=accounts.name_of)
+    return Parts(
+        settings=settings,
+        database=database,
+        registry=registry,
+        instance=instance,
+        accounts=accounts,
+        sessions=sessions,
+        watch=SessionWatch(sessions),
+        door=Door(sessions, settings, instance),
+        profile=ProfileService(database, settings, registry),
+        administration=AdministrationService(database),
+        characters=CharacterService(database),
+        personas=PersonaService(database),
+        chats=chats,
+        messages=messages,
+        opening=OpeningService(database, chats, name_of=accounts.name_of),
+        turns=turns,
+        contexts=ContextService(database, builder, turns),
+    )
+
+
+def build_registry(settings: Settings) -> ModelRegistry:
+    """The models that the settings name."""
+    gemini = openai = None
+    if settings.gemini_api_key is not None:
+        gemini = GeminiConfig(
+            api_key=settings.gemini_api_key.get_secret_value(),
+            models=settings.gemini_models,
+            base_url=settings.gemini_base_url or None,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    if settings.openai_base_url:
+        openai = OpenAICompatibleConfig(
+            base_url=settings.openai_base_url,
+            api_key=(
+                settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
+            ),
+            models=settings.openai_models,
+            context_window=settings.openai_context_window,
+            max_output_tokens=settings.openai_max_output_tokens,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    registry = ModelRegistry(
+        DemoConfig(settings.demo_tokens_per_second), gemini, openai, default=settings.default_model
+    )
+    registry.spec(registry.default_id)
+    return registry
+
+
+def create_app(parts: Parts) -> Litestar:
+    """The application: routes, guards, and what runs beside them."""
+    api = Router(
+        API,
+        route_handlers=[
+            *ACCOUNT_CONTROLLERS,
+            *ADMIN_CONTROLLERS,
+            *CHARACTER_CONTROLLERS,
+            *OPENING_CONTROLLERS,
+            *CHAT_CONTROLLERS,
+            *TURN_CONTROLLERS,
+            *MODEL_CONTROLLERS,
+        ],
+        guards=[guard],
+    )
+    return Litestar(
+        route_handlers=[api, HealthController],
+        dependencies=_dependencies(parts),
+        middleware=[
+            PrometheusConfig(
+                app_name="talekeeper", prefix="talekeeper", group_path=True
+            ).middleware,
+            IdentityMiddleware(
+                parts.sessions,
+                csrf_secret=parts.instance.csrf_secret,
+                public_origin=parts.settings.public_origin,
+            ),
+        ],
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=[lambda _: _running(parts)],
+        request_max_body_size=JSON_BODY_BYTES,
+        logging_config=None,
+        openapi_config=OpenAPIConfig(
+            title="Talekeeper",
+            version=backend.__version__,
+            path="/schema",
+            use_handler_docstrings=True,
+            # JSON and YAML alone: the viewers load their scripts from elsewhere.
+            render_plugins=[
+                JsonRenderPlugin(path=["/", "/openapi.json"]),
+                YamlRenderPlugin(path="/openapi.yaml"),
+            ],
+        ),
+    )
+
+
+def _dependencies(parts: Parts) -> dict[str, Provide]:
+    found = {name: _constant(getattr(parts, name)) for name in Parts.__dataclass_fields__}
+    return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
+
+
+def _constant(value: object) -> Provide:
+    return Provide(lambda: value, sync_to_thread=False)
+
+
+@contextlib.asynccontextmanager
+async def _running(parts: Parts) -> AsyncIterator[None]:
+    """What happens before the first request, beside all, and after the last."""
+    await parts.turns.recover(all_running=parts.settings.embedded)
+    warm_up = asyncio.create_task(asyncio.to_thread(_load_tokenizers, parts.registry))
+    sweeper = asyncio.create_task(_sweep(parts))
+    try:
+        yield
+    finally:
+        for task in (sweeper, warm_up):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await parts.turns.close()
+        await parts.watch.close()
+        await parts.registry.aclose()
+        await parts.database.dispose()
+
+
+async def _sweep(parts: Parts) -> None:
+    """Look after turns that other processes left behind."""
+    while True:
+        await asyncio.sleep(SWEEP_EVERY)
+        try:
+            await parts.turns.recover(all_running=False)
+        except Exception as error:  # the next round tries again
+            log.warning("turn.sweep_failed", exc_info=error)
+
+
+def _load_tokenizers(registry: ModelRegistry) -> None:
+    """Load the vocabularies before the first turn needs them."""
+    wanted = {best_tokenizer(spec.tokenizer) for spec in registry.specs()}
+    for name in wanted:
+        get_tokenizer(name).count("warm")

@@ -1,0 +1,127 @@
+"""The pictures of characters and of personas: encoded anew, sealed, one each at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters import repository
+from backend.characters.errors import AvatarNotFoundError
+from backend.characters.images import reencode_avatar
+from backend.characters.models import AVATAR_IMAGE, AVATAR_THUMBNAIL, Avatar
+from backend.characters.repository import HolderLink
+from backend.characters.schemas import AvatarSize
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.vault.sealing import Sealer
+
+PLACES = 2
+"""Pictures and cards that a service works on at once: each may take a few hundred megabytes."""
+
+_COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
+
+
+class GetHolder(Protocol):
+    """`repository.get_character` or `repository.get_persona`: raises for what is not the owner's."""
+
+    async def __call__(
+        self, session: AsyncSession, holder_id: UUID, /, *, owner_id: UUID, lock: bool = False
+    ) -> object:
+        """The row of the character or persona."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as it is served. `tag` changes whenever the picture does."""
+
+    data: bytes
+    media_type: str
+    tag: str
+
+
+class AvatarService:
+    """The pictures of one kind of holder: of characters, or of personas.
+
+    Args:
+        database: Where they are.
+        threads: How many pictures are encoded at once.
+        link: The column that ties a picture to its holder.
+        get_holder: Finds the holder; what it raises for a holder that is not there, every method
+            here raises.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        threads: CapacityLimiter,
+        *,
+        link: HolderLink,
+        get_holder: GetHolder,
+    ) -> None:
+        self._database = database
+        self._threads = threads
+        self._link = link
+        self._get_holder = get_holder
+
+    async def read(self, identity: Identity, holder_id: UUID, size: AvatarSize) -> Picture:
+        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+        owner_id = identity.user_id
+        async with self._database.read() as session:
+            await self._get_holder(session, holder_id, owner_id=owner_id)
+            stored = await repository.find_avatar(
+                session, self._link, holder_id, owner_id=owner_id, size=size
+            )
+        if stored is None:
+            raise AvatarNotFoundError
+        data = identity.sealer.open_bytes(_COLUMNS[size], stored.id, stored.sealed)
+        return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
+
+    async def replace(self, identity: Identity, holder_id: UUID, data: bytes) -> None:
+        """Make a file (PNG, JPEG, WebP, GIF) the picture.
+
+        Raises the holder's not-found error, `ImageError`, `TooLargeError`.
+        """
+        owner_id = identity.user_id
+        async with self._database.read() as session:
+            await self._get_holder(session, holder_id, owner_id=owner_id)
+        avatar = await to_thread.run_sync(
+            sealed_avatar, identity.sealer, self._link, holder_id, data, limiter=self._threads
+        )
+        async with self._database.write() as session:
+            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
+            await repository.delete_avatar(session, self._link, holder_id, owner_id=owner_id)
+            session.add(avatar)
+
+    async def remove(self, identity: Identity, holder_id: UUID) -> None:
+        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+        owner_id = identity.user_id
+        async with self._database.write() as session:
+            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
+            if not await repository.delete_avatar(
+                session, self._link, holder_id, owner_id=owner_id
+            ):
+                raise AvatarNotFoundError
+
+
+def sealed_avatar(sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes) -> Avatar:
+    """The row of a picture, encoded anew. CPU-bound.
+
+    Raises `ImageError`, `TooLargeError`.
+    """
+    picture = reencode_avatar(data)
+    avatar_id = new_id()
+    return Avatar(
+        id=avatar_id,
+        user_id=sealer.user_id,
+        media_type=picture.media_type,
+        thumbnail_media_type=picture.thumbnail_media_type,
+        sealed_image=sealer.seal_bytes(AVATAR_IMAGE, avatar_id, picture.data),
+        sealed_thumbnail=sealer.seal_bytes(AVATAR_THUMBNAIL, avatar_id, picture.thumbnail),
+        **{link.key: holder_id},
+    )

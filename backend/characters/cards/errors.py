@@ -1,0 +1,37 @@
+"""Why a file could not be read as a character card.
+
+CardError               broken, or not a card
+├── NoCardError         a sound picture without a card in it
+└── CardLimitError      over one of the limits of `limits.py`
+
+A file over the size limit is a `TooLargeError` (413), for any upload.
+"""
+
+from __future__ import annotations
+
+from backend.errors import AppError
+
+
+class CardError(AppError):
+    """The file is broken, or is something else than a character card."""
+
+    status, slug, title = 422, "unreadable-card", "The character card could not be read"
+
+
+class NoCardError(CardError):
+    """The picture is sound, but no card is embedded in it: it may still serve as an avatar."""
+
+    slug, title = "no-card-in-image", "There is no character card in this picture"
+
+
+class CardLimitError(CardError):
+    """The card is over a limit; `extra` holds `limit` (its name), `allowed` and `found`.
+
+    Where reading stopped at the limit, `found` is what had been counted by then.
+    """
+
+    slug, title = "card-limit", "The character card is over a limit"
+
+    def __init__(self, detail: str, *, limit: str, allowed: int, found: int) -> None:
+        super().__init__(detail, extra={"limit": limit, "allowed": allowed, "found": found})
+        self.limit, self.allowed, self.found = limit, allowed, found

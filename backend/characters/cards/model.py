@@ -1,0 +1,145 @@
+"""A character card as Talekeeper uses it, whatever version and file it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import msgspec
+
+Spec = Literal["v1", "v2", "v3"]
+DepthRole = Literal["system", "user", "assistant"]
+
+DEFAULT_DEPTH = 4
+MAX_DEPTH = 10_000
+
+
+class CardAsset(msgspec.Struct, kw_only=True):
+    """What the card says about a picture or sound of the character's.
+
+    `uri` is `embeded://path` (the format spells it so) for a file in the CHARX archive,
+    `ccdefault:` for the card's own picture, a `data:` URI, or an address, which is never fetched.
+    """
+
+    type: str = ""
+    uri: str = ""
+    name: str = ""
+    ext: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPrompt:
+    """A text that goes into the history `depth` messages above its end."""
+
+    prompt: str
+    depth: int = DEFAULT_DEPTH
+    role: DepthRole = "system"
+
+
+class Card(msgspec.Struct, kw_only=True):
+    """The fields of Character Card V3; older versions leave the newer ones at their defaults.
+
+    `creation_date` and `modification_date` are seconds since 1970, 0 where unknown.
+    `character_book` is the embedded lorebook as it came; `lorebooks` reads it.
+
+    Source: https://github.com/kwaroran/character-card-spec-v3 (SPEC_V3.md).
+    """
+
+    name: str
+    nickname: str = ""
+    description: str = ""
+    personality: str = ""
+    scenario: str = ""
+    first_mes: str = ""
+    mes_example: str = ""
+    creator_notes: str = ""
+    creator_notes_multilingual: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    system_prompt: str = ""
+    post_history_instructions: str = ""
+    alternate_greetings: list[str] = msgspec.field(default_factory=list[str])
+    group_only_greetings: list[str] = msgspec.field(default_factory=list[str])
+    tags: list[str] = msgspec.field(default_factory=list[str])
+    creator: str = ""
+    character_version: str = ""
+    source: list[str] = msgspec.field(default_factory=list[str])
+    creation_date: int = 0
+    modification_date: int = 0
+    extensions: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    character_book: dict[str, Any] | None = None
+    assets: list[CardAsset] = msgspec.field(default_factory=list[CardAsset])
+
+    @property
+    def depth_prompt(self) -> DepthPrompt | None:
+        """SillyTavern's `extensions.depth_prompt`, with its defaults; None where it says nothing.
+
+        An unusable depth or role falls back to the default: 4, system.
+        """
+        stored: Any = self.extensions.get("depth_prompt")
+        if not isinstance(stored, dict):
+            return None
+        settings = cast("dict[str, Any]", stored)
+        prompt = settings.get("prompt")
+        if not isinstance(prompt, str) or not prompt.strip():
+            return None
+        return DepthPrompt(
+            prompt,
+            depth=_depth(settings.get("depth")),
+            role=_role(settings.get("role")),
+        )
+
+
+def _role(value: object) -> DepthRole:
+    match value:
+        case "user":
+            return "user"
+        case "assistant":
+            return "assistant"
+        case _:
+            return "system"
+
+
+def _depth(value: object) -> int:
+    """`value` as a depth: SillyTavern writes numbers, some editors write them as text."""
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        return DEFAULT_DEPTH
+    try:
+        depth = int(value)
+    except (ValueError, OverflowError):
+        return DEFAULT_DEPTH
+    return depth if 0 <= depth <= MAX_DEPTH else DEFAULT_DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that came inside a CHARX archive.
+
+    `media_type` follows from the extension of `path`, not from what is in the file; anything
+    that a browser might run is `application/octet-stream`.
+    """
+
+    path: str
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCard:
+    """What came out of a file.
+
+    Attributes:
+        card: The card, normalised.
+        raw: The JSON object as it came, but for what no text can hold (lone surrogates).
+            `writer` gives back from it what the model does not know.
+        spec: The version that the file is of.
+        avatar: The picture: the PNG file itself, or the main icon of a CHARX or JSON card.
+            As it came: not checked, not re-encoded.
+        assets: Every other file of a CHARX archive, and the main icon too.
+        warnings: Sentences about what had to be bent, for the person who imports.
+    """
+
+    card: Card
+    raw: dict[str, Any]
+    spec: Spec
+    avatar: bytes | None = None
+    assets: list[Asset] = field(default_factory=list[Asset])
+    warnings: list[str] = field(default_factory=list[str])

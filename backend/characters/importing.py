@@ -1,0 +1,106 @@
+"""A card file into rows: read, its picture encoded anew, all of it sealed. CPU-bound, no database.
+
+Everything that can be refused is refused here, before a transaction begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from backend.characters.avatars import sealed_avatar
+from backend.characters.cards.model import Asset, Card
+from backend.characters.cards.normalise import normalise
+from backend.characters.cards.reader import read_card
+from backend.characters.cards.text import parse_json
+from backend.characters.images import ImageError
+from backend.characters.models import (
+    ASSET_DATA,
+    ASSET_DESCRIPTION,
+    CHARACTER_SOURCE,
+    Avatar,
+    Character,
+    CharacterAsset,
+)
+from backend.characters.records import AssetDescription, seal_card
+from backend.database.base import new_id
+from backend.errors import TooLargeError
+from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRows:
+    """A character as it will be stored, and what to tell the person who imports."""
+
+    card: Card
+    character: Character
+    avatar: Avatar | None
+    assets: list[CharacterAsset]
+    warnings: list[str]
+
+
+def import_rows(sealer: Sealer, data: bytes) -> ImportedRows:
+    """Read a card file for the owner of `sealer`.
+
+    A card is worth having without its picture: one that can't be read costs a warning.
+
+    Raises:
+        CardError: Broken, no card, or over a limit.
+        TooLargeError: A file of more than `MAX_FILE_BYTES`.
+    """
+    imported = read_card(data)
+    character = new_character(sealer, imported.card, source=imported.raw)
+    warnings = list(imported.warnings)
+    avatar = None
+    if imported.avatar is not None:
+        try:
+            avatar = sealed_avatar(sealer, Avatar.character_id, character.id, imported.avatar)
+        except (ImageError, TooLargeError) as error:
+            warnings.append(f"The card came without its picture: {error.detail}")
+    assets = [_asset(sealer, character.id, asset) for asset in imported.assets]
+    return ImportedRows(imported.card, character, avatar, assets, warnings)
+
+
+def new_character(
+    sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None
+) -> Character:
+    """A character's row, sealed."""
+    character_id = new_id()
+    character = Character(
+        id=character_id,
+        user_id=sealer.user_id,
+        sealed_source=(
+            None
+            if source is None
+            else sealer.seal_bytes(CHARACTER_SOURCE, character_id, msgspec.json.encode(source))
+        ),
+    )
+    seal_card(sealer, character, card)
+    return character
+
+
+def check_card(card: Card) -> Card:
+    """The card as it would be read from a file: what can be typed in can be exported and imported.
+
+    CPU-bound. Raises `CardError` (no name) or `CardLimitError`, as an import does.
+    """
+    fields = msgspec.to_builtins(card)
+    envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": fields}
+    return normalise(parse_json(msgspec.json.encode(envelope))).card
+
+
+def _asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:
+    asset_id = new_id()
+    description = AssetDescription(path=asset.path, media_type=asset.media_type)
+    return CharacterAsset(
+        id=asset_id,
+        user_id=sealer.user_id,
+        character_id=character_id,
+        sealed_description=sealer.seal_bytes(
+            ASSET_DESCRIPTION, asset_id, msgspec.json.encode(description)
+        ),
+        sealed_data=sealer.seal_bytes(ASSET_DATA, asset_id, asset.data),
+    )

@@ -1,0 +1,90 @@
+"""Tables of characters, personas and their pictures."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, UpdatedAt
+from backend.vault.sealing import Column
+
+
+class Character(Base):
+    """A character: what lists show, the card, and the card as it came in."""
+
+    __tablename__ = "characters"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    sealed_summary: Mapped[bytes]
+    sealed_card: Mapped[bytes]
+    sealed_source: Mapped[bytes | None]
+    revision: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+CHARACTER_SUMMARY = Column("characters", "sealed_summary")
+CHARACTER_CARD = Column("characters", "sealed_card")
+CHARACTER_SOURCE = Column("characters", "sealed_source")
+
+
+class CharacterAsset(Base):
+    """A file that came with a card (another expression, a background), kept for export."""
+
+    __tablename__ = "character_assets"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    character_id: Mapped[UUID] = mapped_column(
+        ForeignKey("characters.id", ondelete="CASCADE"), index=True
+    )
+    sealed_description: Mapped[bytes]
+    sealed_data: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+ASSET_DESCRIPTION = Column("character_assets", "sealed_description")
+ASSET_DATA = Column("character_assets", "sealed_data")
+
+
+class Persona(Base):
+    """Who the user is in a chat."""
+
+    __tablename__ = "personas"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    sealed_persona: Mapped[bytes]
+    revision: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+PERSONA = Column("personas", "sealed_persona")
+
+
+class Avatar(Base):
+    """The picture of a character or of a persona, and its thumbnail: one row each at most."""
+
+    __tablename__ = "avatars"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    character_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("characters.id", ondelete="CASCADE"), unique=True
+    )
+    persona_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("personas.id", ondelete="CASCADE"), unique=True
+    )
+    media_type: Mapped[str]
+    thumbnail_media_type: Mapped[str]
+    sealed_image: Mapped[bytes]
+    sealed_thumbnail: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+AVATAR_IMAGE = Column("avatars", "sealed_image")
+AVATAR_THUMBNAIL = Column("avatars", "sealed_thumbnail")

@@ -1,0 +1,200 @@
+"""Rows of characters and personas. Nothing here commits; what is someone else's does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete, exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute, defer
+
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.characters.models import Avatar, Character, Persona
+from backend.characters.records import open_card, open_persona
+from backend.characters.schemas import AvatarSize
+from backend.vault.sealing import Sealer
+
+HolderLink = InstrumentedAttribute[UUID | None]
+"""The column that ties a picture to its holder: `Avatar.character_id` or `Avatar.persona_id`."""
+
+
+class PersonaData(msgspec.Struct, frozen=True):
+    """What a prompt needs of a persona."""
+
+    id: UUID
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """What a list needs of a character, still sealed."""
+
+    id: UUID
+    sealed_summary: bytes
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+    has_avatar: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPicture:
+    """A picture in one of its two sizes, still sealed. A new picture has a new id."""
+
+    id: UUID
+    media_type: str
+    sealed: bytes
+
+
+async def get_character(
+    session: AsyncSession,
+    character_id: UUID,
+    *,
+    owner_id: UUID,
+    lock: bool = False,
+    source: bool = False,
+) -> Character:
+    """Raises `CharacterNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change it. `source` loads the card as it came in, too:
+    it may take megabytes.
+    """
+    query = select(Character).where(Character.id == character_id, Character.user_id == owner_id)
+    if not source:
+        query = query.options(defer(Character.sealed_source, raiseload=True))
+    character = await session.scalar(query.with_for_update() if lock else query)
+    if character is None:
+        raise CharacterNotFoundError
+    return character
+
+
+async def list_characters(
+    session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
+) -> list[StoredSummary]:
+    """Characters of a user, newest first, from behind `after`."""
+    query = (
+        select(
+            Character.id,
+            Character.sealed_summary,
+            Character.revision,
+            Character.created_at,
+            Character.updated_at,
+            exists().where(Avatar.character_id == Character.id),
+        )
+        .where(Character.user_id == owner_id)
+        .order_by(Character.id.desc())
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(Character.id < after)
+    return [StoredSummary(*row) for row in (await session.execute(query)).all()]
+
+
+async def get_card(
+    session: AsyncSession, character_id: UUID, *, owner_id: UUID, sealer: Sealer
+) -> Card:
+    """A character's card. Raises `CharacterNotFoundError`."""
+    cards = await find_cards(session, [character_id], owner_id=owner_id, sealer=sealer)
+    if character_id not in cards:
+        raise CharacterNotFoundError
+    return cards[character_id]
+
+
+async def find_cards(
+    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
+) -> dict[UUID, Card]:
+    """Cards by character, in the order asked for; those that are not the owner's are left out."""
+    if not character_ids:
+        return {}
+    rows = await session.execute(
+        select(Character.id, Character.sealed_card).where(
+            Character.id.in_(character_ids), Character.user_id == owner_id
+        )
+    )
+    blobs = {row.id: row.sealed_card for row in rows.all()}
+    return {
+        character_id: open_card(sealer, character_id, blobs[character_id])
+        for character_id in character_ids
+        if character_id in blobs
+    }
+
+
+async def get_persona(
+    session: AsyncSession, persona_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Persona:
+    """Raises `PersonaNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change it.
+    """
+    query = select(Persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
+    persona = await session.scalar(query.with_for_update() if lock else query)
+    if persona is None:
+        raise PersonaNotFoundError
+    return persona
+
+
+async def list_personas(
+    session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
+) -> list[tuple[Persona, bool]]:
+    """Personas of a user, newest first, from behind `after`, and whether each has a picture."""
+    query = (
+        select(Persona, exists().where(Avatar.persona_id == Persona.id))
+        .where(Persona.user_id == owner_id)
+        .order_by(Persona.id.desc())
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(Persona.id < after)
+    return [(persona, has_avatar) for persona, has_avatar in await session.execute(query)]
+
+
+async def find_persona(
+    session: AsyncSession, persona_id: UUID, *, owner_id: UUID, sealer: Sealer
+) -> PersonaData | None:
+    """A persona's texts; None when absent or someone else's."""
+    blob = await session.scalar(
+        select(Persona.sealed_persona).where(
+            Persona.id == persona_id, Persona.user_id == owner_id
+        )
+    )
+    if blob is None:
+        return None
+    fields = open_persona(sealer, persona_id, blob)
+    return PersonaData(persona_id, fields.name, fields.description)
+
+
+async def has_avatar(
+    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
+) -> bool:
+    """Whether a character or persona has a picture."""
+    query = select(exists().where(link == holder_id, Avatar.user_id == owner_id))
+    return bool(await session.scalar(query))
+
+
+async def find_avatar(
+    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
+) -> StoredPicture | None:
+    """The picture of a character or persona, in one size."""
+    columns = (
+        (Avatar.id, Avatar.media_type, Avatar.sealed_image)
+        if size == "full"
+        else (Avatar.id, Avatar.thumbnail_media_type, Avatar.sealed_thumbnail)
+    )
+    query = select(*columns).where(link == holder_id, Avatar.user_id == owner_id)
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else StoredPicture(*row)
+
+
+async def delete_avatar(
+    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
+) -> bool:
+    """Delete the picture of a character or persona; whether there was one."""
+    query = delete(Avatar).where(link == holder_id, Avatar.user_id == owner_id)
+    deleted = await session.scalars(query.returning(Avatar.id))
+    return deleted.one_or_none() is not None

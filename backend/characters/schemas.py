@@ -1,0 +1,79 @@
+"""Shapes of the characters' and personas' part of the API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from backend.characters.cards.limits import NAME, TEXT
+from backend.characters.cards.model import Card
+
+AvatarSize = Literal["full", "thumbnail"]
+ExportFormat = Literal["png", "json"]
+
+
+class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
+    """A character to make: the fields of its card. Only `name` is required."""
+
+
+class CharacterView(Card, kw_only=True):
+    """A character: the fields of its card, and what Talekeeper knows besides."""
+
+    id: UUID
+    has_avatar: bool
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class CharacterItem(msgspec.Struct, kw_only=True):
+    """A character as it is listed."""
+
+    id: UUID
+    name: str
+    nickname: str
+    tags: list[str]
+    creator: str
+    has_avatar: bool
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class ImportedCharacter(msgspec.Struct, kw_only=True):
+    """What came out of a file.
+
+    An embedded lorebook stays in the card (`character_book`), so `lorebook` is null. `warnings`
+    are sentences about what had to be bent or left out.
+    """
+
+    character: CharacterView
+    lorebook: None = None
+    warnings: list[str]
+
+
+class PersonaFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Who the user is in a chat."""
+
+    name: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1, max_length=NAME.allowed, pattern=r"\S", description="Not blank."
+        ),
+    ]
+    description: Annotated[str, msgspec.Meta(max_length=TEXT.allowed)] = ""
+
+
+class PersonaView(msgspec.Struct, kw_only=True):
+    """A persona."""
+
+    id: UUID
+    name: str
+    description: str
+    has_avatar: bool
+    revision: int
+    created_at: datetime
+    updated_at: datetime

@@ -1,0 +1,193 @@
+"""Chats and their messages: `/chats`, `/messages`."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from backend.accounts.identity import Identity
+from backend.chats.messages import MessageService
+from backend.chats.schemas import (
+    Activation,
+    ChatView,
+    Deleted,
+    Fork,
+    MessagePage,
+    MessagePatch,
+    MessageView,
+)
+from backend.chats.service import ChatService
+from backend.chats.settings import ChatSettings
+from backend.errors import BadRequestError
+from backend.wire import Page, etag, page_limit
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class ChatController(Controller):
+    """Chats as wholes."""
+
+    path = "/chats"
+    tags = ("Chats",)
+
+    @get(operation_id="listChats", summary="List chats")
+    async def list_chats(
+        self,
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+        limit: FromQuery[int] = 50,
+        after: FromQuery[UUID | None] = None,
+        character_id: FromQuery[UUID | None] = None,
+    ) -> Page[ChatView]:
+        """Chats, newest first, of one character or of all."""
+        limit = page_limit(limit)
+        items = await chats.list_chats(
+            identity, limit=limit + 1, after=after, character_id=character_id
+        )
+        more = len(items) > limit
+        return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
+
+    @get("/{chat_id:uuid}", operation_id="getChat", summary="Read a chat")
+    async def get_chat(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+    ) -> Response[ChatView]:
+        """A chat; its messages are at `/chats/{chat_id}/messages`."""
+        return _tagged(await chats.get(identity, chat_id))
+
+    @delete("/{chat_id:uuid}", operation_id="deleteChat", summary="Delete a chat")
+    async def delete_chat(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+    ) -> None:
+        """Delete a chat with all its messages, on all branches."""
+        await chats.delete(identity, chat_id)
+
+    @get("/{chat_id:uuid}/settings", operation_id="getChatSettings", summary="Read settings")
+    async def get_settings(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+    ) -> Response[ChatSettings]:
+        """What is set for this chat; what is absent is the account's."""
+        settings, revision = await chats.read_settings(identity, chat_id)
+        return Response(settings, headers={"ETag": etag(revision)})
+
+    @patch("/{chat_id:uuid}/settings", operation_id="patchChatSettings", summary="Change settings")
+    async def patch_settings(
+        self,
+        request: AnyRequest,
+        chat_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+    ) -> Response[ChatSettings]:
+        """Merge into the settings: what is absent stays, null goes back to the account's."""
+        settings, revision = await chats.patch_settings(
+            identity, chat_id, data, if_match=request.headers.get("if-match")
+        )
+        return Response(settings, headers={"ETag": etag(revision)})
+
+    @get("/{chat_id:uuid}/messages", operation_id="listMessages", summary="Read the active path")
+    async def list_messages(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+        limit: FromQuery[int] = 50,
+        before: FromQuery[int | None] = None,
+    ) -> MessagePage:
+        """The end of the active path, newest last; `before` is a position to read above of."""
+        return await messages.page(identity, chat_id, before=before, limit=page_limit(limit))
+
+    @post("/{chat_id:uuid}/fork", operation_id="forkChat", summary="Copy a branch out")
+    async def fork(
+        self,
+        chat_id: FromPath[UUID],
+        data: JSONBody[Fork],
+        identity: NamedDependency[Identity],
+        chats: NamedDependency[ChatService],
+    ) -> ChatView:
+        """Copy the path that ends at a message into a chat of its own."""
+        return await chats.fork(identity, chat_id, message_id=data.message_id, title=data.title)
+
+
+class MessageController(Controller):
+    """Single messages of a chat's tree."""
+
+    path = "/messages/{message_id:uuid}"
+    tags = ("Chats",)
+
+    @get(operation_id="getMessage", summary="Read a message")
+    async def get_message(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+    ) -> MessageView:
+        """A message, active or not."""
+        return await messages.get(identity, message_id)
+
+    @patch(operation_id="patchMessage", summary="Edit or hide a message")
+    async def patch_message(
+        self,
+        message_id: FromPath[UUID],
+        data: JSONBody[MessagePatch],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+    ) -> MessageView:
+        """`text` adds a sibling and makes it active; `hidden` leaves the message out of prompts."""
+        match data:
+            case MessagePatch(text=str(text), hidden=msgspec.UNSET):
+                return await messages.edit(identity, message_id, text)
+            case MessagePatch(text=msgspec.UNSET, hidden=bool(hidden)):
+                return await messages.hide(identity, message_id, hidden=hidden)
+            case _:
+                raise BadRequestError("Send either `text` or `hidden`.")
+
+    @delete(status_code=200, operation_id="deleteMessage", summary="Delete a message")
+    async def delete_message(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+    ) -> Deleted:
+        """Delete a message and all below it, on every branch."""
+        return await messages.delete(identity, message_id)
+
+    @get("/siblings", operation_id="listSiblings", summary="List swipes")
+    async def list_siblings(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+    ) -> Page[MessageView]:
+        """A message and its swipes, in the order they were made."""
+        return Page(items=await messages.siblings(identity, message_id))
+
+    @post("/activate", status_code=200, operation_id="activateMessage", summary="Choose a branch")
+    async def activate(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        messages: NamedDependency[MessageService],
+        data: JSONBody[Activation | None] = None,
+    ) -> MessageView:
+        """Lead the active path through a message; with `follow: false` let it end there."""
+        follow = data.follow if data else True
+        return await messages.activate(identity, message_id, follow=follow)
+
+
+CONTROLLERS = (ChatController, MessageController)
+
+
+def _tagged(view: ChatView) -> Response[ChatView]:
+    return Response(view, headers={"ETag": etag(view.revision)})

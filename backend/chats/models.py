@@ -1,0 +1,112 @@
+"""Tables of chats and their message trees."""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, UpdatedAt
+from backend.generation.model import Role
+from backend.vault.sealing import Column
+
+MessageStatus = Literal["complete", "streaming", "interrupted", "failed"]
+
+
+class Chat(Base):
+    """A chat. `leaf_id` is the last message of its active path; null while it has none.
+
+    `count_unit` names how its messages' tokens were counted (see `generation.tokens`).
+    """
+
+    __tablename__ = "chats"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    sealed_title: Mapped[bytes]
+    sealed_settings: Mapped[bytes | None]
+    sealed_variables: Mapped[bytes | None]
+    persona_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("personas.id", ondelete="SET NULL"), index=True
+    )
+    leaf_id: Mapped[UUID | None]
+    count_unit: Mapped[str]
+    revision: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+CHAT_TITLE = Column("chats", "sealed_title")
+CHAT_SETTINGS = Column("chats", "sealed_settings")
+CHAT_VARIABLES = Column("chats", "sealed_variables")
+
+
+class ChatCharacter(Base):
+    """A character that takes part in a chat."""
+
+    __tablename__ = "chat_characters"
+
+    chat_id: Mapped[UUID] = mapped_column(
+        ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True
+    )
+    character_id: Mapped[UUID] = mapped_column(
+        ForeignKey("characters.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+    place: Mapped[int]
+
+
+class Message(Base):
+    """A node of a chat's tree.
+
+    `position` is its depth, from 0. `is_selected` marks, among siblings, the one that the path
+    takes, or last took, through their parent; `is_active` that the active path runs through it.
+    `tokens` is what it costs as it is sent, in the chat's `count_unit`; `path_tokens` the sum from
+    the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
+    """
+
+    __tablename__ = "messages"
+    __table_args__ = (
+        Index(None, "chat_id", "position"),
+        Index(
+            "ix_messages_active_path",
+            "chat_id",
+            "path_tokens",
+            sqlite_where=text("is_active"),
+            postgresql_where=text("is_active"),
+        ),
+        Index(
+            "ix_messages_active_position",
+            "chat_id",
+            "position",
+            sqlite_where=text("is_active"),
+            postgresql_where=text("is_active"),
+        ),
+    )
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    parent_id: Mapped[UUID | None] = mapped_column(ForeignKey("messages.id"), index=True)
+    position: Mapped[int]
+    role: Mapped[Role] = mapped_column(String)
+    character_id: Mapped[UUID | None]
+    persona_id: Mapped[UUID | None]
+    status: Mapped[MessageStatus] = mapped_column(String, default="complete")
+    hidden: Mapped[bool] = mapped_column(default=False)
+    is_active: Mapped[bool] = mapped_column(default=False)
+    is_selected: Mapped[bool] = mapped_column(default=False)
+    tokens: Mapped[int]
+    path_tokens: Mapped[int]
+    token_counts: Mapped[str] = mapped_column(default="{}")
+    sealed_author: Mapped[bytes]
+    sealed_content: Mapped[bytes]
+    sealed_thinking: Mapped[bytes | None]
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+MESSAGE_AUTHOR = Column("messages", "sealed_author")
+MESSAGE_CONTENT = Column("messages", "sealed_content")
+MESSAGE_THINKING = Column("messages", "sealed_thinking")

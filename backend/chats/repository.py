@@ -1,0 +1,178 @@
+"""Rows of chats and messages. Nothing here commits; what is someone else's does not exist."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
+from backend.chats.models import Chat, ChatCharacter, Message
+from backend.generation.model import Role
+
+
+async def get_chat(
+    session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Chat:
+    """Raises `ChatNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change the chat's tree.
+    """
+    query = select(Chat).where(Chat.id == chat_id, Chat.user_id == owner_id)
+    chat = await session.scalar(query.with_for_update() if lock else query)
+    if chat is None:
+        raise ChatNotFoundError
+    return chat
+
+
+async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID) -> Message:
+    """Raises `MessageNotFoundError`, both when absent and when someone else's."""
+    message = await session.scalar(
+        select(Message)
+        .where(Message.id == message_id, Message.user_id == owner_id)
+        .execution_options(populate_existing=True)
+    )
+    if message is None:
+        raise MessageNotFoundError
+    return message
+
+
+async def list_chats(
+    session: AsyncSession,
+    *,
+    owner_id: UUID,
+    limit: int,
+    after: UUID | None,
+    character_id: UUID | None,
+) -> list[Chat]:
+    """Chats of a user, newest first, from behind `after`."""
+    query = select(Chat).where(Chat.user_id == owner_id).order_by(Chat.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(Chat.id < after)
+    if character_id is not None:
+        query = query.join(ChatCharacter, ChatCharacter.chat_id == Chat.id).where(
+            ChatCharacter.character_id == character_id
+        )
+    return list(await session.scalars(query))
+
+
+async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+    """Who takes part in each chat, in order."""
+    rows = await session.execute(
+        select(ChatCharacter.chat_id, ChatCharacter.character_id)
+        .where(ChatCharacter.chat_id.in_(chat_ids))
+        .order_by(ChatCharacter.place)
+    )
+    found: dict[UUID, list[UUID]] = defaultdict(list)
+    for chat_id, character_id in rows:
+        found[chat_id].append(character_id)
+    return found
+
+
+async def active_page(
+    session: AsyncSession, chat_id: UUID, *, before: int | None, limit: int
+) -> list[Message]:
+    """The end of the active path above position `before`, oldest first."""
+    query = (
+        select(Message)
+        .where(Message.chat_id == chat_id, Message.is_active)
+        .order_by(Message.position.desc())
+        .limit(limit)
+        .execution_options(populate_existing=True)
+    )
+    if before is not None:
+        query = query.where(Message.position < before)
+    return list(await session.scalars(query))[::-1]
+
+
+async def sibling_ids(session: AsyncSession, messages: Sequence[Message]) -> dict[UUID, list[UUID]]:
+    """For each message the ids of it and its siblings, in the order they were made."""
+    if not messages:
+        return {}
+    parents = [row.parent_id for row in messages if row.parent_id is not None]
+    found: dict[UUID | None, list[UUID]] = defaultdict(list)
+    query = select(Message.parent_id, Message.id).order_by(Message.id)
+    for parent_id, message_id in await session.execute(query.where(Message.parent_id.in_(parents))):
+        found[parent_id].append(message_id)
+    if len(parents) < len(messages):
+        roots = query.where(Message.chat_id == messages[0].chat_id, Message.position == 0)
+        found[None] = [message_id for _, message_id in await session.execute(roots)]
+    return {row.id: found[row.parent_id] for row in messages}
+
+
+async def path_to(session: AsyncSession, message: Message) -> list[Message]:
+    """A message and its ancestors, from the root down."""
+    climb = (
+        select(Message.id.label("id"), Message.parent_id.label("parent_id"))
+        .where(Message.id == message.id)
+        .cte("climb", recursive=True)
+    )
+    climb = climb.union_all(
+        select(Message.id, Message.parent_id).join(climb, Message.id == climb.c.parent_id)
+    )
+    query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
+    return list(await session.scalars(query))
+
+
+async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
+    """Whether a reply is being written at or below a message."""
+    query = select(Message).where(Message.chat_id == message.chat_id, Message.status == "streaming")
+    for row in await session.scalars(query):
+        path = {each.id for each in await path_to(session, row)}
+        if message.id in path:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLine:
+    """What the prompt builder needs of a message, still sealed."""
+
+    id: UUID
+    position: int
+    role: Role
+    tokens: int
+    path_tokens: int
+    sealed_author: bytes
+    sealed_content: bytes
+
+
+async def active_lines(
+    session: AsyncSession, chat_id: UUID, *, from_sum: int, to_position: int
+) -> Sequence[StoredLine]:
+    """The active path's lines that stand wholly behind `from_sum` tokens from the root.
+
+    Up to and with `to_position`, oldest first, hidden ones left out: one range on an index.
+    """
+    columns = (
+        Message.id,
+        Message.position,
+        Message.role,
+        Message.tokens,
+        Message.path_tokens,
+        Message.sealed_author,
+        Message.sealed_content,
+    )
+    rows = await session.execute(
+        select(*columns)
+        .where(
+            Message.chat_id == chat_id,
+            Message.is_active,
+            Message.path_tokens > from_sum,
+            Message.path_tokens - Message.tokens >= from_sum,
+            Message.position <= to_position,
+            ~Message.hidden,
+        )
+        .order_by(Message.path_tokens)
+    )
+    return [StoredLine(*row) for row in rows.all()]
+
+
+async def count_messages(session: AsyncSession, chat_id: UUID) -> int:
+    """How many messages a chat has, on all branches."""
+    query = select(func.count()).where(Message.chat_id == chat_id)
+    return await session.scalar(query) or 0

@@ -1,0 +1,251 @@
+"""Chats: opening, listing, settings, forking, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chats import repository, tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import Draft, copy_path, draft_message
+from backend.chats.models import (
+    CHAT_SETTINGS,
+    CHAT_TITLE,
+    Chat,
+    ChatCharacter,
+    Message,
+)
+from backend.chats.schemas import ChatPatch, ChatView
+from backend.chats.settings import ChatSettings
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.generation.model import ModelSpec
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling, check_taken
+from backend.generation.tokens import best_tokenizer
+from backend.vault.sealing import Sealer
+from backend.wire import check_revision, merge_patch
+
+
+def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
+    """A chat's settings, unsealed."""
+    if chat.sealed_settings is None:
+        return ChatSettings()
+    data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
+    return msgspec.json.decode(data, type=ChatSettings)
+
+
+class ChatService:
+    """What a user does with chats as wholes."""
+
+    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+        self._database = database
+        self._registry = registry
+
+    def effective_model(
+        self, identity: Identity, settings: ChatSettings
+    ) -> tuple[ModelSpec, Sampling]:
+        """The model that a chat's next turn asks, and with which sampling.
+
+        The account's sampling goes with the account's model; a chat's own settings come on top.
+        Raises `UnknownModelError`, `SettingNotTakenError`.
+        """
+        account = identity.settings
+        spec = self._registry.spec(settings.model or account.model or self._registry.default_id)
+        sampling = settings.sampling
+        if settings.model is None:
+            sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
+        check_taken(sampling, accepts=spec.accepts, model_id=spec.id)
+        return spec, sampling
+
+    async def open(
+        self,
+        identity: Identity,
+        *,
+        title: str,
+        character_ids: Sequence[UUID],
+        persona_id: UUID | None,
+        greetings: Sequence[Draft],
+    ) -> ChatView:
+        """Make a chat whose first message is the first greeting; the others are its swipes."""
+        spec, _ = self.effective_model(identity, ChatSettings())
+        unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
+        chat_id = new_id()
+        chat = Chat(
+            id=chat_id,
+            user_id=identity.user_id,
+            sealed_title=identity.sealer.seal(CHAT_TITLE, chat_id, title),
+            persona_id=persona_id,
+            count_unit=str(unit),
+        )
+        messages = [draft_message(identity.sealer, each, unit=unit) for each in greetings]
+        async with self._database.write() as session:
+            session.add(chat)
+            await session.flush()
+            _add_members(session, chat_id, character_ids)
+            for message in messages:
+                await tree.attach(session, chat, message, parent=None)
+            if messages:
+                await tree.choose_leaf(session, chat, messages[0].id)
+        return view_chat(identity.sealer, chat, list(character_ids))
+
+    async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
+        """Raises `ChatNotFoundError`."""
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+            return await _view(session, identity.sealer, chat)
+
+    async def list_chats(
+        self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
+    ) -> list[ChatView]:
+        """Chats, newest first."""
+        async with self._database.read() as session:
+            chats = await repository.list_chats(
+                session,
+                owner_id=identity.user_id,
+                limit=limit,
+                after=after,
+                character_id=character_id,
+            )
+            members = await repository.character_ids(session, [chat.id for chat in chats])
+        return [view_chat(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
+
+    async def patch(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        change: ChatPatch,
+        *,
+        named: frozenset[str],
+        if_match: str | None,
+    ) -> ChatView:
+        """Change the members of a chat that `named` names; the caller has checked whose they are.
+
+        Raises `ChatNotFoundError`, `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            check_revision(if_match, chat.revision)
+            if "title" in named:
+                chat.sealed_title = identity.sealer.seal(CHAT_TITLE, chat.id, change.title)
+            if "persona_id" in named:
+                chat.persona_id = change.persona_id
+            if "character_ids" in named:
+                await session.execute(delete(ChatCharacter).where(ChatCharacter.chat_id == chat.id))
+                _add_members(session, chat.id, change.character_ids)
+            chat.revision += 1
+            chat.updated_at = now()
+            await session.flush()
+            return await _view(session, identity.sealer, chat)
+
+    async def read_settings(self, identity: Identity, chat_id: UUID) -> tuple[ChatSettings, int]:
+        """(settings, revision). Raises `ChatNotFoundError`."""
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+        return read_settings(identity.sealer, chat), chat.revision
+
+    async def patch_settings(
+        self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
+    ) -> tuple[ChatSettings, int]:
+        """Merge into a chat's settings: (settings, new revision).
+
+        Raises `ChatNotFoundError`, `ValidationError`, `UnknownModelError`, `SettingNotTakenError`,
+        `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            check_revision(if_match, chat.revision)
+            settings = merge_patch(read_settings(identity.sealer, chat), patch)
+            self.effective_model(identity, settings)
+            chat.sealed_settings = identity.sealer.seal_bytes(
+                CHAT_SETTINGS, chat.id, msgspec.json.encode(settings)
+            )
+            chat.revision += 1
+        return settings, chat.revision
+
+    async def delete(self, identity: Identity, chat_id: UUID) -> None:
+        """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
+        async with self._database.write() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            await session.execute(delete(Message).where(Message.chat_id == chat.id))
+            await session.execute(delete(Chat).where(Chat.id == chat.id))
+
+    async def fork(
+        self, identity: Identity, chat_id: UUID, *, message_id: UUID, title: str | None
+    ) -> ChatView:
+        """Copy the path that ends at a message into a chat of its own.
+
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, and `ValidationError` while the message
+        is being written.
+        """
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
+            if message.chat_id != source.id:
+                raise ValidationError("The message is of another chat.")
+            if message.status == "streaming":
+                raise ValidationError("Wait until the reply is there, or stop it.")
+            path = await repository.path_to(session, message)
+            members = await repository.character_ids(session, [source.id])
+            fork_id = new_id()
+            fork = Chat(
+                id=fork_id,
+                user_id=identity.user_id,
+                sealed_title=sealer.seal(
+                    CHAT_TITLE,
+                    fork_id,
+                    title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
+                ),
+                sealed_settings=_reseal(sealer, source, fork_id),
+                persona_id=source.persona_id,
+                count_unit=source.count_unit,
+            )
+            session.add(fork)
+            await session.flush()
+            _add_members(session, fork_id, members.get(source.id, []))
+            copies = copy_path(sealer, path, fork_id)
+            session.add_all(copies)
+            fork.leaf_id = copies[-1].id
+            await session.flush()
+            return await _view(session, sealer, fork)
+
+
+def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[UUID]) -> None:
+    session.add_all(
+        ChatCharacter(chat_id=chat_id, character_id=each, place=place)
+        for place, each in enumerate(character_ids)
+    )
+
+
+def view_chat(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
+    """A chat as the API shows it."""
+    return ChatView(
+        id=chat.id,
+        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
+        character_ids=members,
+        persona_id=chat.persona_id,
+        leaf_id=chat.leaf_id,
+        revision=chat.revision,
+        created_at=chat.created_at,
+        updated_at=chat.updated_at,
+    )
+
+
+async def _view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
+    members = await repository.character_ids(session, [chat.id])
+    return view_chat(sealer, chat, members.get(chat.id, []))
+
+
+def _reseal(sealer: Sealer, source: Chat, chat_id: UUID) -> bytes | None:
+    if source.sealed_settings is None:
+        return None
+    data = sealer.open_bytes(CHAT_SETTINGS, source.id, source.sealed_settings)
+    return sealer.seal_bytes(CHAT_SETTINGS, chat_id, data)

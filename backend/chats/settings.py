@@ -1,0 +1,41 @@
+"""What a user sets for one chat; what is absent is the account's default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from backend.accounts.settings import BudgetSettings, LongText
+from backend.generation.model import Role
+from backend.generation.sampling import Sampling
+
+
+class AuthorsNote(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A note of the user's among the last messages: `depth` 0 stands after the newest."""
+
+    text: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
+    depth: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
+    role: Role = "system"
+
+
+class ChatSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Settings of one chat.
+
+    Sampling goes with the model named beside it: a chat with a model of its own takes none of the
+    account's sampling.
+    """
+
+    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
+    budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
+    system_prompt: LongText | None = None
+    post_history_instructions: LongText | None = None
+    authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)
+    memory_placement: Literal["before_history", "after_history"] = "after_history"
+    names: bool | None = None
+    """Put each author's name before the text. Absent: only where several characters take part."""

@@ -1,0 +1,222 @@
+"""The message tree: every change to it, and the active path that each leaves behind.
+
+Invariants, kept by each operation within the caller's transaction:
+
+- the active messages are one path, from a root to the chat's leaf;
+- a message's position is its parent's plus one, and a root's is 0;
+- `path_tokens` is the parent's plus the message's own tokens, unless it is hidden;
+- among siblings, at most one is selected: where the path goes, or last went.
+
+A message's ancestors never change, so an operation touches only the rows that differ: going to
+another leaf climbs from it to the first message that is active already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import CTE, ColumnElement, Row, delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from backend.chats.models import Chat, Message
+
+CHUNK = 5000
+"""Ids in one statement: both databases take some 32,000 parameters."""
+
+UNSYNCHRONISED = {"synchronize_session": False}
+"""Rows in memory are not followed up: what is shown afterwards is read again."""
+
+
+async def attach(
+    session: AsyncSession, chat: Chat, message: Message, *, parent: Message | None
+) -> None:
+    """Add a message below `parent` (None: as a root) and make it the leaf.
+
+    Sets its place, sums and flags; `tokens` and the sealed columns are the caller's.
+    """
+    message.chat_id, message.user_id = chat.id, chat.user_id
+    message.parent_id = parent.id if parent else None
+    message.position = parent.position + 1 if parent else 0
+    own = 0 if message.hidden else message.tokens
+    message.path_tokens = (parent.path_tokens if parent else 0) + own
+    if chat.leaf_id == message.parent_id:
+        # The common case, a line at the end: no row differs but a sibling that was left earlier.
+        await _deselect(session, chat, [message.parent_id])
+        message.is_active = message.is_selected = True
+        chat.leaf_id = message.id
+        session.add(message)
+        await session.flush()
+        return
+    message.is_active = message.is_selected = False
+    session.add(message)
+    await session.flush()
+    await choose_leaf(session, chat, message.id)
+
+
+async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -> None:
+    """Make the path to `leaf_id` the active one; None leaves the chat without one."""
+    await session.flush()
+    branch, junction = await _climb(session, leaf_id)
+    await session.execute(
+        update(Message)
+        .where(Message.chat_id == chat.id, Message.is_active, Message.position > junction)
+        .values(is_active=False)
+        .execution_options(**UNSYNCHRONISED)
+    )
+    await _deselect(session, chat, [row.parent_id for row in branch])
+    for ids in _chunks([row.id for row in branch]):
+        await session.execute(
+            update(Message)
+            .where(Message.id.in_(ids))
+            .values(is_active=True, is_selected=True)
+            .execution_options(**UNSYNCHRONISED)
+        )
+    chat.leaf_id = leaf_id
+
+
+async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:
+    """Where the path through a message last ended: down from it along the selected children."""
+    walk = (
+        select(Message.id.label("id"), Message.position.label("position"))
+        .where(Message.id == message_id)
+        .cte("walk", recursive=True)
+    )
+    child = aliased(Message)
+    walk = walk.union_all(
+        select(child.id, child.position).join(
+            walk, (child.parent_id == walk.c.id) & child.is_selected
+        )
+    )
+    query = select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
+    found: UUID = (await session.scalars(query)).one()
+    return found
+
+
+async def set_hidden(session: AsyncSession, message: Message, *, hidden: bool) -> None:
+    """Leave a message out of prompts, or take it in again: sums below it follow."""
+    if message.hidden == hidden:
+        return
+    message.hidden = hidden
+    await session.flush()
+    change = -message.tokens if hidden else message.tokens
+    await _add_to_sums(session, message.id, change)
+
+
+async def recount(session: AsyncSession, message: Message, tokens: int) -> None:
+    """Set what a message costs: sums from it downwards follow."""
+    change = 0 if message.hidden else tokens - message.tokens
+    message.tokens = tokens
+    await session.flush()
+    if change:
+        await _add_to_sums(session, message.id, change)
+
+
+async def remove(session: AsyncSession, chat: Chat, message: Message) -> int:
+    """Delete a message and all below it; returns how many went.
+
+    Where the path ran through it, it goes on through the sibling before it, else the one after it,
+    else it ends at the parent.
+    """
+    heir = await _nearest_sibling(session, message)
+    if message.is_active:
+        leaf = await last_path_below(session, heir.id) if heir else message.parent_id
+        await choose_leaf(session, chat, leaf)
+    elif message.is_selected and heir:
+        heir.is_selected = True
+    await session.flush()
+    subtree = _subtree(message.id)
+    count = await session.scalar(select(func.count()).select_from(subtree)) or 0
+    await session.execute(
+        delete(Message)
+        .where(Message.id.in_(select(subtree.c.id)))
+        .execution_options(**UNSYNCHRONISED)
+    )
+    return count
+
+
+async def siblings(session: AsyncSession, message: Message) -> list[Message]:
+    """A message and its siblings, in the order they were made."""
+    query = (
+        select(Message)
+        .where(_children_of(message.chat_id, [message.parent_id]))
+        .order_by(Message.id)
+    )
+    return list(await session.scalars(query))
+
+
+async def has_children(session: AsyncSession, message_id: UUID) -> bool:
+    """Whether anything follows a message, on any branch."""
+    query = select(Message.id).where(Message.parent_id == message_id).limit(1)
+    return await session.scalar(query) is not None
+
+
+async def _climb(
+    session: AsyncSession, leaf_id: UUID | None
+) -> tuple[list[Row[*tuple[Any, ...]]], int]:
+    """From a leaf up to the first active message: (inactive rows, that one's position or -1)."""
+    if leaf_id is None:
+        return [], -1
+    columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
+    climb = select(*columns).where(Message.id == leaf_id).cte("climb", recursive=True)
+    parent = aliased(Message)
+    climb = climb.union_all(
+        select(parent.id, parent.parent_id, parent.is_active, parent.position).join(
+            climb, (parent.id == climb.c.parent_id) & ~climb.c.is_active
+        )
+    )
+    query = select(climb.c.id, climb.c.parent_id, climb.c.is_active, climb.c.position)
+    rows = list((await session.execute(query.order_by(climb.c.position.desc()))).all())
+    if rows and rows[-1].is_active:
+        return rows[:-1], rows[-1].position
+    return rows, -1
+
+
+async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]) -> None:
+    """Clear the selection among the children of these parents (None: among the roots)."""
+    for part in _chunks(parents):
+        await session.execute(
+            update(Message)
+            .where(_children_of(chat.id, part), Message.is_selected)
+            .values(is_selected=False)
+            .execution_options(**UNSYNCHRONISED)
+        )
+
+
+def _children_of(chat_id: UUID, parents: Sequence[UUID | None]) -> ColumnElement[bool]:
+    named = [parent for parent in parents if parent is not None]
+    below = Message.parent_id.in_(named)
+    if len(named) == len(parents):
+        return below
+    roots = (Message.chat_id == chat_id) & (Message.position == 0)
+    return or_(below, roots) if named else roots
+
+
+async def _nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
+    others = [row for row in await siblings(session, message) if row.id != message.id]
+    before = [row for row in others if row.id < message.id]
+    return before[-1] if before else (others[0] if others else None)
+
+
+async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> None:
+    subtree = _subtree(message_id)
+    await session.execute(
+        update(Message)
+        .where(Message.id.in_(select(subtree.c.id)))
+        .values(path_tokens=Message.path_tokens + change)
+        .execution_options(**UNSYNCHRONISED)
+    )
+
+
+def _subtree(message_id: UUID) -> CTE:
+    tree = select(Message.id.label("id")).where(Message.id == message_id)
+    cte = tree.cte("subtree", recursive=True)
+    child = aliased(Message)
+    return cte.union_all(select(child.id).join(cte, child.parent_id == cte.c.id))
+
+
+def _chunks(ids: Sequence[UUID | None]) -> Iterator[Sequence[UUID | None]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]

@@ -1,0 +1,277 @@
+"""`talekeeper`: serve, migrate, doctor, rotate-keys."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import getpass
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError as SettingsFault
+
+import backend
+from backend.errors import AppError
+from backend.logs import configure_logging, get_logger
+from backend.settings import Settings
+
+log = get_logger(__name__)
+
+Command = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
+
+
+class UsageError(Exception):
+    """Something that the person at the keyboard can mend; its text says how."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when all went well, 1 when not, 2 for a command that makes no sense."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = _settings(options)
+    except SettingsFault as fault:
+        for each in fault.errors():
+            name = "_".join(str(part) for part in each["loc"]).upper()
+            print(f"TALEKEEPER_{name}: {each['msg']}".replace("TALEKEEPER_: ", ""), file=sys.stderr)
+        return 2
+    configure_logging(settings.log_level, settings.log_format)
+    command: Command = options.command
+    try:
+        return _run(command(settings, options))
+    except (UsageError, AppError) as error:
+        print(f"talekeeper: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop  # noqa: PLC0415  # there is none for Windows
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = {
+        name: getattr(options, name)
+        for name in ("port", "host", "data_dir")
+        if getattr(options, name, None) is not None
+    }
+    return Settings(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="talekeeper", description=backend.__doc__)
+    parser.add_argument("--version", action="version", version=backend.__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="bring the tables up to date and serve the API")
+    serve.add_argument("--host", help="address to listen on")
+    serve.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
+    serve.set_defaults(command=_serve)
+
+    migrate = commands.add_parser("migrate", help="bring the tables up to date and stop")
+    migrate.add_argument("--to", default="head", metavar="REVISION", help="stop at this revision")
+    migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
+    migrate.set_defaults(command=_migrate)
+
+    doctor = commands.add_parser("doctor", help="say what is configured and what is missing")
+    doctor.set_defaults(command=_doctor)
+
+    rotate = commands.add_parser("rotate-keys", help="replace the root key, or users' data keys")
+    rotate.add_argument("what", choices=("root", "data"))
+    rotate.add_argument("--user", help="whose texts to seal anew at once; asks for the password")
+    rotate.add_argument(
+        "--all", action="store_true", help="new data keys at everyone's next log-in"
+    )
+    rotate.set_defaults(command=_rotate)
+
+    for each in (serve, migrate, doctor, rotate):
+        each.add_argument("--data-dir", type=Path, help="folder of the database and the root key")
+    return parser
+
+
+async def _serve(settings: Settings, _: argparse.Namespace) -> int:
+    import uvicorn  # noqa: PLC0415  # other commands do not need it
+
+    from backend.app import build_parts, create_app  # noqa: PLC0415  # as above
+    from backend.http import observe  # noqa: PLC0415  # as above
+
+    with _lock(settings), _listen(settings) as listener:
+        database = await _ready_database(settings)
+        parts = await build_parts(settings, _root_keys(settings, create=True), database)
+        address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            observe(create_app(parts)),  # type: ignore[arg-type]  # Litestar's types for ASGI
+            http="httptools" if _has("httptools") else "auto",
+            proxy_headers=True,
+            forwarded_allow_ips=list(settings.trusted_proxies),
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=10,
+        )
+        _greet(settings, address, [spec.id for spec in parts.registry.specs()])
+        await uvicorn.Server(config).serve(sockets=[listener])
+    return 0
+
+
+async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.database.engine import Database  # noqa: PLC0415  # other commands do not need it
+    from backend.database.migrate import current_revision, downgrade, upgrade  # noqa: PLC0415
+
+    database = Database(settings.resolved_database_url)
+    try:
+        if options.down:
+            await downgrade(database, options.to)
+        else:
+            await upgrade(database, options.to)
+        print(f"The tables are at revision {await current_revision(database) or 'base'}.")
+    finally:
+        await database.dispose()
+    return 0
+
+
+async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
+    from backend.doctor import examine  # noqa: PLC0415  # other commands do not need it
+
+    findings = await examine(settings)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = {"ok": "ok  ", "missing": "-   ", "fault": "FAIL"}[finding.state]
+        print(f"{mark} {finding.name:<{width}}  {finding.detail}")
+        if finding.advice:
+            print(f"     {'':<{width}}  {finding.advice}")
+    return 1 if any(finding.state == "fault" for finding in findings) else 0
+
+
+async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.rotate import rotate_data_keys, rotate_root_keys  # noqa: PLC0415  # as above
+
+    with _lock(settings):
+        database = await _ready_database(settings)
+        try:
+            if options.what == "root":
+                message = await rotate_root_keys(database, settings, _progress)
+            elif options.user:
+                message = await rotate_data_keys(
+                    database,
+                    settings,
+                    name=options.user,
+                    password=_ask_password(),
+                    report=_progress,
+                )
+            elif options.all:
+                message = await rotate_data_keys(database, settings)
+            else:
+                raise UsageError("rotate-keys data needs --user NAME or --all.")
+        finally:
+            await database.dispose()
+    print(message)
+    return 0
+
+
+async def _ready_database(settings: Settings) -> Any:
+    from backend.database.engine import Database  # noqa: PLC0415  # other commands do not need it
+    from backend.database.migrate import HEAD, upgrade  # noqa: PLC0415  # as above
+
+    database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
+    if await upgrade(database):
+        log.info("database.migrated", revision=HEAD)
+    return database
+
+
+def _root_keys(settings: Settings, *, create: bool) -> Any:
+    from backend.vault.root import load_root_keys  # noqa: PLC0415  # other commands do not need it
+
+    value = settings.root_key.get_secret_value() if settings.root_key else None
+    return load_root_keys(settings.resolved_root_key_file, value=value, create=create)
+
+
+@contextlib.contextmanager
+def _lock(settings: Settings) -> Iterator[None]:
+    """Hold the data folder for this process alone: in embedded mode there is only one."""
+    if not settings.embedded:
+        yield
+        return
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with (settings.data_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
+                "stop the other, or name another folder with --data-dir, or use PostgreSQL "
+                "(TALEKEEPER_DATABASE_URL) for several."
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def _listen(settings: Settings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"{settings.host}:{settings.port} can't be listened on ({os.strerror(error.errno or 0)}"
+            "). Name another port with --port."
+        ) from None
+    with listener:
+        yield listener
+
+
+def _greet(settings: Settings, address: str, models: list[str]) -> None:
+    log.info(
+        "server.starting",
+        address=address,
+        version=backend.__version__,
+        python=platform.python_version(),
+        database="sqlite" if settings.embedded else "postgresql",
+    )
+    print(f"Talekeeper {backend.__version__} at {address}", flush=True)
+    print(f"  models: {', '.join(models)}", flush=True)
+    if settings.gemini_api_key is None and not settings.openai_base_url:
+        print(
+            "  Only the built-in demo model is there. For a real one set TALEKEEPER_GEMINI_API_KEY,"
+            "\n  or TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; "
+            "`talekeeper doctor` says more.",
+            flush=True,
+        )
+
+
+def _shown_host(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
+    return f"[{host}]" if ":" in host else host
+
+
+def _has(module: str) -> bool:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    return find_spec(module) is not None
+
+
+def _ask_password() -> str:
+    if sys.stdin.isatty():
+        return getpass.getpass("Password: ")
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and total:
+        bar = "#" * (30 * done // total)
+        print(f"\r[{bar:<30}] {done:,}/{total:,}", end="", file=sys.stderr, flush=True)
+        if done >= total:
+            print(file=sys.stderr)

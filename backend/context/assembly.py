@@ -1,0 +1,318 @@
+"""Putting a prompt together: fixed sections, history, what was retrieved, within the budget.
+
+Pure. The order is that of the sections; what moves from turn to turn stands last, so that
+providers' prefix caches keep hitting:
+
+    head        one system message: system prompt, persona, character, examples, summary
+    history     oldest kept message first; items with a depth stand between its messages
+    memory      what was retrieved (before the history where the chat's settings say so)
+    line        the user's line, alone (or what is asked of the model in its place)
+    tail        what follows it
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal, Protocol
+from uuid import UUID
+
+from backend.context.budget import Budget, Gap, fill, middle_out
+from backend.context.errors import ContextOverflowError
+from backend.generation.model import PromptMessage, Role
+from backend.generation.tokens import MESSAGE_OVERHEAD
+
+SEPARATOR = "\n\n"
+"""Between the sections of the head."""
+
+Place = Literal["head", "depth", "memory", "line", "tail"]
+
+
+class Counter(Protocol):
+    """Counts tokens as the model does, as nearly as is known."""
+
+    def __call__(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One piece of a prompt, and why it is there.
+
+    `source_id` is the row it came from. `depth` counts messages from the end, the user's line
+    included: 0 stands after it. `tokens` is what it takes where it stands, 0 until it is counted.
+    """
+
+    kind: str
+    title: str
+    text: str
+    place: Place
+    reason: str
+    role: Role = "system"
+    source_id: UUID | None = None
+    depth: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Something that is not in the prompt, and why."""
+
+    kind: str
+    title: str
+    tokens: int
+    reason: str
+    source_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Kept lines of the path, oldest first: three lists of one length.
+
+    Three lists and not one of objects, for a full window holds thousands of lines and nothing looks
+    at them one by one.
+    """
+
+    messages: list[PromptMessage] = field(default_factory=list[PromptMessage])
+    tokens: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The fixed part of a prompt, counted: what history may take follows from it."""
+
+    head: str
+    head_tokens: int
+    items: Sequence[Item]
+    fixed: int
+    budget: Budget
+
+    @property
+    def history_budget(self) -> int:
+        """Tokens that recent history may take."""
+        return self.budget.for_history(self.fixed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A prompt as it will be sent, and what it is made of.
+
+    `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank.
+    """
+
+    messages: list[PromptMessage]
+    items: Sequence[Item]
+    retrieved: Sequence[Item]
+    history: History
+    gap: Gap | None
+    left_out: Sequence[LeftOut]
+    fixed_tokens: int
+    history_tokens: int
+    retrieved_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.fixed_tokens + self.history_tokens + self.retrieved_tokens
+
+
+def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
+    """Count what is always sent.
+
+    Raises:
+        ContextOverflowError: It is over the budget by itself; the error itemises it.
+    """
+    counted = [_counted(item, count) for item in items]
+    head = SEPARATOR.join(item.text for item in counted if item.place == "head")
+    head_tokens = count(head) + MESSAGE_OVERHEAD if head else 0
+    fixed = head_tokens + sum(item.tokens for item in counted if item.place != "head")
+    if fixed > budget.prompt:
+        raise _overflow(fixed, budget, counted)
+    return Plan(head=head, head_tokens=head_tokens, items=counted, fixed=fixed, budget=budget)
+
+
+def assemble(
+    plan: Plan,
+    history: History,
+    *,
+    count: Counter,
+    render_omitted: Callable[[int], str],
+    retrieved: Sequence[Item] = (),
+    render_memory: Callable[[Sequence[Item]], str] = lambda _: "",
+    memory_first: bool = False,
+) -> Assembled:
+    """Put the prompt together; truncate it as a last resort.
+
+    History that was fitted to `plan.history_budget` needs no truncation. It happens where counts
+    turn out larger than they were estimated: retrieved items go first, lowest rank first; then the
+    middle of the history; then its tail but for the last exchange.
+
+    Args:
+        plan: The fixed part.
+        history: Kept lines, their tokens as the model counts them.
+        count: Counts what is rendered here.
+        render_omitted: The line that stands for so many messages.
+        retrieved: By rank, best first, each with its tokens inside the memory section.
+        render_memory: The memory section for some of them.
+        memory_first: Put the memory before the history.
+
+    Raises:
+        ContextOverflowError: Even so it does not fit.
+    """
+    budget = plan.budget
+    history_tokens = sum(history.tokens)
+    taken, passed = fill(retrieved, budget.for_retrieval(plan.fixed, history_tokens))
+    left_out = [_left_out(item, "budget") for item in passed]
+
+    memory = _memory_section(taken, render_memory, count)
+    while taken and plan.fixed + history_tokens + memory.tokens > budget.prompt:
+        left_out.append(_left_out(taken.pop(), "truncated"))
+        memory = _memory_section(taken, render_memory, count)
+
+    gap: Gap | None = None
+    gap_line = ""
+    excess = plan.fixed + history_tokens + memory.tokens - budget.prompt
+    if excess > 0:
+        widest = count(render_omitted(len(history.tokens))) + MESSAGE_OVERHEAD
+        gap = middle_out(
+            history.tokens,
+            [message.role == "user" for message in history.messages],
+            excess=excess,
+            gap_tokens=widest,
+            min_tail=budget.min_tail_messages,
+        )
+        if gap is None:
+            raise _overflow(plan.fixed + history_tokens, budget, plan.items, history=history_tokens)
+        gap_line = render_omitted(gap.count)
+        omitted = sum(history.tokens[gap.start : gap.stop])
+        history_tokens += widest - omitted
+        left_out.append(
+            LeftOut(
+                kind="history", title=f"{gap.count} messages", tokens=omitted, reason="truncated"
+            )
+        )
+
+    return Assembled(
+        messages=layout(
+            plan.head,
+            plan.items,
+            history.messages,
+            gap=gap,
+            gap_line=gap_line,
+            memory=memory.text,
+            memory_first=memory_first,
+        ),
+        items=plan.items,
+        retrieved=taken,
+        history=history,
+        gap=gap,
+        left_out=left_out,
+        fixed_tokens=plan.fixed,
+        history_tokens=history_tokens,
+        retrieved_tokens=memory.tokens,
+    )
+
+
+def _counted(item: Item, count: Counter) -> Item:
+    # In the head an item shares its message with others; elsewhere it is one.
+    overhead = 0 if item.place == "head" else MESSAGE_OVERHEAD
+    return replace(item, tokens=count(item.text) + overhead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    text: str
+    tokens: int
+
+
+def _memory_section(
+    taken: Sequence[Item], render: Callable[[Sequence[Item]], str], count: Counter
+) -> _Memory:
+    text = render(taken) if taken else ""
+    if not text:
+        return _Memory("", 0)
+    return _Memory(text, count(text) + MESSAGE_OVERHEAD)
+
+
+def layout(
+    head_text: str,
+    items: Sequence[Item],
+    messages: Sequence[PromptMessage],
+    *,
+    gap: Gap | None,
+    gap_line: str,
+    memory: str,
+    memory_first: bool,
+) -> list[PromptMessage]:
+    """The prompt's messages in order, from its parts: nothing is counted or left out here.
+
+    Args:
+        head_text: The head, joined; empty for none.
+        items: The fixed items; those of the head are passed over.
+        messages: The kept history.
+        gap: Which of `messages` are left out.
+        gap_line: What stands for them.
+        memory: The memory section; empty for none.
+        memory_first: It stands before the history.
+    """
+    head = [PromptMessage("system", head_text)] if head_text else []
+    remembered = [PromptMessage("system", memory)] if memory else []
+    line = [item for item in items if item.place == "line"]
+    after = [item for item in items if item.place == "tail"]
+    deep = [item for item in items if item.place == "depth"]
+    last = [item for item in deep if item.depth < len(line)]
+
+    inserted: defaultdict[int, list[PromptMessage]] = defaultdict(list)
+    for item in deep:
+        if item.depth >= len(line):
+            place = max(0, len(messages) - (item.depth - len(line)))
+            if gap and gap.start <= place < gap.stop:
+                place = gap.stop
+            inserted[place].append(PromptMessage(item.role, item.text))
+    if gap:
+        inserted[gap.stop].insert(0, PromptMessage("system", gap_line))
+
+    kept: list[PromptMessage] = []
+    for begin, end in pairwise(sorted({0, len(messages), *inserted})):
+        kept += inserted.get(begin, [])
+        kept += _without(messages, begin, end, gap)
+    kept += inserted.get(len(messages), [])
+    tail = _messages([*line, *last, *after])
+    between = [*remembered, *kept] if memory_first else [*kept, *remembered]
+    return [*head, *between, *tail]
+
+
+def _without(
+    messages: Sequence[PromptMessage], begin: int, end: int, gap: Gap | None
+) -> Sequence[PromptMessage]:
+    """Messages `begin` to `end`, without those in the gap."""
+    if gap is None or end <= gap.start or begin >= gap.stop:
+        return messages[begin:end]
+    return [*messages[begin : gap.start], *messages[gap.stop : end]]
+
+
+def _messages(items: Sequence[Item]) -> list[PromptMessage]:
+    return [PromptMessage(item.role, item.text) for item in items]
+
+
+def _left_out(item: Item, reason: str) -> LeftOut:
+    return LeftOut(
+        kind=item.kind,
+        title=item.title,
+        tokens=item.tokens,
+        reason=reason,
+        source_id=item.source_id,
+    )
+
+
+def _overflow(
+    needed: int, budget: Budget, items: Sequence[Item], *, history: int = 0
+) -> ContextOverflowError:
+    sections = [{"kind": item.kind, "title": item.title, "tokens": item.tokens} for item in items]
+    if history:
+        sections.append({"kind": "history", "title": "History", "tokens": history})
+    return ContextOverflowError(needed=needed, available=budget.prompt, sections=sections)

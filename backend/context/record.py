@@ -1,0 +1,246 @@
+"""The record of a prompt: what it was made of and why, small enough to keep with every reply.
+
+A full window is some 600 KB of text. The record holds the history as a range of positions and each
+other text by its hash; `rebuild` makes the exact prompt again from them, and `prompt_hash` proves
+that it is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from uuid import UUID
+
+import msgspec
+
+from backend.context.assembly import SEPARATOR, Assembled, History, Item, LeftOut, Place, layout
+from backend.context.budget import Budget, Gap
+from backend.errors import AppError
+from backend.generation.model import PromptMessage, Role
+
+
+class RecordError(AppError):
+    """A stored prompt can't be made again from its parts."""
+
+    status, slug, title = 409, "context-not-rebuilt", "The prompt can't be shown any more"
+
+
+class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One piece of the prompt. Its text is kept once a chat, under `text_hash`."""
+
+    kind: str
+    title: str
+    tokens: int
+    place: Place
+    reason: str
+    role: Role = "system"
+    source_id: UUID | None = None
+    depth: int = 0
+    text_hash: str = ""
+    text: str | None = None
+
+
+class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The kept lines of the path: positions `first` to `last`, but those in `without`.
+
+    `leaf_id` is the last line. `cut` is how many of its characters were sent, when it was still
+    to be continued.
+    """
+
+    leaf_id: UUID
+    first: int
+    last: int
+    count: int
+    tokens: int
+    without: list[int] = []
+    cut: int | None = None
+    names: bool = False
+    omitted_first: int | None = None
+    omitted_last: int | None = None
+    reason: str = "history"
+
+
+class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Something that is not in the prompt, and why."""
+
+    kind: str
+    title: str
+    tokens: int
+    reason: str
+    source_id: UUID | None = None
+
+
+class RecordedBudget(msgspec.Struct, kw_only=True):
+    """The budgets in force, in the model's tokens."""
+
+    total: int
+    history: int
+    retrieval: int
+    reply_reserve: int
+    min_tail_messages: int
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """How the window was used, in the model's tokens. `free` is what is left of `total`."""
+
+    prompt: int
+    fixed: int
+    history: int
+    retrieved: int
+    reply_reserve: int
+    free: int
+    total: int
+    messages: int
+
+
+class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a prompt was made of. Stored sealed with the reply; shown by the API."""
+
+    version: int = 1
+    model: str
+    tokenizer: str
+    ratio: float
+    budgets: RecordedBudget
+    totals: Totals
+    items: list[RecordedItem]
+    retrieved: list[RecordedItem] = []
+    history: RecordedHistory | None = None
+    left_out: list[RecordedLeftOut] = []
+    memory_first: bool = False
+    notes: list[str] = []
+    prompt_files: dict[str, str] = {}
+    prompt_hash: str = ""
+
+
+def hash_prompt(messages: Sequence[PromptMessage]) -> str:
+    """SHA-256 over roles and texts, each behind its length."""
+    parts: list[bytes] = []
+    for message in messages:
+        data = message.text.encode()
+        parts += (f"{message.role} {len(data)}\n".encode(), data)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def totals_of(assembled: Assembled, budget: Budget) -> Totals:
+    """How an assembled prompt uses its window."""
+    return Totals(
+        prompt=assembled.tokens,
+        fixed=assembled.fixed_tokens,
+        history=assembled.history_tokens,
+        retrieved=assembled.retrieved_tokens,
+        reply_reserve=budget.reply_reserve,
+        free=budget.prompt - assembled.tokens,
+        total=budget.total,
+        messages=len(assembled.messages),
+    )
+
+
+def recorded_item(item: Item) -> RecordedItem:
+    """An item with its text in it; `move_texts` takes the text out for storing."""
+    return RecordedItem(
+        kind=item.kind,
+        title=item.title,
+        tokens=item.tokens,
+        place=item.place,
+        reason=item.reason,
+        role=item.role,
+        source_id=item.source_id,
+        depth=item.depth,
+        text=item.text,
+    )
+
+
+def recorded_left_out(each: LeftOut) -> RecordedLeftOut:
+    """Something left out, as it is stored."""
+    return RecordedLeftOut(
+        kind=each.kind,
+        title=each.title,
+        tokens=each.tokens,
+        reason=each.reason,
+        source_id=each.source_id,
+    )
+
+
+def recorded_budget(budget: Budget) -> RecordedBudget:
+    """The budgets, as they are stored."""
+    return RecordedBudget(**asdict(budget))
+
+
+def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[str, str]:
+    """Take the items' texts out of a record, leaving their hashes: hash to text."""
+    texts: dict[str, str] = {}
+    for item in (*record.items, *record.retrieved):
+        if item.text is not None:
+            item.text_hash = hash_text(item.text)
+            texts[item.text_hash] = item.text
+            item.text = None
+    return texts
+
+
+def restore_texts(record: ContextRecord, texts: Mapping[str, str]) -> None:
+    """Put the items' texts back. Raises `RecordError` when one is missing."""
+    for item in (*record.items, *record.retrieved):
+        if item.text is None:
+            if item.text_hash not in texts:
+                raise RecordError("One of its texts was deleted.")
+            item.text = texts[item.text_hash]
+
+
+def rebuild(
+    record: ContextRecord,
+    history: History,
+    *,
+    render_omitted: Callable[[int], str],
+    render_memory: Callable[[Sequence[Item]], str],
+) -> list[PromptMessage]:
+    """The exact prompt of a record whose texts are restored.
+
+    Args:
+        record: With texts.
+        history: The lines at its positions, the omitted ones too, oldest first.
+        render_omitted: As it was rendered then.
+        render_memory: As it was rendered then.
+
+    Raises:
+        RecordError: What comes out is not what was sent.
+    """
+    items = [_item(each) for each in record.items]
+    retrieved = [_item(each) for each in record.retrieved]
+    gap = _gap(record, history.positions)
+    messages = layout(
+        SEPARATOR.join(item.text for item in items if item.place == "head"),
+        items,
+        history.messages,
+        gap=gap,
+        gap_line=render_omitted(gap.count) if gap else "",
+        memory=render_memory(retrieved) if retrieved else "",
+        memory_first=record.memory_first,
+    )
+    if hash_prompt(messages) != record.prompt_hash:
+        raise RecordError("A message in it has changed since.")
+    return messages
+
+
+def _gap(record: ContextRecord, positions: Sequence[int]) -> Gap | None:
+    history = record.history
+    if history is None or history.omitted_first is None or history.omitted_last is None:
+        return None
+    return Gap(
+        bisect_left(positions, history.omitted_first), bisect_right(positions, history.omitted_last)
+    )
+
+
+def _item(each: RecordedItem) -> Item:
+    return Item(
+        kind=each.kind,
+        title=each.title,
+        text=each.text or "",
+        place=each.place,
+        reason=each.reason,
+        role=each.role,
+        source_id=each.source_id,
+        depth=each.depth,
+        tokens=0,
+    )

@@ -1,0 +1,243 @@
+"""The fixed sections of a prompt: which there are, where they stand, and what fills them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from backend.context.assembly import Item
+from backend.context.macros import MacroContext, Variables, expand
+from backend.generation.model import Role
+from backend.prompts import PromptLibrary
+
+EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFields:
+    """What a prompt uses of a character card. An empty text leaves its section out."""
+
+    id: UUID | None = None
+    name: str = ""
+    description: str = ""
+    personality: str = ""
+    scenario: str = ""
+    examples: str = ""
+    system_prompt: str = ""
+    post_history: str = ""
+    depth_prompt: str = ""
+    depth_prompt_depth: int = 4
+    depth_prompt_role: Role = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """The author's note."""
+
+    text: str = ""
+    depth: int = 4
+    role: Role = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionInputs:
+    """Everything that fixed sections are made of, before macros are expanded.
+
+    `others` are the names of further characters; with any, the default system prompt is the
+    group's. `line` is what the user says, as it is: macros in it are not expanded, for it may
+    quote what a model wrote. `line_reason` says where it comes from.
+    """
+
+    card: CardFields
+    user: str
+    persona: str = ""
+    persona_id: UUID | None = None
+    others: Sequence[str] = ()
+    system_prompt: str = ""
+    post_history: str = ""
+    note: Note = Note()
+    summary: str = ""
+    line: str | None = None
+    line_kind: str = "user_line"
+    line_title: str = "User's line"
+    line_reason: str = "turn"
+    line_id: UUID | None = None
+
+
+class SectionBuilder:
+    """Expands a prompt's fields in the order in which the prompt reads them."""
+
+    def __init__(
+        self,
+        prompts: PromptLibrary,
+        inputs: SectionInputs,
+        context: MacroContext,
+        variables: Variables,
+    ) -> None:
+        self._prompts = prompts
+        self._inputs = inputs
+        self._context = context
+        self.variables = variables
+        self.used: dict[str, str] = {}
+
+    def build(self) -> list[Item]:
+        """The items, in order. `variables` holds what macros wrote, `used` the prompt files."""
+        inputs = self._inputs
+        card = inputs.card
+        items = [self._system_prompt()]
+        if inputs.persona:
+            persona = self._expand(inputs.persona, "persona")
+            items.append(
+                Item(
+                    kind="persona",
+                    title=inputs.user,
+                    text=self._render(
+                        "sections/persona", {"user": inputs.user, "persona": persona}
+                    ),
+                    place="head",
+                    reason="persona",
+                    source_id=inputs.persona_id,
+                )
+            )
+        items += self._character()
+        items += self._examples()
+        if inputs.summary:
+            items.append(
+                Item(
+                    kind="summary",
+                    title="Previously",
+                    text=self._render("sections/summary", {"summary": inputs.summary}),
+                    place="head",
+                    reason="summary",
+                )
+            )
+        if card.depth_prompt:
+            items.append(
+                Item(
+                    kind="depth_prompt",
+                    title=card.name,
+                    text=self._expand(card.depth_prompt, "depthPrompt"),
+                    place="depth",
+                    depth=card.depth_prompt_depth,
+                    role=card.depth_prompt_role,
+                    reason="card",
+                    source_id=card.id,
+                )
+            )
+        if inputs.note.text:
+            items.append(
+                Item(
+                    kind="authors_note",
+                    title="Author's note",
+                    text=self._expand(inputs.note.text, "authorsNote"),
+                    place="depth",
+                    depth=inputs.note.depth,
+                    role=inputs.note.role,
+                    reason="chat settings",
+                )
+            )
+        if inputs.line is not None:
+            items.append(
+                Item(
+                    kind=inputs.line_kind,
+                    title=inputs.line_title,
+                    text=inputs.line,
+                    place="line",
+                    role="user",
+                    reason=inputs.line_reason,
+                    source_id=inputs.line_id,
+                )
+            )
+        items += self._post_history()
+        return [item for item in items if item.text.strip()]
+
+    def _system_prompt(self) -> Item:
+        inputs, card = self._inputs, self._inputs.card
+        if inputs.others:
+            default = self._render(
+                "reply/group",
+                {"char": card.name, "user": inputs.user, "others": ", ".join(inputs.others)},
+            )
+        else:
+            default = self._render("reply/system", {"char": card.name, "user": inputs.user})
+        text, reason = default, "default"
+        if inputs.system_prompt:
+            text = self._expand(inputs.system_prompt, "systemPrompt", original=default)
+            reason = "settings"
+        if card.system_prompt:
+            text = self._expand(card.system_prompt, "charPrompt", original=text)
+            reason = "card"
+        return Item(
+            kind="system_prompt", title="System prompt", text=text, place="head", reason=reason
+        )
+
+    def _character(self) -> list[Item]:
+        card = self._inputs.card
+        if not (card.description or card.personality or card.scenario):
+            return []
+        text = self._render(
+            "sections/character",
+            {
+                "char": card.name,
+                "description": self._expand(card.description, "description"),
+                "personality": self._expand(card.personality, "personality"),
+                "scenario": self._expand(card.scenario, "scenario"),
+            },
+        )
+        return [
+            Item(
+                kind="character",
+                title=card.name,
+                text=text,
+                place="head",
+                reason="card",
+                source_id=card.id,
+            )
+        ]
+
+    def _examples(self) -> list[Item]:
+        card = self._inputs.card
+        expanded = self._expand(card.examples, "mesExamples")
+        examples = [part.strip() for part in EXAMPLE_MARK.split(expanded) if part.strip()]
+        if not examples:
+            return []
+        return [
+            Item(
+                kind="examples",
+                title="Example dialogue",
+                text=self._render("sections/examples", {"char": card.name, "examples": examples}),
+                place="head",
+                reason="card",
+                source_id=card.id,
+            )
+        ]
+
+    def _post_history(self) -> list[Item]:
+        inputs, card = self._inputs, self._inputs.card
+        text, reason = self._expand(inputs.post_history, "postHistory", original=""), "settings"
+        if card.post_history:
+            text = self._expand(card.post_history, "charInstruction", original=text)
+            reason = "card"
+        return [
+            Item(
+                kind="post_history",
+                title="Post-history instructions",
+                text=text,
+                place="tail",
+                reason=reason,
+                source_id=card.id if reason == "card" else None,
+            )
+        ]
+
+    def _expand(self, text: str, place: str, *, original: str | None = None) -> str:
+        context = replace(self._context, original=original)
+        expansion = expand(text, context, self.variables, place=place)
+        self.variables = expansion.variables
+        return expansion.text
+
+    def _render(self, name: str, values: Mapping[str, object]) -> str:
+        prompt = self._prompts[name]
+        self.used[name] = prompt.digest
+        return prompt.render(**values)

@@ -1,0 +1,140 @@
+"""Engines and transactions, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from backend.errors import UnavailableError
+
+BUSY_TIMEOUT_MS = 30_000
+
+
+class DatabaseUnavailableError(UnavailableError):
+    """The database does not answer; nothing was half done."""
+
+    slug, title = "database-unavailable", "The database does not answer"
+
+
+class Database:
+    """Transactions against one database.
+
+    `write()` is a transaction that will change something, `read()` one that will not. On PostgreSQL
+    both are ordinary transactions. SQLite takes one writer at a time: there, writers queue for the
+    one writing connection of this process (`BEGIN IMMEDIATE`, with a busy timeout for other
+    processes), and readers have connections of their own that never wait for a writer (WAL).
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite:
+            if self.url.database and self.url.database != ":memory:":
+                Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=pool_size)
+            self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
+        else:
+            self._reader = self._writer = create_async_engine(
+                url,
+                pool_size=pool_size,
+                max_overflow=pool_size,
+                pool_timeout=30,
+                pool_recycle=1800,
+                hide_parameters=True,
+            )
+        self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
+        self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine that may write: for migrations and for tools."""
+        return self._writer
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        """A transaction that commits at the end of the block, or rolls back.
+
+        Raises `DatabaseUnavailableError` when the database can't be reached.
+        """
+        async with _translated(), self._write_sessions.begin() as session:
+            yield session
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """A transaction for reading: one consistent view, and never in a writer's way."""
+        async with _translated(), self._read_sessions.begin() as session:
+            yield session
+
+    async def ping(self) -> None:
+        """Raise `DatabaseUnavailableError` unless the database answers."""
+        async with self.read() as session:
+            await session.execute(text("SELECT 1"))
+
+    async def dispose(self) -> None:
+        """Close every connection."""
+        await self._reader.dispose()
+        if self._writer is not self._reader:
+            await self._writer.dispose()
+
+
+@asynccontextmanager
+async def _translated() -> AsyncIterator[None]:
+    """Tell a database that is down from a statement that is wrong."""
+    try:
+        yield
+    except (OSError, PoolTimeoutError) as error:
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+            raise
+        raise DatabaseUnavailableError("Try again in a moment.") from error
+    except OperationalError as error:
+        raise DatabaseUnavailableError("Try again in a moment.") from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise DatabaseUnavailableError("Try again in a moment.") from error
+        raise
+
+
+def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=60,
+        hide_parameters=True,
+        # The driver's own transaction handling is off: "begin" below is the only one.
+        connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        cursor: sqlite3.Cursor = connection.cursor()
+        for pragma in (
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "secure_delete=ON",
+            "temp_store=MEMORY",
+            "cache_size=-32768",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine

@@ -1,0 +1,32 @@
+"""Alembic's entry: the connection comes from `backend.database.migrate`, which owns the engine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from advanced_alchemy.types import GUID, DateTimeUTC
+from alembic import context
+
+from backend.database.base import Base
+
+
+def render_type(kind: str, value: Any, _: Any) -> str | Literal[False]:
+    """Write our column types into a new revision by the names that its template imports."""
+    if kind == "type" and isinstance(value, GUID):
+        return "GUID()"
+    if kind == "type" and isinstance(value, DateTimeUTC):
+        return "DateTimeUTC(timezone=True)"
+    return False
+
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    compare_type=True,
+    compare_server_default=True,
+    render_as_batch=True,
+    render_item=render_type,
+)
+with context.begin_transaction():
+    context.run_migrations()

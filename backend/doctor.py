@@ -1,0 +1,176 @@
+"""`talekeeper doctor`: what is configured, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from backend.app import build_registry
+from backend.database.engine import Database
+from backend.database.migrate import HEAD, current_revision
+from backend.errors import AppError
+from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.prompts import load_prompts
+from backend.settings import Settings
+from backend.vault.root import load_root_keys
+
+State = Literal["ok", "missing", "fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `missing` is something more that could be had."""
+
+    name: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Look at every part without changing anything."""
+    checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
+        _root_key,
+        _database,
+        _prompts,
+        _tokens,
+        _models,
+        _gemini,
+        _openai,
+        _embeddings,
+        _door,
+    )
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings.append(await check(settings))
+        except AppError as error:
+            name = check.__name__.strip("_").replace("_", " ")
+            findings.append(Finding(name, "fault", error.title, error.detail))
+    return findings
+
+
+async def _root_key(settings: Settings) -> Finding:
+    if settings.root_key is not None:
+        keys = load_root_keys(
+            settings.resolved_root_key_file, value=settings.root_key.get_secret_value()
+        )
+        return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
+    path = settings.resolved_root_key_file
+    if not path.exists():
+        return Finding("root key", "missing", f"none at {path} yet; the first start makes it")
+    keys = load_root_keys(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        return Finding(
+            "root key",
+            "fault",
+            f"{path} can be read by others",
+            f"Run: chmod 600 {path}",
+        )
+    return Finding(
+        "root key",
+        "ok",
+        f"version {keys.current}, in {path}",
+        "Keep a copy of it apart from the database's backups: without it nothing can be read.",
+    )
+
+
+async def _database(settings: Settings) -> Finding:
+    kind = "SQLite" if settings.embedded else "PostgreSQL"
+    path = settings.data_dir / "talekeeper.sqlite3"
+    if settings.embedded and not settings.database_url and not path.exists():
+        return Finding("database", "missing", f"no {path} yet; the first start makes it")
+    database = Database(settings.resolved_database_url)
+    try:
+        await database.ping()
+        revision = await current_revision(database)
+    finally:
+        await database.dispose()
+    if revision != HEAD:
+        return Finding(
+            "database",
+            "missing",
+            f"{kind}, at revision {revision or 'none'}; this version needs {HEAD}",
+            "Run: talekeeper migrate (serve does it by itself)",
+        )
+    return Finding("database", "ok", f"{kind}, at revision {revision}")
+
+
+async def _prompts(_: Settings) -> Finding:
+    count = sum(1 for _prompt in load_prompts())
+    return Finding("prompts", "ok", f"{count} files, each in order")
+
+
+async def _tokens(_: Settings) -> Finding:
+    get_tokenizer("o200k_base").count("A line to count.")
+    if best_tokenizer("gemma3") == "gemma3":
+        return Finding("token counts", "ok", "exact for Gemini; o200k_base for others")
+    return Finding(
+        "token counts",
+        "missing",
+        "o200k_base, times a ratio learned from use",
+        "For exact counts with Gemini: uv sync --inexact --extra exact-tokens",
+    )
+
+
+async def _models(settings: Settings) -> Finding:
+    registry = build_registry(settings)
+    try:
+        names = ", ".join(spec.id for spec in registry.specs())
+        return Finding("models", "ok", f"{names}; default {registry.default_id}")
+    finally:
+        await registry.aclose()
+
+
+async def _gemini(settings: Settings) -> Finding:
+    if settings.gemini_api_key is None:
+        return Finding(
+            "Gemini",
+            "missing",
+            "no key",
+            "Make one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
+        )
+    return Finding("Gemini", "ok", "key is set (not tried: that would cost)")
+
+
+async def _openai(settings: Settings) -> Finding:
+    if not settings.openai_base_url:
+        return Finding(
+            "OpenAI-compatible",
+            "missing",
+            "no server",
+            "Set TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS: llama.cpp, vLLM, "
+            "Ollama, LM Studio and many services speak it.",
+        )
+    if not settings.openai_models:
+        return Finding(
+            "OpenAI-compatible",
+            "fault",
+            f"{settings.openai_base_url}, but no models",
+            "Name them in TALEKEEPER_OPENAI_MODELS, separated by commas.",
+        )
+    return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
+
+
+async def _embeddings(_: Settings) -> Finding:
+    if find_spec("fastembed") is None:
+        return Finding(
+            "embeddings",
+            "missing",
+            "none; nothing in this version uses them yet",
+        )
+    return Finding("embeddings", "ok", "fastembed is installed; nothing uses it yet")
+
+
+async def _door(settings: Settings) -> Finding:
+    if settings.host in {"127.0.0.1", "::1", "localhost"}:
+        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine alone")
+    return Finding(
+        "door",
+        "ok",
+        f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
+        "Put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES: sessions need https.",
+    )

@@ -1,0 +1,72 @@
+"""The HTTP client under both vendors' SDKs: it goes where it is told, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx2
+
+_opened: ContextVar[list[httpx2.Response] | None] = ContextVar("opened_responses", default=None)
+
+
+_PLAIN_HEADERS = frozenset(
+    {
+        *("host", "connection", "user-agent", "accept", "accept-encoding"),
+        *("content-type", "content-length", "transfer-encoding"),
+    }
+)
+
+
+def make_http_client(*, connect_timeout: float, headers: dict[str, str]) -> httpx2.AsyncClient:
+    """A client that follows no redirect and no proxy variable, and sends no header but ours.
+
+    The SDKs read organisations, projects and whole headers out of the process's environment, and
+    add a description of this machine; a key would follow a redirect to another origin.
+
+    Args:
+        connect_timeout: Seconds for a connection to come about. There is no other limit here:
+            silence is timed by whoever waits for the next chunk.
+        headers: What goes out beside the plain headers of HTTP: the key.
+    """
+    import httpx2  # noqa: PLC0415 - a tenth of a second: not at start-up
+
+    timeout = httpx2.Timeout(None, connect=connect_timeout)
+
+    async def tidy(request: httpx2.Request) -> None:
+        for name in set(request.headers) - _PLAIN_HEADERS:
+            del request.headers[name]
+        request.headers.update(headers)
+        # google-genai passes `timeout=None` with each request, which would switch ours off.
+        request.extensions["timeout"] = timeout.as_dict()
+
+    async def remember(response: httpx2.Response) -> None:
+        if (opened := _opened.get()) is not None:
+            opened.append(response)
+
+    return httpx2.AsyncClient(
+        timeout=timeout,
+        trust_env=False,
+        follow_redirects=False,
+        # Each reply that is being streamed holds a connection; the turns are limited elsewhere.
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        event_hooks={"request": [tidy], "response": [remember]},
+    )
+
+
+@contextmanager
+def noting_responses(opened: list[httpx2.Response]) -> Generator[None, None, None]:
+    """Append to `opened` each response that this task receives within the block.
+
+    google-genai gives no handle on the response behind a stream, and its generators refer to each
+    other in a circle, so that closing the outermost leaves the connection open until the garbage
+    collector comes by. Whoever means to hang up closes the response itself. Do not yield inside.
+    """
+    token = _opened.set(opened)
+    try:
+        yield
+    finally:
+        _opened.reset(token)

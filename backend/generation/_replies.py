@@ -1,0 +1,162 @@
+"""What every reply has in common, whoever speaks: time-outs, silence, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from backend.generation.model import (
+    Finish,
+    FinishReason,
+    ModelBlockedError,
+    ModelEmptyReplyError,
+    ModelError,
+    ModelInterruptedError,
+    ModelTimeoutError,
+    ModelUnavailableError,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    Usage,
+)
+
+T = TypeVar("T")
+
+_TRAILER_TIMEOUT = 5.0
+"""Seconds for what may follow the end of a reply (usage): the reply no longer depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One chunk of a vendor's stream in our own terms.
+
+    `reason` is the provider's word for `finish` (`PROHIBITED_CONTENT`, say).
+    """
+
+    pieces: tuple[TextPiece | ThinkingPiece, ...] = ()
+    usage: Usage | None = None
+    finish: FinishReason | None = None
+    reason: str = ""
+
+
+async def relay(
+    deltas: AsyncGenerator[Delta, None], *, who: str, chunk_timeout: float
+) -> AsyncGenerator[Piece, None]:
+    """Turn a vendor's chunks into the pieces that `ChatModel.stream` promises.
+
+    Args:
+        deltas: The chunks. Raises `ModelError` and nothing else, and hangs up when it is closed.
+        who: The provider's name, for error texts.
+        chunk_timeout: Seconds of silence before the model counts as failed.
+
+    Raises:
+        ModelTimeoutError: Silence.
+        ModelInterruptedError: It broke off, or ended without saying that it had finished.
+        ModelBlockedError: The provider's filter let nothing through.
+        ModelEmptyReplyError: It finished without a word.
+    """
+    usage: Usage | None = None
+    end: Delta | None = None
+    began = spoke = False
+    async with aclosing(deltas):
+        while True:
+            try:
+                async with asyncio.timeout(
+                    min(chunk_timeout, _TRAILER_TIMEOUT) if end else chunk_timeout
+                ):
+                    delta = await anext(deltas, None)
+            except (TimeoutError, ModelError) as error:
+                if end is None:
+                    raise _broken(error, who, chunk_timeout, began=began) from None
+                break
+            if delta is None:
+                break
+            for piece in delta.pieces:
+                began = True
+                spoke = spoke or (isinstance(piece, TextPiece) and not piece.text.isspace())
+                yield piece
+            usage = delta.usage or usage
+            end = delta if delta.finish else end
+    if end is None or end.finish is None:
+        raise ModelInterruptedError(f"{who} broke off before the model had finished.")
+    if not spoke:
+        raise nothing_said(who, end.finish, end.reason)
+    if usage is not None:
+        yield usage
+    yield Finish(end.finish)
+
+
+def _broken(
+    error: TimeoutError | ModelError, who: str, chunk_timeout: float, *, began: bool
+) -> ModelError:
+    if isinstance(error, TimeoutError):
+        return _silence(who, chunk_timeout)
+    if began and isinstance(error, ModelUnavailableError):
+        return ModelInterruptedError(f"{who} broke off before the model had finished.")
+    return error
+
+
+async def whole(answer: Awaitable[T], *, who: str, answer_timeout: float) -> T:
+    """Wait for an answer that is not streamed; `ModelTimeoutError` after `answer_timeout` s."""
+    try:
+        async with asyncio.timeout(answer_timeout):
+            return await answer
+    except TimeoutError:
+        raise _silence(who, answer_timeout) from None
+
+
+def said(answer: Delta, *, who: str, called: bool = False) -> tuple[str, FinishReason]:
+    """Text and finish of an answer that came as a whole; with `called` it may be without words.
+
+    Raises:
+        ModelBlockedError, ModelEmptyReplyError: There is no text.
+        ModelUnavailableError: There is nothing at all.
+    """
+    text = "".join(piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
+    if called:
+        return text, "tool_calls"
+    if text.strip():
+        return text, answer.finish or "other"
+    if answer.finish is None:
+        raise ModelUnavailableError(f"{who} answers with something that is no reply.")
+    raise nothing_said(who, answer.finish, answer.reason)
+
+
+def nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
+    """The error for a reply that finished without a word (and, with tools, without a call)."""
+    if finish == "safety":
+        word = reason or finish
+        return ModelBlockedError(f"{who}'s filter let nothing through ({word}).", reason=word)
+    if finish == "length":
+        return ModelEmptyReplyError(
+            f"{who} used up max_output_tokens before the first word; thinking counts towards it."
+        )
+    return ModelEmptyReplyError(f"{who} finished without a word ({reason or finish}).")
+
+
+def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
+    """The JSON value in `text`, also where a server that ignores schemas put it in a code fence.
+
+    Raises:
+        ModelInterruptedError: It was cut off at the output limit.
+        ModelUnavailableError: It is not JSON.
+    """
+    bare = text.strip()
+    if bare.startswith("```"):
+        bare = bare.strip("`").removeprefix("json")
+    try:
+        return json.loads(bare)
+    except ValueError:
+        if finish == "length":
+            raise ModelInterruptedError(
+                f"{who} reached max_output_tokens in the middle of its answer."
+            ) from None
+        raise ModelUnavailableError(f"{who} was asked for JSON and wrote something else.") from None
+
+
+def _silence(who: str, seconds: float) -> ModelTimeoutError:
+    return ModelTimeoutError(f"{who} has said nothing for {seconds:g} seconds.")

@@ -1,0 +1,240 @@
+"""What Talekeeper asks of a language model, whoever made it.
+
+`ChatModel` is the protocol; each vendor has one adapter file beside this one. Nothing outside an
+adapter knows a vendor's types, and every failure that leaves an adapter is a `ModelError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from backend.errors import AppError
+from backend.generation.sampling import Sampling, SamplingField
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMessage:
+    """One message as the model sees it."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The model asks for a tool. `arguments` are as the model gave them, parsed, not validated.
+
+    `vendor_state` is opaque: what the vendor wants back with the answer (Gemini's thought
+    signature, say). Hand it back untouched.
+    """
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+    vendor_state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRound:
+    """One step of a tool loop that has happened: what the model asked, what it was answered.
+
+    `results` holds one JSON-serialisable value a call, in the calls' order.
+    """
+
+    calls: Sequence[ToolCall]
+    results: Sequence[Any]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Everything that is sent: messages in order, then the rounds of a tool loop so far."""
+
+    messages: Sequence[PromptMessage]
+    rounds: Sequence[ToolRound] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON Schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece of the reply. Never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingPiece:
+    """A piece of what the model thought aloud before or amid the reply. Never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the provider reported them. `completion_tokens` includes `thinking_tokens`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    thinking_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The reply is over. Always the last piece of a stream that did not fail."""
+
+    reason: FinishReason
+
+
+Piece = TextPiece | ThinkingPiece | Usage | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a model said when it was offered tools: text, calls, or both."""
+
+    text: str
+    calls: Sequence[ToolCall]
+    usage: Usage | None
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredAnswer:
+    """A value of the schema that was asked for, parsed but not validated against it."""
+
+    value: Any
+    usage: Usage | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What is known of a model before it is called.
+
+    `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
+    `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
+    `accepts` are the sampling settings that it takes; others are refused when they are set.
+    """
+
+    id: str
+    provider: str
+    name: str
+    title: str
+    context_window: int
+    max_output_tokens: int
+    tokenizer: str
+    accepts: frozenset[SamplingField] = frozenset()
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model that continues a chat. Every failure it raises is a `ModelError`."""
+
+    spec: ModelSpec
+
+    def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """Yield the reply piece by piece: at least one of text, then usage if known, then `Finish`.
+
+        Closing it early hangs up on the provider: iterate inside `contextlib.aclosing`.
+        """
+        ...
+
+    async def call_tools(
+        self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+    ) -> ToolAnswer:
+        """One step of a tool loop: the model answers with text, with calls, or with both."""
+        ...
+
+    async def structured(
+        self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
+    ) -> StructuredAnswer:
+        """Ask for one JSON value of `schema`. Not to be combined with tools."""
+        ...
+
+
+class ModelError(AppError):
+    """The model could not be reached, refused, or broke off.
+
+    `retryable`: the same request may succeed later.
+    """
+
+    status, slug, title = 502, "model-failed", "The model failed"
+    retryable: ClassVar[bool] = False
+
+
+class ModelUnavailableError(ModelError):
+    """Not reachable, a 5xx, or an answer that is no answer."""
+
+    status, slug, title = 502, "model-unavailable", "The model cannot be reached"
+    retryable = True
+
+
+class ModelTimeoutError(ModelError):
+    """It fell silent for longer than the settings allow."""
+
+    status, slug, title = 504, "model-timeout", "The model fell silent"
+    retryable = True
+
+
+class ModelRateLimitError(ModelError):
+    """The provider's limit was reached; `retry_after` seconds, when the provider said so."""
+
+    status, slug, title = 503, "model-rate-limited", "The model's provider asks to slow down"
+    retryable = True
+
+    def __init__(self, detail: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(
+            detail,
+            extra={} if retry_after is None else {"retry_after": retry_after},
+            headers={} if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))},
+        )
+        self.retry_after = retry_after
+
+
+class ModelAuthError(ModelError):
+    """The provider does not take the key."""
+
+    status, slug, title = 502, "model-key-refused", "The model's provider refused the key"
+
+
+class ModelRequestError(ModelError):
+    """The provider does not take the request (a setting, the model's name, the length)."""
+
+    status, slug, title = 502, "model-refused-request", "The model's provider refused the request"
+
+
+class ModelBlockedError(ModelError):
+    """The provider's safety filter let nothing through; `reason` is the provider's word for it."""
+
+    status, slug, title = 502, "model-blocked", "The model's provider blocked the reply"
+
+    def __init__(self, detail: str = "", *, reason: str = "") -> None:
+        super().__init__(detail, extra={"reason": reason} if reason else {})
+        self.reason = reason
+
+
+class ModelEmptyReplyError(ModelError):
+    """The model finished without a word."""
+
+    status, slug, title = 502, "model-empty-reply", "The model said nothing"
+    retryable = True
+
+
+class ModelInterruptedError(ModelError):
+    """The stream broke off before the model had finished."""
+
+    status, slug, title = 502, "model-interrupted", "The model broke off"
+    retryable = True

@@ -1,0 +1,147 @@
+"""Which models there are, and how to get one by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.errors import ValidationError
+from backend.generation._configs import (
+    DEFAULT_GEMINI_MODELS,
+    DemoConfig,
+    GeminiConfig,
+    OpenAICompatibleConfig,
+)
+from backend.generation.demo import DemoModel
+from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
+from backend.generation.gemini import GeminiModel, GeminiProvider
+from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.openai_compatible import ADAPTER_ACCEPTS as OPENAI_ACCEPTS
+from backend.generation.openai_compatible import OpenAICompatibleModel, OpenAICompatibleProvider
+
+__all__ = [
+    "DEFAULT_GEMINI_MODELS",
+    "DemoConfig",
+    "GeminiConfig",
+    "ModelRegistry",
+    "OpenAICompatibleConfig",
+    "UnknownModelError",
+]
+
+_GEMINI_WINDOW = 1_048_576
+_GEMINI_MAX_OUTPUT = 65_536
+_GEMINI_TITLES = {
+    "gemini-2.5-flash": "Gemini 2.5 Flash",
+    "gemini-2.5-pro": "Gemini 2.5 Pro",
+    "gemini-2.5-flash-lite": "Gemini 2.5 Flash-Lite",
+}
+_PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
+_TAKE_PENALTIES = "gemini-2.0-"
+"""The only family that does: others answer every turn with 400 "Penalty is not enabled for this
+model". Source: https://github.com/google-gemini/cookbook/issues/1290"""
+
+_THINKS_UNASKED = frozenset({"gemini-2.5-flash", "gemini-2.5-pro"})
+"""Flash-Lite thinks when it is given a budget; of other models nothing is known."""
+
+
+class UnknownModelError(ValidationError):
+    """No model has this id, or its provider is not configured. `extra["models"]` lists the ids."""
+
+    slug, title = "unknown-model", "There is no such model"
+
+
+def _gemini_spec(name: str) -> ModelSpec:
+    """What is known of the Gemini model `name`; one that is not known is taken for a 2.5.
+
+    Source: https://ai.google.dev/gemini-api/docs/models
+    """
+    return ModelSpec(
+        id=f"gemini/{name}",
+        provider="gemini",
+        name=name,
+        title=_GEMINI_TITLES.get(name, name),
+        context_window=_GEMINI_WINDOW,
+        max_output_tokens=_GEMINI_MAX_OUTPUT,
+        tokenizer="gemma3",
+        accepts=GEMINI_ACCEPTS if name.startswith(_TAKE_PENALTIES) else GEMINI_ACCEPTS - _PENALTIES,
+    )
+
+
+def _openai_spec(name: str, config: OpenAICompatibleConfig) -> ModelSpec:
+    return ModelSpec(
+        id=f"openai/{name}",
+        provider="openai",
+        name=name,
+        title=name,
+        context_window=config.context_window,
+        max_output_tokens=config.max_output_tokens,
+        tokenizer="o200k_base",
+        accepts=OPENAI_ACCEPTS,
+    )
+
+
+class ModelRegistry:
+    """The models of this installation.
+
+    Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
+    """
+
+    def __init__(
+        self,
+        demo: DemoConfig,
+        gemini: GeminiConfig | None = None,
+        openai: OpenAICompatibleConfig | None = None,
+        *,
+        default: str = "",
+    ) -> None:
+        self._providers: list[GeminiProvider | OpenAICompatibleProvider] = []
+        models: list[ChatModel] = []
+        if gemini is not None:
+            google = GeminiProvider(gemini)
+            self._providers.append(google)
+            models += (
+                GeminiModel(_gemini_spec(name), google, thinks=name in _THINKS_UNASKED)
+                for name in gemini.models
+            )
+        if openai is not None:
+            server = OpenAICompatibleProvider(openai)
+            self._providers.append(server)
+            models += (
+                OpenAICompatibleModel(_openai_spec(name, openai), server) for name in openai.models
+            )
+        models.append(DemoModel(demo))
+        self._models = {model.spec.id: model for model in models}
+        self._default = default
+
+    def specs(self) -> Sequence[ModelSpec]:
+        """Every model, in the order in which a client should offer them; the demo comes last."""
+        return [model.spec for model in self._models.values()]
+
+    @property
+    def default_id(self) -> str:
+        """Id of the model for those who chose none: the one that was set, else the first."""
+        return self._default or next(iter(self._models))
+
+    def spec(self, model_id: str) -> ModelSpec:
+        """What is known of a model. Raises `UnknownModelError`."""
+        return self.get(model_id).spec
+
+    def get(self, model_id: str) -> ChatModel:
+        """The model of that id. Raises `UnknownModelError`."""
+        if (model := self._models.get(model_id)) is None:
+            raise self._unknown(model_id)
+        return model
+
+    async def aclose(self) -> None:
+        """Close the connections to the providers; replies under way break off."""
+        for provider in self._providers:
+            await provider.aclose()
+
+    def _unknown(self, model_id: str) -> UnknownModelError:
+        there_are = ", ".join(self._models)
+        configured = {model.spec.provider for model in self._models.values()}
+        reason = f"There is no model {model_id!r}; there are {there_are}."
+        if model_id.startswith("gemini/") and "gemini" not in configured:
+            reason += " Gemini is not configured: TALEKEEPER_GEMINI_API_KEY is missing."
+        if model_id.startswith("openai/") and "openai" not in configured:
+            reason += " No such server is configured: TALEKEEPER_OPENAI_BASE_URL is missing."
+        return UnknownModelError(reason, extra={"models": list(self._models)})

@@ -1,0 +1,83 @@
+"""`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, get
+from litestar.di import NamedDependency
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+from backend.accounts.door import PUBLIC, is_loopback
+from backend.database.engine import Database, DatabaseUnavailableError
+from backend.errors import NotFoundError
+from backend.generation.registry import ModelRegistry
+from backend.settings import Settings
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """One part that Talekeeper leans on."""
+
+    name: str
+    ready: bool
+    detail: str
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Whether requests can be served, part by part."""
+
+    ready: bool
+    parts: list[Part]
+
+
+class HealthController(Controller):
+    """Alive, ready, and how busy."""
+
+    tags = ("Operation",)
+    opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
+
+    @get("/health", operation_id="health", summary="Alive")
+    async def health(self) -> dict[str, str]:
+        """The process answers."""
+        return {"status": "alive"}
+
+    @get("/ready", operation_id="ready", summary="Ready", status_code=200)
+    async def ready(
+        self, database: NamedDependency[Database], registry: NamedDependency[ModelRegistry]
+    ) -> Response[Readiness]:
+        """Each part that requests need, with a reason where it is not ready; 503 then."""
+        parts = [
+            await _database_part(database),
+            Part(
+                name="models",
+                ready=True,
+                detail=", ".join(spec.id for spec in registry.specs()),
+            ),
+        ]
+        ready = all(part.ready for part in parts)
+        return Response(Readiness(ready=ready, parts=parts), status_code=200 if ready else 503)
+
+    @get("/metrics", operation_id="metrics", summary="Metrics", include_in_schema=False)
+    async def metrics(
+        self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
+    ) -> Response[bytes]:
+        """Counts and durations for Prometheus, by route; nothing of anybody's."""
+        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_near(request)):
+            raise NotFoundError
+        return Response(
+            generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0]
+        )
+
+
+async def _database_part(database: Database) -> Part:
+    try:
+        await database.ping()
+    except DatabaseUnavailableError as error:
+        return Part(name="database", ready=False, detail=error.title)
+    return Part(name="database", ready=True, detail=database.url.get_backend_name())
+
+
+def _is_near(request: Request[Any, Any, Any]) -> bool:
+    """Asked from this machine itself, not through a proxy on it."""
+    forwarded = {"forwarded", "x-forwarded-for"} & {name.lower() for name in request.headers}
+    client = request.client.host if request.client else ""
+    return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}

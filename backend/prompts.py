@@ -1,0 +1,100 @@
+"""The files of `prompts/`: loaded, checked and rendered. No prompt is written inside code.
+
+A file is a YAML header (`description`, `inputs`) between lines of `---`, then a Jinja body. Only
+these files are ever compiled as templates; what users write goes in as values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined, Template, TemplateError, meta
+
+from backend.errors import AppError
+
+HERE = Path(__file__).parent
+FOLDERS = (HERE / "_prompts", HERE.parent / "prompts")
+"""In an installed package, and in a checkout."""
+
+
+class PromptFileError(AppError):
+    """A file of `prompts/` is missing, or its header and its body do not agree."""
+
+    slug, title = "prompt-file", "A prompt file can't be used"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """One prompt: `render` it with exactly the inputs that its header names."""
+
+    name: str
+    description: str
+    inputs: frozenset[str]
+    digest: str
+    _template: Template
+
+    def render(self, **values: Any) -> str:
+        """The text. Raises `PromptFileError` when the inputs are not those of the header."""
+        if values.keys() != self.inputs:
+            raise PromptFileError(f"{self.name} takes {sorted(self.inputs)}.")
+        return self._template.render(values).strip()
+
+
+class PromptLibrary:
+    """Every prompt of a folder, by its path without the ending (`reply/system`).
+
+    Raises `PromptFileError` at once when any file is not in order.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Prompts are plain text, not HTML: escaping would change what users wrote.
+        environment = Environment(
+            undefined=StrictUndefined,
+            autoescape=False,  # noqa: S701  # as above
+            keep_trailing_newline=False,
+        )
+        self._files = {
+            path.relative_to(folder).with_suffix("").as_posix(): path
+            for path in sorted(folder.rglob("*.md"))
+        }
+        self._prompts = {name: _load(environment, name, path) for name, path in self._files.items()}
+
+    def __getitem__(self, name: str) -> PromptFile:
+        try:
+            return self._prompts[name]
+        except KeyError:
+            raise PromptFileError(f"There is no prompts/{name}.md.") from None
+
+    def __iter__(self) -> Any:
+        return iter(self._prompts.values())
+
+
+@cache
+def load_prompts() -> PromptLibrary:
+    """The prompts that come with Talekeeper, loaded once a process."""
+    return PromptLibrary(next(folder for folder in FOLDERS if folder.is_dir()))
+
+
+def _load(environment: Environment, name: str, path: Path) -> PromptFile:
+    text = path.read_text(encoding="utf-8")
+    _, header, body = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
+    fields = yaml.safe_load(header)
+    if not isinstance(fields, dict) or fields.keys() != {"description", "inputs"}:
+        raise PromptFileError(f"prompts/{name}.md needs a header with description and inputs.")
+    try:
+        used = meta.find_undeclared_variables(environment.parse(body))
+        template = environment.from_string(body)
+    except TemplateError as error:
+        raise PromptFileError(f"prompts/{name}.md is no Jinja template: {error}") from error
+    inputs = frozenset(str(each) for each in fields["inputs"])
+    if used != inputs:
+        raise PromptFileError(
+            f"prompts/{name}.md names the inputs {sorted(inputs)} and uses {sorted(used)}."
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return PromptFile(name, str(fields["description"]), inputs, digest, template)

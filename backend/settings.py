@@ -1,0 +1,189 @@
+"""Every environment variable that Talekeeper reads, read once.
+
+Each field is `TALEKEEPER_` and its name in capitals; a `.env` file in the working directory is read
+as well. docs/configuration.md is the same list for people, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Names = Annotated[tuple[str, ...], NoDecode]
+"""A comma-separated list."""
+
+
+class Settings(BaseSettings):
+    """How this installation runs. Nothing here belongs to one user."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TALEKEEPER_", env_file=".env", extra="ignore", frozen=True
+    )
+
+    # Where things are
+    data_dir: Path = Field(
+        Path("data"), description="Folder for the SQLite database, the root key and the lock file."
+    )
+    database_url: str = Field(
+        "",
+        description=(
+            "SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite "
+            "in the data folder."
+        ),
+    )
+    database_pool_size: int = Field(
+        10, ge=1, le=200, description="Connections kept open to read (and, on PostgreSQL, write)."
+    )
+
+    # The root key
+    root_key: SecretStr | None = Field(
+        None,
+        description=(
+            "The root key: 32 bytes in base64, or `version:base64` pairs separated by commas, "
+            "newest first. Takes precedence over the file."
+        ),
+    )
+    root_key_file: Path | None = Field(
+        None,
+        description=(
+            "File with the root key, one `version:base64` a line; made on first start. "
+            "Default: `root.key` in the data folder. Keep a copy, and keep it out of backups of "
+            "the database."
+        ),
+    )
+
+    # The door
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    public_origin: str = Field(
+        "",
+        description=(
+            "Origin under which browsers reach this server, such as `https://tales.example`. "
+            "Empty: the request's own host."
+        ),
+    )
+    trusted_proxies: Names = Field(
+        ("127.0.0.1",),
+        description="Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.",
+    )
+    registration: Literal["closed", "invitation", "open"] = Field(
+        "invitation",
+        description=(
+            "Who may sign up after the first account: nobody, holders of an invitation, everybody."
+        ),
+    )
+    session_idle_days: float = Field(
+        30, gt=0, le=3650, description="A session unused for this long has ended."
+    )
+    session_absolute_days: float = Field(
+        180, gt=0, le=3650, description="A session ends this long after it began, used or not."
+    )
+    metrics: Literal["off", "loopback", "everyone"] = Field(
+        "loopback", description="Who may read `/metrics`."
+    )
+
+    # Models
+    default_model: str = Field(
+        "",
+        description=(
+            "Model of users who chose none. Empty: the first Gemini model where there is a key, "
+            "else the first OpenAI-compatible one, else `demo`."
+        ),
+    )
+    gemini_api_key: SecretStr | None = Field(
+        None, description="Key for Gemini, from Google AI Studio."
+    )
+    gemini_models: Names = Field(
+        ("gemini-2.5-flash", "gemini-2.5-pro", "gemini-2.5-flash-lite"),
+        description="Gemini models on offer.",
+    )
+    gemini_base_url: str = Field("", description="Another address for Gemini's API.")
+    openai_base_url: str = Field(
+        "",
+        description="An OpenAI-compatible server's base URL, such as `http://127.0.0.1:8080/v1`.",
+    )
+    openai_api_key: SecretStr | None = Field(
+        None, description="Key for the OpenAI-compatible server, where it wants one."
+    )
+    openai_models: Names = Field((), description="Its models on offer.")
+    openai_context_window: int = Field(
+        32_768, ge=1024, description="Context window of its models, in tokens."
+    )
+    openai_max_output_tokens: int = Field(
+        8_192, ge=1, description="Longest reply of its models, in tokens."
+    )
+    model_silence_seconds: float = Field(
+        60, gt=0, le=3600, description="A model that says nothing for this long has failed."
+    )
+    demo_tokens_per_second: float = Field(
+        50, ge=0, description="Pace of the demo model; 0 is as fast as it goes."
+    )
+
+    # Budgets, in tokens: what users start with
+    budget_total: int = Field(200_000, ge=1024, description="Prompt and reply together.")
+    budget_history: int = Field(150_000, ge=0, description="Most that recent history may take.")
+    budget_retrieval: int = Field(
+        50_000, ge=0, description="Most that retrieved lore and memory may take."
+    )
+    budget_reply_reserve: int = Field(8_192, ge=1, description="Kept free for the reply.")
+    budget_min_tail_messages: int = Field(
+        8, ge=2, le=1000, description="Messages at the end that truncation spares first."
+    )
+
+    # Limits on what comes in
+    max_body_mb: int = Field(21, ge=1, le=200, description="Largest request body, in megabytes.")
+    max_message_chars: int = Field(
+        100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
+    )
+
+    # Logs
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="`auto` is `console` on a terminal and `json` elsewhere."
+    )
+
+    @field_validator("trusted_proxies", "gemini_models", "openai_models", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("gemini_api_key", "openai_api_key", "root_key", mode="after")
+    @classmethod
+    def _empty_is_absent(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value and value.get_secret_value().strip() else None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Settings:
+        if self.openai_models and not self.openai_base_url:
+            raise ValueError("TALEKEEPER_OPENAI_MODELS is set, TALEKEEPER_OPENAI_BASE_URL is not")
+        if self.budget_reply_reserve >= self.budget_total:
+            raise ValueError("TALEKEEPER_BUDGET_REPLY_RESERVE leaves nothing of the total budget")
+        if self.database_url and not self.database_url.startswith(
+            ("sqlite+aiosqlite:", "postgresql+asyncpg:")
+        ):
+            raise ValueError(
+                "TALEKEEPER_DATABASE_URL must begin with sqlite+aiosqlite: or postgresql+asyncpg:"
+            )
+        return self
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database in use: the one configured, else SQLite in the data folder."""
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'talekeeper.sqlite3'}"
+
+    @property
+    def embedded(self) -> bool:
+        """One process, with everything in the data folder."""
+        return self.resolved_database_url.startswith("sqlite")
+
+    @property
+    def resolved_root_key_file(self) -> Path:
+        """Where the root key is read from and first written to."""
+        return self.root_key_file or self.data_dir / "root.key"

@@ -1,0 +1,350 @@
+"""From what was gathered to the prompt: the part of a turn that a preview shares with it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from backend.accounts.identity import Identity
+from backend.accounts.settings import BudgetSettings
+from backend.chats.counting import CountUnit
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
+from backend.chats.repository import StoredLine
+from backend.chats.settings import ChatSettings
+from backend.context.assembly import Assembled, History, Item, assemble, plan
+from backend.context.budget import Budget, eviction_point
+from backend.context.lines import line_text
+from backend.context.macros import MacroContext, Variables
+from backend.context.record import totals_of
+from backend.context.sections import CardFields, Note, SectionBuilder, SectionInputs
+from backend.database.engine import Database
+from backend.generation.model import ModelSpec, Prompt, PromptMessage, Role
+from backend.generation.sampling import Sampling
+from backend.generation.tokens import best_tokenizer, starting_ratio
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+from backend.turns.counting import CountCache
+from backend.turns.gather import Gathered, Gatherer, author_of, text_of
+from backend.turns.ratios import ratio_key, ratio_of
+from backend.turns.schemas import TurnRequest
+
+ASSISTS = {
+    "continue": ("assist/continue", "Continue"),
+    "impersonate": ("assist/impersonate", "Impersonate"),
+    "suggestions": ("assist/suggestions", "Suggestions"),
+    "opening": ("assist/opening", "Opening"),
+    "next": ("assist/next", "Next"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A prompt, ready to be sent, and all that has to be stored with its reply.
+
+    Counts are in `unit`; `ratio` makes them the model's.
+    """
+
+    gathered: Gathered
+    spec: ModelSpec
+    sampling: Sampling
+    unit: CountUnit
+    ratio: float
+    budget: Budget
+    assembled: Assembled
+    variables: Variables
+    prompt_files: dict[str, str]
+    path_tokens: int
+    estimated: bool
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is sent."""
+        return Prompt(self.assembled.messages)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How the window is used, in the model's tokens."""
+        totals = totals_of(self.assembled, self.budget)
+        return {
+            name: value if name == "messages" else self.real(value)
+            for name, value in ((name, getattr(totals, name)) for name in totals.__struct_fields__)
+        }
+
+    def real(self, count: int) -> int:
+        """A count in the model's tokens."""
+        return round(count * self.ratio)
+
+
+ModelChooser = Callable[[Identity, ChatSettings], tuple[ModelSpec, Sampling]]
+"""What `ChatService.effective_model` does."""
+
+
+class PromptBuilder:
+    """Builds the prompt of the turn that would come now."""
+
+    def __init__(
+        self,
+        database: Database,
+        prompts: PromptLibrary,
+        settings: Settings,
+        counts: CountCache,
+    ) -> None:
+        self._database = database
+        self._prompts = prompts
+        self._settings = settings
+        self._counts = counts
+
+    async def build(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        request: TurnRequest,
+        *,
+        user_name: str,
+        choose_model: ModelChooser,
+        suggestions: int = 0,
+    ) -> Built:
+        """Read what the turn needs and put its prompt together; nothing is stored.
+
+        Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`.
+        """
+        async with self._database.read() as session:
+            gatherer = Gatherer(session, identity, user_name=user_name)
+            gathered = await gatherer.gather(chat_id, request)
+            spec, sampling = choose_model(identity, gathered.settings)
+            stored_unit = CountUnit.parse(gathered.chat.count_unit)
+            unit = _unit(spec, gathered)
+            ratio = ratio_of(
+                await gatherer.ratio(ratio_key(spec, unit.tokenizer)), spec, unit.tokenizer
+            )
+            budget = self._budget(identity, gathered, spec, ratio)
+            inputs = self._inputs(identity, gathered, request, unit, suggestions=suggestions)
+            sections = SectionBuilder(
+                self._prompts, inputs, _macros(gathered, spec, budget, inputs), gathered.variables
+            )
+            items = sections.build()
+
+            def count(text: str) -> int:
+                return self._counts.count(unit.tokenizer, text)
+
+            fixed = plan(items, budget=budget, count=count)
+            # Counts stored in another unit are scaled to choose the lines, and made anew for them.
+            scale = starting_ratio(unit.tokenizer, counted_with=stored_unit.tokenizer)
+            lines, path_tokens = await gatherer.history(
+                gathered,
+                budget=math.floor(fixed.history_budget / scale),
+                eviction_point=eviction_point,
+            )
+        history = _open(identity, lines, unit, recount=unit != stored_unit)
+        assembled = assemble(
+            fixed,
+            history,
+            count=count,
+            render_omitted=self.render_omitted,
+            render_memory=self.render_memory,
+            memory_first=gathered.settings.memory_placement == "before_history",
+        )
+        return Built(
+            gathered=gathered,
+            spec=spec,
+            sampling=sampling,
+            unit=unit,
+            ratio=ratio,
+            budget=budget,
+            assembled=assembled,
+            variables=sections.variables,
+            prompt_files=sections.used,
+            path_tokens=path_tokens,
+            estimated=unit != stored_unit,
+        )
+
+    def render_omitted(self, count: int) -> str:
+        """The line that stands for messages taken out of the middle."""
+        return self._prompts["sections/omitted"].render(count=count)
+
+    def render_memory(self, items: Sequence[Item]) -> str:
+        """The section of what was retrieved."""
+        return self._prompts["sections/memory"].render(memories=[item.text for item in items])
+
+    def _budget(
+        self, identity: Identity, gathered: Gathered, spec: ModelSpec, ratio: float
+    ) -> Budget:
+        """The budgets in counted tokens: the chat's, else the account's, else the server's."""
+        chain = (gathered.settings.budgets, identity.settings.budgets)
+        settings = self._settings
+        total = min(_first(chain, "total", settings.budget_total), spec.context_window)
+        reserve = min(
+            _first(chain, "reply_reserve", settings.budget_reply_reserve), spec.max_output_tokens
+        )
+        return Budget(
+            total=math.floor(total / ratio),
+            history=math.floor(_first(chain, "history", settings.budget_history) / ratio),
+            retrieval=math.floor(_first(chain, "retrieval", settings.budget_retrieval) / ratio),
+            reply_reserve=math.ceil(reserve / ratio),
+            min_tail_messages=_first(chain, "min_tail_messages", settings.budget_min_tail_messages),
+        )
+
+    def _inputs(
+        self,
+        identity: Identity,
+        gathered: Gathered,
+        request: TurnRequest,
+        unit: CountUnit,
+        *,
+        suggestions: int,
+    ) -> SectionInputs:
+        card, settings = gathered.speaker.card, gathered.settings
+        account = identity.settings
+        depth = card.depth_prompt
+        line, kind, title, reason = self._line(
+            identity, gathered, request, unit, suggestions=suggestions
+        )
+        return SectionInputs(
+            card=CardFields(
+                id=gathered.speaker.id,
+                name=gathered.speaker.name,
+                description=card.description,
+                personality=card.personality,
+                scenario=card.scenario,
+                examples=card.mes_example,
+                system_prompt=card.system_prompt,
+                post_history=card.post_history_instructions,
+                depth_prompt=depth.prompt if depth else "",
+                depth_prompt_depth=depth.depth if depth else 0,
+                depth_prompt_role=depth.role if depth else "system",
+            ),
+            user=gathered.user_name,
+            persona=gathered.persona,
+            persona_id=gathered.persona_id,
+            others=gathered.others,
+            system_prompt=settings.system_prompt or account.system_prompt or "",
+            post_history=(
+                settings.post_history_instructions or account.post_history_instructions or ""
+            ),
+            note=Note(
+                text=settings.authors_note.text,
+                depth=settings.authors_note.depth,
+                role=settings.authors_note.role,
+            ),
+            line=line,
+            line_kind=kind,
+            line_title=title,
+            line_reason=reason,
+            line_id=gathered.target.line.id if gathered.target.line else None,
+        )
+
+    def _line(
+        self,
+        identity: Identity,
+        gathered: Gathered,
+        request: TurnRequest,
+        unit: CountUnit,
+        *,
+        suggestions: int,
+    ) -> tuple[str, str, str, str]:
+        """What stands as the user's line: (text, kind, title, reason)."""
+        target = gathered.target
+        if suggestions:
+            prompt = self._prompts["assist/suggestions"].render(
+                user=gathered.user_name, char=gathered.speaker.name, count=suggestions
+            )
+            return prompt, "instruction", "Suggestions", "suggestions"
+        if target.line_kind != "user_line":
+            name, title = ASSISTS[target.line_kind]
+            prompt_file = self._prompts[name]
+            names = {"user": gathered.user_name, "char": gathered.speaker.name}
+            text = prompt_file.render(**{key: names[key] for key in prompt_file.inputs})
+            return text, "instruction", title, target.line_kind
+        if target.line is not None:
+            author, text = author_of(identity, target.line), text_of(identity, target.line)
+        else:
+            author, text = gathered.user_name, request.text or ""
+        return line_text(author, text, names=unit.names), "user_line", "User's line", "turn"
+
+
+def _unit(spec: ModelSpec, gathered: Gathered) -> CountUnit:
+    names = gathered.settings.names
+    return CountUnit(
+        best_tokenizer(spec.tokenizer),
+        names=gathered.member_count > 1 if names is None else names,
+    )
+
+
+def _first(chain: Sequence[BudgetSettings], name: str, default: int) -> int:
+    for settings in chain:
+        value: int | None = getattr(settings, name)
+        if value is not None:
+            return value
+    return default
+
+
+def _open(
+    identity: Identity, lines: Sequence[StoredLine], unit: CountUnit, *, recount: bool
+) -> History:
+    """The lines unsealed, as they are sent."""
+    texts = identity.sealer.open_many(
+        MESSAGE_CONTENT, ((line.id, line.sealed_content) for line in lines)
+    )
+    if unit.names or recount:
+        authors = identity.sealer.open_many(
+            MESSAGE_AUTHOR, ((line.id, line.sealed_author) for line in lines)
+        )
+        tokens = (
+            unit.count_many(list(zip(authors, texts, strict=True)))
+            if recount
+            else [line.tokens for line in lines]
+        )
+        texts = [
+            line_text(author, text, names=unit.names)
+            for author, text in zip(authors, texts, strict=True)
+        ]
+    else:
+        tokens = [line.tokens for line in lines]
+    return History(
+        [PromptMessage(line.role, text) for line, text in zip(lines, texts, strict=True)],
+        tokens,
+        [line.position for line in lines],
+    )
+
+
+def _macros(
+    gathered: Gathered, spec: ModelSpec, budget: Budget, inputs: SectionInputs
+) -> MacroContext:
+    card, leaf = gathered.speaker.card, gathered.target.leaf
+    moment = datetime.now().astimezone()
+    said = [line.created_at for line in gathered.recent if line.role == "user"]
+    return MacroContext(
+        user=gathered.user_name,
+        char=gathered.speaker.name,
+        now=moment,
+        chat_seed=_seed(gathered.chat.id),
+        message_seed=_seed(gathered.chat.id, leaf.id if leaf else None),
+        model=spec.id,
+        max_prompt=budget.prompt,
+        persona=gathered.persona,
+        description=card.description,
+        personality=card.personality,
+        scenario=card.scenario,
+        mes_examples=card.mes_example,
+        char_prompt=card.system_prompt,
+        char_version=card.character_version,
+        authors_note=inputs.note.text,
+        last_message=_last(gathered, None),
+        last_user_message=_last(gathered, "user"),
+        last_char_message=_last(gathered, "assistant"),
+        idle=moment - said[-1] if said else timedelta(0),
+    )
+
+
+def _last(gathered: Gathered, role: Role | None) -> str:
+    texts = [line.text for line in gathered.recent if role is None or line.role == role]
+    return texts[-1] if texts else ""
+
+
+def _seed(*ids: UUID | None) -> int:
+    joined = b"".join(each.bytes if each else b"-" for each in ids)
+    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")

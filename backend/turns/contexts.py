@@ -1,0 +1,223 @@
+"""Looking at prompts: of the turn that would come now, and of replies that were written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chats import repository as chats
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
+from backend.context.assembly import History
+from backend.context.lines import line_text
+from backend.context.record import (
+    ContextRecord,
+    RecordedHistory,
+    RecordedItem,
+    RecordError,
+    rebuild,
+    restore_texts,
+)
+from backend.database.engine import Database
+from backend.generation.model import PromptMessage
+from backend.turns import repository
+from backend.turns.builder import PromptBuilder
+from backend.turns.errors import ContextNotFoundError, NothingToAnswerError
+from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
+from backend.turns.recording import record_of
+from backend.turns.schemas import (
+    ContextView,
+    Difference,
+    HistoryView,
+    ShownMessage,
+    TurnRequest,
+)
+from backend.turns.service import TurnService
+from backend.vault.sealing import Sealer
+
+
+class ContextService:
+    """Shows what prompts are made of, and why."""
+
+    def __init__(self, database: Database, builder: PromptBuilder, turns: TurnService) -> None:
+        self._database = database
+        self._builder = builder
+        self._turns = turns
+
+    async def preview(
+        self, identity: Identity, chat_id: UUID, text: str | None, *, with_prompt: bool
+    ) -> ContextView:
+        """The context of the turn that would come now. Asks no model, stores nothing.
+
+        Raises what a turn's preparation raises.
+        """
+        try:
+            request = TurnRequest(text=text) if text else TurnRequest()
+            built = await self._turns.build(identity, chat_id, request)
+        except NothingToAnswerError:
+            # Nothing typed yet: the same prompt, with no line in it.
+            built = await self._turns.build(identity, chat_id, TurnRequest(text=""))
+        view = _view(record_of(built))
+        if with_prompt:
+            view.prompt = _shown(built.assembled.messages)
+        return view
+
+    async def stored(
+        self, identity: Identity, message_id: UUID, *, with_difference: bool
+    ) -> ContextView:
+        """The context of a stored reply, with the exact prompt.
+
+        Raises `MessageNotFoundError`, `ContextNotFoundError`, `RecordError`.
+        """
+        async with self._database.read() as session:
+            message = await chats.get_message(session, message_id, owner_id=identity.user_id)
+            record = await self._load(session, identity, message)
+            messages = await self._rebuild(session, identity.sealer, message, record)
+            view = _view(record)
+            view.prompt = _shown(messages)
+            if with_difference:
+                view.difference = await self._difference(session, identity, message, view, messages)
+        return view
+
+    async def _load(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> ContextRecord:
+        row = await repository.find_record(session, message.id, owner_id=identity.user_id)
+        if row is None:
+            raise ContextNotFoundError("Only replies that a model wrote have one.")
+        data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
+        record = msgspec.json.decode(data, type=ContextRecord)
+        digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]
+        texts = {
+            text.digest.hex(): identity.sealer.open(CONTEXT_TEXT, text.id, text.sealed_text)
+            for text in await repository.texts_of(session, message.chat_id, digests)
+        }
+        restore_texts(record, texts)
+        return record
+
+    async def _rebuild(
+        self, session: AsyncSession, sealer: Sealer, message: Message, record: ContextRecord
+    ) -> list[PromptMessage]:
+        history = History()
+        if record.history is not None:
+            path = await chats.path_to(session, message)
+            history = _history(sealer, path, record.history)
+        return rebuild(
+            record,
+            history,
+            render_omitted=self._builder.render_omitted,
+            render_memory=self._builder.render_memory,
+        )
+
+    async def _difference(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        message: Message,
+        view: ContextView,
+        messages: list[PromptMessage],
+    ) -> Difference | None:
+        for earlier in reversed((await chats.path_to(session, message))[:-1]):
+            try:
+                record = await self._load(session, identity, earlier)
+                before = await self._rebuild(session, identity.sealer, earlier, record)
+            except (ContextNotFoundError, RecordError):
+                continue
+            return _compare(earlier.id, _view(record), before, view, messages)
+        return None
+
+
+def _history(sealer: Sealer, path: Sequence[Message], recorded: RecordedHistory) -> History:
+    """The lines of a recorded history, as they were sent."""
+    without = frozenset(recorded.without)
+    history = History()
+    for row in path:
+        if not recorded.first <= row.position <= recorded.last or row.position in without:
+            continue
+        text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+        author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+        line = line_text(author, text, names=recorded.names)
+        if recorded.cut is not None and row.position == recorded.last:
+            line = line[: recorded.cut]
+        history.messages.append(PromptMessage(row.role, line))
+        history.tokens.append(row.tokens)
+        history.positions.append(row.position)
+    return history
+
+
+def _view(record: ContextRecord) -> ContextView:
+    history = record.history
+    return ContextView(
+        model=record.model,
+        tokenizer=record.tokenizer,
+        ratio=record.ratio,
+        budgets=record.budgets,
+        totals=record.totals,
+        items=record.items,
+        retrieved=record.retrieved,
+        history=(
+            HistoryView(
+                first=history.first,
+                last=history.last,
+                count=history.count,
+                tokens=history.tokens,
+                hidden=history.without,
+                omitted_first=history.omitted_first,
+                omitted_last=history.omitted_last,
+                reason=history.reason,
+            )
+            if history
+            else None
+        ),
+        left_out=record.left_out,
+        notes=record.notes,
+        prompt_files=record.prompt_files,
+        prompt_hash=record.prompt_hash,
+    )
+
+
+def _shown(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
+    return [ShownMessage(role=message.role, text=message.text) for message in messages]
+
+
+def _compare(
+    earlier_id: UUID,
+    before: ContextView,
+    before_messages: Sequence[PromptMessage],
+    after: ContextView,
+    after_messages: Sequence[PromptMessage],
+) -> Difference:
+    old = {_identity(item): item for item in (*before.items, *before.retrieved)}
+    new = {_identity(item): item for item in (*after.items, *after.retrieved)}
+    shared = 0
+    for one, other in zip(before_messages, after_messages, strict=False):
+        if one != other:
+            break
+        shared += 1
+    characters = sum(len(message.text) for message in after_messages)
+    same = sum(len(message.text) for message in after_messages[:shared])
+    return Difference(
+        previous_message_id=earlier_id,
+        added=[item for key, item in new.items() if key not in old],
+        removed=[item for key, item in old.items() if key not in new],
+        changed=[item for key, item in new.items() if key in old and old[key].text != item.text],
+        history_first=(_first(before), _first(after)),
+        history_last=(_last(before), _last(after)),
+        shared_prefix=shared,
+        shared_tokens=round(after.totals.prompt * same / characters) if characters else 0,
+    )
+
+
+def _identity(item: RecordedItem) -> tuple[str, str]:
+    return item.kind, item.title
+
+
+def _first(view: ContextView) -> int | None:
+    return view.history.first if view.history else None
+
+
+def _last(view: ContextView) -> int | None:
+    return view.history.last if view.history else None

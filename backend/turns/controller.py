@@ -1,0 +1,200 @@
+"""Turns and their contexts: `/chats/{chat_id}/turns`, `/turns`, `/messages/{id}/context`."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+from uuid import UUID
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+
+from backend.accounts.door import NEEDS
+from backend.accounts.identity import Identity
+from backend.accounts.watch import SessionWatch
+from backend.errors import BadRequestError
+from backend.turns.contexts import ContextService
+from backend.turns.events import KEEP_ALIVE
+from backend.turns.schemas import (
+    ContextView,
+    SuggestionRequest,
+    Suggestions,
+    TurnRequest,
+    TurnView,
+)
+from backend.turns.service import TurnService
+
+AnyRequest = Request[Any, Any, Any]
+
+KEEP_ALIVE_SECONDS = 15.0
+BEAT_SECONDS = 2.0
+"""How often a stream looks whether its session is still open."""
+
+
+class TurnController(Controller):
+    """`POST /chats/{chat_id}/turns`: send a line, receive the reply as server-sent events."""
+
+    path = "/chats/{chat_id:uuid}"
+    tags = ("Turns",)
+
+    @post("/turns", status_code=200, operation_id="takeTurn", summary="Take a turn")
+    async def take_turn(
+        self,
+        request: AnyRequest,
+        chat_id: FromPath[UUID],
+        data: JSONBody[TurnRequest],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """Send a line and stream the reply, as server-sent events.
+
+        With `Accept: application/json` the answer is the turn once it is over. The turn goes on
+        when the client hangs up: take it up again at `/turns/{turn_id}/events`.
+        """
+        prepared = await turns.prepare(identity, chat_id, data)
+        if prepared.run is not None:
+            turns.start(prepared.run)
+        if _wants_json(request):
+            return Response(await turns.wait(identity, prepared.turn_id))
+        return _stream(turns, watch, identity, prepared.turn_id, last_id=0)
+
+    @post("/suggestions", status_code=200, operation_id="suggest", summary="Suggest next lines")
+    async def suggest(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        data: JSONBody[SuggestionRequest | None] = None,
+    ) -> Suggestions:
+        """Two to four lines that the user could say next. Nothing is stored."""
+        lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
+        return Suggestions(items=lines)
+
+    @get("/context", operation_id="previewContext", summary="Preview the context")
+    async def preview(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+        text: FromQuery[str | None] = None,
+        prompt: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
+    ) -> ContextView:
+        """What the prompt of the turn that would come now is made of, and why; no model is asked.
+
+        `prompt=true` adds the prompt itself.
+        """
+        return await contexts.preview(identity, chat_id, text, with_prompt=prompt)
+
+
+class RunningTurnController(Controller):
+    """Turns by their id: looking, following, stopping."""
+
+    path = "/turns/{turn_id:uuid}"
+    tags = ("Turns",)
+
+    @get(operation_id="getTurn", summary="Read a turn")
+    async def get_turn(
+        self,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+    ) -> TurnView:
+        """How a turn is going or how it ended."""
+        return await turns.get(identity, turn_id)
+
+    @get("/events", operation_id="followTurn", summary="Follow a turn")
+    async def follow(
+        self,
+        request: AnyRequest,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """The turn's events behind `Last-Event-ID`, from whichever process has them."""
+        await turns.get(identity, turn_id)
+        last_id = _last_event_id(request)
+        return _stream(turns, watch, identity, turn_id, last_id=last_id)
+
+    @post(
+        "/stop",
+        status_code=202,
+        opt={NEEDS: "chat"},
+        operation_id="stopTurn",
+        summary="Stop a turn",
+    )
+    async def stop(
+        self,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+    ) -> None:
+        """End a turn where it is; what was said is kept."""
+        await turns.stop(identity, turn_id)
+
+
+class MessageContextController(Controller):
+    """Contexts of stored replies."""
+
+    path = "/messages/{message_id:uuid}/context"
+    tags = ("Turns",)
+
+    @get(operation_id="getContext", summary="Read a reply's context")
+    async def get_context(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+        diff: FromQuery[Literal["previous"] | None] = None,
+    ) -> ContextView:
+        """What the prompt of a reply was made of, why, and the exact prompt.
+
+        `diff=previous` adds how it differs from the prompt of the reply before it.
+        """
+        return await contexts.stored(identity, message_id, with_difference=diff is not None)
+
+
+CONTROLLERS = (TurnController, RunningTurnController, MessageContextController)
+
+
+def _wants_json(request: AnyRequest) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/event-stream" not in accepted
+
+
+def _last_event_id(request: AnyRequest) -> int:
+    text = request.headers.get("last-event-id", "").strip()
+    if not text:
+        return 0
+    if not text.isdecimal():
+        raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
+    return int(text)
+
+
+def _stream(
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+) -> Response[Any]:
+    return Stream(
+        _body(turns, watch, identity, turn_id, last_id=last_id),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
+    )
+
+
+async def _body(
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+) -> AsyncIterator[bytes]:
+    """Events on the wire, until the turn is over or the session has ended."""
+    spoke_at = time.monotonic()
+    with watch.watching(identity.slot_id):
+        async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
+            if not watch.is_open(identity.slot_id):
+                return
+            if batch:
+                spoke_at = time.monotonic()
+                yield b"".join(event.encode() for event in batch)
+            elif time.monotonic() - spoke_at >= KEEP_ALIVE_SECONDS:
+                spoke_at = time.monotonic()
+                yield KEEP_ALIVE

@@ -1,0 +1,61 @@
+"""What can go wrong with a turn before the model is asked."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from backend.errors import AppError, ConflictError, NotFoundError, ValidationError
+
+
+class TurnNotFoundError(NotFoundError):
+    """No such turn, or someone else's."""
+
+    slug, title = "turn-not-found", "No such turn"
+
+
+class TurnInProgressError(ConflictError):
+    """Another turn runs in this chat; `turn_id` names it, so that a client can follow it."""
+
+    slug, title = "turn-in-progress", "A turn is in progress in this chat"
+
+    def __init__(self, turn_id: UUID | None = None) -> None:
+        super().__init__(
+            "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
+            extra={"turn_id": str(turn_id)} if turn_id else {},
+        )
+
+
+class TurnIdReusedError(ConflictError):
+    """The turn's id was used before, for something else."""
+
+    slug, title = "turn-id-reused", "This turn id was used for another request"
+
+
+class ChatChangedError(ConflictError):
+    """The chat's path changed again and again while the prompt was put together."""
+
+    slug, title = "chat-changed", "The chat changed meanwhile"
+
+
+class NothingToAnswerError(ValidationError):
+    """There is no line to answer and none was sent."""
+
+    slug, title = "nothing-to-answer", "There is nothing to answer"
+
+
+class NotContinuableError(ConflictError):
+    """The path does not end with a reply that could go on."""
+
+    slug, title = "not-continuable", "There is no reply to continue"
+
+
+class TurnInterruptedError(AppError):
+    """The server went down while the reply was being written; what there was of it is kept."""
+
+    status, slug, title = 503, "turn-interrupted", "The reply was cut off"
+
+
+class ContextNotFoundError(NotFoundError):
+    """The message has no context record: only replies that a model wrote have one."""
+
+    slug, title = "context-not-found", "No context record"

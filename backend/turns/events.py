@@ -1,0 +1,145 @@
+"""The events of a turn, numbered so that any process can take them up where another left off.
+
+Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
+model has said up to its end, thinking and text together; the last three follow. So an id says what
+a client has, and the events after it follow from what is stored: no log of events is kept, and
+pieces that pile up for a slow client are sent as one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+SegmentKind = Literal["thinking", "text"]
+
+STARTED, READY = 1, 2
+USAGE, SAVED, OVER = 1, 2, 3
+"""Ids of the closing events, counted from the last delta's."""
+
+KEEP_ALIVE = b": still here\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a turn."""
+
+    id: int
+    name: str
+    data: Any
+
+    def encode(self) -> bytes:
+        """The event as server-sent events put it on the wire."""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (
+            self.id,
+            self.name.encode(),
+            msgspec.json.encode(self.data),
+        )
+
+
+class Transcript:
+    """What the model has said, piece by piece, in order."""
+
+    __slots__ = ("_ends", "_kinds", "_texts", "length")
+
+    def __init__(self) -> None:
+        self._kinds: list[SegmentKind] = []
+        self._texts: list[str] = []
+        self._ends: list[int] = []
+        self.length = 0
+
+    def append(self, kind: SegmentKind, text: str) -> None:
+        """Add a piece; empty ones are passed over."""
+        if text:
+            self.length += len(text)
+            self._kinds.append(kind)
+            self._texts.append(text)
+            self._ends.append(self.length)
+
+    def joined(self, kind: SegmentKind) -> str:
+        """Everything of one kind."""
+        return "".join(
+            text for each, text in zip(self._kinds, self._texts, strict=True) if each == kind
+        )
+
+    def since(self, offset: int) -> Iterator[tuple[SegmentKind, str, int]]:
+        """What came after the first `offset` characters: runs of a kind as (kind, text, end)."""
+        index = bisect_right(self._ends, offset)
+        parts: list[str] = []
+        while index < len(self._texts):
+            kind, text, end = self._kinds[index], self._texts[index], self._ends[index]
+            parts.append(text[offset - end :] if offset > end - len(text) else text)
+            offset = end
+            index += 1
+            if index == len(self._texts) or self._kinds[index] != kind:
+                yield kind, "".join(parts), end
+                parts = []
+
+    def segments(self) -> list[tuple[SegmentKind, int]]:
+        """Lengths of the runs of one kind, in order: what is stored beside the texts."""
+        runs: list[tuple[SegmentKind, int]] = []
+        for kind, text in zip(self._kinds, self._texts, strict=True):
+            if runs and runs[-1][0] == kind:
+                runs[-1] = (kind, runs[-1][1] + len(text))
+            else:
+                runs.append((kind, len(text)))
+        return runs
+
+    @classmethod
+    def restored(
+        cls, segments: Sequence[tuple[SegmentKind, int]], *, thinking: str, text: str
+    ) -> Transcript:
+        """The transcript of stored texts and the lengths of their runs."""
+        transcript = cls()
+        texts = {"thinking": thinking, "text": text}
+        places = {"thinking": 0, "text": 0}
+        for kind, length in segments:
+            begin = places[kind]
+            transcript.append(kind, texts[kind][begin : begin + length])
+            places[kind] = begin + length
+        return transcript
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a turn is: what its events are made of, whether it runs here or was stored."""
+
+    started: dict[str, Any]
+    totals: Any = None
+    transcript: Transcript = field(default_factory=Transcript)
+    usage: Any = None
+    saved: dict[str, Any] | None = None
+    completed: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.completed is not None or self.failed is not None
+
+    def events_after(self, last_id: int) -> Iterator[Event]:
+        """Every event that there is by now behind `last_id` (0: from the beginning)."""
+        if last_id < STARTED:
+            yield Event(STARTED, "turn.started", self.started)
+        if self.totals is None:
+            return
+        if last_id < READY:
+            yield Event(READY, "context.ready", {"totals": self.totals})
+        for kind, text, end in self.transcript.since(max(0, last_id - READY)):
+            yield Event(READY + end, f"{kind}.delta", {"text": text})
+        if not self.is_over:
+            return
+        last = READY + self.transcript.length
+        if self.usage is not None and last_id < last + USAGE:
+            yield Event(last + USAGE, "usage", self.usage)
+        if self.saved is not None and last_id < last + SAVED:
+            yield Event(last + SAVED, "message.saved", self.saved)
+        if last_id < last + OVER:
+            if self.completed is not None:
+                yield Event(last + OVER, "turn.completed", self.completed)
+            else:
+                yield Event(last + OVER, "turn.failed", self.failed)

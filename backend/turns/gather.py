@@ -1,0 +1,305 @@
+"""What a turn needs from the database, read in one view of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.accounts.models import USER_VARIABLES, User
+from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError
+from backend.chats import repository as chats
+from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.repository import StoredLine
+from backend.chats.service import read_settings
+from backend.chats.settings import ChatSettings
+from backend.context.macros import Variables
+from backend.errors import ValidationError
+from backend.turns.errors import NotContinuableError, NothingToAnswerError
+from backend.turns.models import TokenRatio, TurnKind
+from backend.turns.schemas import TurnRequest
+
+RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
+
+LineKind = Literal["user_line", "continue", "impersonate", "suggestions", "opening", "next"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """The character that speaks: its id (None in a chat without one), its card, its name."""
+
+    id: UUID | None
+    card: Card
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a turn works in the tree.
+
+    `leaf` ends the history; None before the first message. `line` is the message that stands as
+    the user's line, when it is stored already. `parent` is what the reply will hang below when no
+    new line is stored. `continued` is the reply that goes on.
+    """
+
+    kind: TurnKind
+    line_kind: LineKind
+    leaf: Message | None
+    line: Message | None = None
+    parent: Message | None = None
+    continued: Message | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentLine:
+    """One of the last lines, for macros that quote them."""
+
+    role: str
+    text: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Everything about a chat that a prompt is made of, but its history."""
+
+    chat: Chat
+    settings: ChatSettings
+    speaker: Speaker
+    others: Sequence[str]
+    member_count: int
+    user_name: str
+    persona: str
+    persona_id: UUID | None
+    target: Target
+    variables: Variables
+    recent: Sequence[RecentLine]
+
+
+class Gatherer:
+    """Reads what a turn needs, through a session of the caller's, for one user."""
+
+    def __init__(self, session: AsyncSession, identity: Identity, *, user_name: str) -> None:
+        self._session = session
+        self._identity = identity
+        self._user_name = user_name
+
+    async def gather(self, chat_id: UUID, request: TurnRequest) -> Gathered:
+        """Read the chat, its cast and the place in its tree.
+
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
+        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
+        """
+        owner_id, sealer = self._identity.user_id, self._identity.sealer
+        chat = await chats.get_chat(self._session, chat_id, owner_id=owner_id)
+        settings = read_settings(sealer, chat)
+        target = await self._target(chat, request)
+        member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
+        cards = await characters.find_cards(
+            self._session, member_ids, owner_id=owner_id, sealer=sealer
+        )
+        speaker = _speaker(cards, member_ids, request, target)
+        persona_id = chat.persona_id or self._identity.settings.persona_id
+        persona = (
+            await characters.find_persona(
+                self._session, persona_id, owner_id=owner_id, sealer=sealer
+            )
+            if persona_id
+            else None
+        )
+        return Gathered(
+            chat=chat,
+            settings=settings,
+            speaker=speaker,
+            others=[card_name(card) for key, card in cards.items() if key != speaker.id],
+            member_count=len(member_ids),
+            user_name=persona.name if persona else self._user_name,
+            persona=persona.description if persona else "",
+            persona_id=persona.id if persona else None,
+            target=target,
+            variables=await self._variables(chat),
+            recent=await self._recent(target) if _quote_history(settings, cards) else [],
+        )
+
+    async def history(
+        self, gathered: Gathered, *, budget: int, eviction_point: Callable[[int, int], int]
+    ) -> tuple[Sequence[StoredLine], int]:
+        """The lines that fit `budget` stored tokens, and what the whole path takes."""
+        leaf = gathered.target.leaf
+        if leaf is None:
+            return [], 0
+        lines = await chats.active_lines(
+            self._session,
+            gathered.chat.id,
+            from_sum=eviction_point(leaf.path_tokens, budget),
+            to_position=leaf.position,
+        )
+        return lines, leaf.path_tokens
+
+    async def ratio(self, key: str) -> TokenRatio | None:
+        """What was learned of a model's token counts."""
+        return await self._session.get(TokenRatio, key)
+
+    async def _target(self, chat: Chat, request: TurnRequest) -> Target:
+        _check_request(request)
+        if request.regenerate_of is not None:
+            return await self._regeneration(chat, request.regenerate_of)
+        leaf = await self._session.get(Message, chat.leaf_id) if chat.leaf_id else None
+        if leaf is not None and leaf.status == "streaming":
+            # What was said so far is no line to build on yet; whoever stores will get the 409.
+            leaf = await self._session.get(Message, leaf.parent_id) if leaf.parent_id else None
+        if request.continue_:
+            if leaf is None or leaf.role != "assistant":
+                raise NotContinuableError("The last message is not a character's.")
+            return Target(kind="continue", line_kind="continue", leaf=leaf, continued=leaf)
+        if request.impersonate:
+            return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
+        if request.text is not None:
+            return Target(kind="reply", line_kind="user_line", leaf=leaf)
+        return await self._unanswered(leaf, request)
+
+    async def _unanswered(self, leaf: Message | None, request: TurnRequest) -> Target:
+        """What a reply without a new line answers."""
+        if leaf is not None and leaf.role == "user":
+            above = await self._session.get(Message, leaf.parent_id) if leaf.parent_id else None
+            return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
+        if leaf is None:
+            return Target(kind="reply", line_kind="opening", leaf=None)
+        if request.speaker is None:
+            raise NothingToAnswerError(
+                "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
+                "`speaker` to let a character speak."
+            )
+        return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+
+    async def _regeneration(self, chat: Chat, message_id: UUID) -> Target:
+        message = await chats.get_message(
+            self._session, message_id, owner_id=self._identity.user_id
+        )
+        if message.chat_id != chat.id:
+            raise ValidationError("regenerate_of is a message of another chat.")
+        if message.role != "assistant":
+            raise ValidationError("regenerate_of is not a character's message.")
+        if not message.is_active:
+            raise ValidationError(
+                "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+                "active path."
+            )
+        if message.parent_id is None:
+            return Target(kind="regenerate", line_kind="opening", leaf=None)
+        parent = await self._session.get_one(Message, message.parent_id)
+        if parent.role != "user":
+            return Target(kind="regenerate", line_kind="next", leaf=parent, parent=parent)
+        above = await self._session.get(Message, parent.parent_id) if parent.parent_id else None
+        return Target(
+            kind="regenerate", line_kind="user_line", leaf=above, line=parent, parent=parent
+        )
+
+    async def _variables(self, chat: Chat) -> Variables:
+        sealer = self._identity.sealer
+        sealed = await self._session.scalar(
+            select(User.sealed_variables).where(User.id == self._identity.user_id)
+        )
+        return Variables(
+            local=_decoded(
+                sealer.open_bytes(CHAT_VARIABLES, chat.id, chat.sealed_variables)
+                if chat.sealed_variables
+                else None
+            ),
+            global_=_decoded(
+                sealer.open_bytes(USER_VARIABLES, self._identity.user_id, sealed)
+                if sealed
+                else None
+            ),
+        )
+
+    async def _recent(self, target: Target) -> Sequence[RecentLine]:
+        if target.leaf is None:
+            return []
+        rows = await chats.active_page(
+            self._session, target.leaf.chat_id, before=target.leaf.position + 1, limit=20
+        )
+        sealer = self._identity.sealer
+        return [
+            RecentLine(
+                role=row.role,
+                text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+                created_at=row.created_at,
+            )
+            for row in rows
+            if not row.hidden
+        ]
+
+
+def author_of(identity: Identity, message: Message) -> str:
+    """Who said a message, by name."""
+    return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
+
+
+def text_of(identity: Identity, message: Message) -> str:
+    """What a message says."""
+    return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
+
+
+def card_name(card: Card) -> str:
+    """What `{{char}}` stands for: the nickname, where there is one."""
+    return card.nickname or card.name
+
+
+def _speaker(
+    cards: dict[UUID, Card], member_ids: Sequence[UUID], request: TurnRequest, target: Target
+) -> Speaker:
+    wanted = request.speaker
+    if wanted is not None and wanted not in cards:
+        raise CharacterNotFoundError
+    if wanted is None and target.continued is not None:
+        wanted = target.continued.character_id
+    for character_id in ([wanted] if wanted else []) + list(member_ids):
+        if character_id in cards:
+            card = cards[character_id]
+            return Speaker(id=character_id, card=card, name=card_name(card))
+    return Speaker(id=None, card=Card(name="Narrator"), name="Narrator")
+
+
+def _check_request(request: TurnRequest) -> None:
+    asked = [
+        name
+        for name, given in (
+            ("text", request.text is not None),
+            ("regenerate_of", request.regenerate_of is not None),
+            ("continue", request.continue_),
+            ("impersonate", request.impersonate),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
+
+
+def _quote_history(settings: ChatSettings, cards: dict[UUID, Card]) -> bool:
+    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+    texts = [settings.authors_note.text, settings.system_prompt or ""]
+    for card in cards.values():
+        texts += (
+            card.description,
+            card.personality,
+            card.scenario,
+            card.system_prompt,
+            card.post_history_instructions,
+            card.mes_example,
+        )
+    return any("{{" in text and RECENT_MACROS.search(text) for text in texts)
+
+
+def _decoded(data: bytes | None) -> dict[str, str]:
+    return msgspec.json.decode(data, type=dict[str, str]) if data else {}

@@ -1,0 +1,112 @@
+"""Tables of turns, their context records, and what is learned of token counts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
+from backend.vault.sealing import Column
+
+TurnKind = Literal["reply", "regenerate", "continue", "impersonate"]
+TurnState = Literal["running", "completed", "stopped", "failed", "interrupted"]
+
+
+class Turn(Base):
+    """One turn, running or over. At most one runs in a chat.
+
+    `segments` (JSON, `[[kind, characters], ...]`) says in which order thinking and text came, so
+    that any process can number the events of what is stored. `lease_until` is renewed by the
+    process that runs the turn; a running turn whose lease is over was cut off by a crash.
+    """
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        Index(
+            "uq_turns_running",
+            "chat_id",
+            unique=True,
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
+        Index(None, "chat_id"),
+        Index(
+            "ix_turns_lease",
+            "lease_until",
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
+    )
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    kind: Mapped[TurnKind] = mapped_column(String)
+    state: Mapped[TurnState] = mapped_column(String)
+    model: Mapped[str]
+    request_digest: Mapped[bytes]
+    user_message_id: Mapped[UUID | None]
+    reply_id: Mapped[UUID | None] = mapped_column(index=True)
+    prefix_length: Mapped[int] = mapped_column(default=0)
+    thinking_prefix_length: Mapped[int] = mapped_column(default=0)
+    segments: Mapped[str] = mapped_column(default="[]")
+    totals: Mapped[str] = mapped_column(default="{}")
+    usage: Mapped[str | None]
+    sealed_output: Mapped[bytes | None]
+    sealed_problem: Mapped[bytes | None]
+    stop_requested: Mapped[bool] = mapped_column(default=False)
+    lease_until: Mapped[datetime | None]
+    created_at: Mapped[CreatedAt]
+    finished_at: Mapped[datetime | None]
+
+
+TURN_OUTPUT = Column("turns", "sealed_output")
+TURN_PROBLEM = Column("turns", "sealed_problem")
+
+
+class ContextRecord(Base):
+    """What the prompt of a reply was made of, and why. `id` is the reply's."""
+
+    __tablename__ = "context_records"
+
+    id: Mapped[UUID] = mapped_column(
+        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    )
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)
+    sealed_record: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+CONTEXT_RECORD = Column("context_records", "sealed_record")
+
+
+class ContextText(Base):
+    """A text of a prompt that may change later, kept once a chat, by keyed hash of its content."""
+
+    __tablename__ = "context_texts"
+    __table_args__ = (UniqueConstraint("chat_id", "digest"),)
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32))
+    sealed_text: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+CONTEXT_TEXT = Column("context_texts", "sealed_text")
+
+
+class TokenRatio(Base):
+    """How many tokens a provider reports for one that Talekeeper counted, learned per model."""
+
+    __tablename__ = "token_ratios"
+
+    model: Mapped[str] = mapped_column(primary_key=True)
+    ratio: Mapped[float]
+    samples: Mapped[int]

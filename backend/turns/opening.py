@@ -1,0 +1,145 @@
+"""Opening a chat: the one act that needs characters, personas and chats together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.chats.drafts import Draft
+from backend.chats.schemas import ChatPatch, ChatView, NewChat
+from backend.chats.service import ChatService
+from backend.context.macros import MacroContext, Variables, expand
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.turns.gather import card_name
+from backend.wire import merge_patch, reject_unknown
+
+FALLBACK_TITLE = "New chat"
+
+
+class OpeningService:
+    """Opens chats, and changes who takes part as the user."""
+
+    def __init__(
+        self, database: Database, chats: ChatService, *, name_of: Callable[[Identity], str]
+    ) -> None:
+        self._database = database
+        self._chats = chats
+        self._name_of = name_of
+
+    async def open(self, identity: Identity, new: NewChat) -> ChatView:
+        """Make a chat; the first character's greetings become its first message and its swipes.
+
+        Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`.
+        """
+        persona_id = new.persona_id or identity.settings.persona_id
+        async with self._database.read() as session:
+            cards = await self._check_cast(session, identity, new.character_ids, new.persona_id)
+            persona = (
+                await characters.find_persona(
+                    session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
+                )
+                if persona_id
+                else None
+            )
+        user = persona.name if persona else self._name_of(identity)
+        names = [card_name(cards[each]) for each in new.character_ids]
+        greetings = (
+            _greetings(
+                cards[new.character_ids[0]],
+                new.character_ids[0],
+                user=user,
+                persona=persona.description if persona else "",
+                is_group=len(new.character_ids) > 1,
+            )
+            if new.character_ids
+            else []
+        )
+        return await self._chats.open(
+            identity,
+            title=(new.title or "").strip() or ", ".join(names) or FALLBACK_TITLE,
+            character_ids=new.character_ids,
+            persona_id=new.persona_id,
+            greetings=greetings,
+        )
+
+    async def patch(
+        self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
+    ) -> ChatView:
+        """Change title, persona or characters; what is absent stays, null clears.
+
+        Raises `ChatNotFoundError`, `CharacterNotFoundError`, `PersonaNotFoundError`,
+        `ValidationError`, `PreconditionFailedError`.
+        """
+        reject_unknown(patch, ChatPatch)
+        change = merge_patch(ChatPatch(), patch)
+        async with self._database.read() as session:
+            await self._check_cast(session, identity, change.character_ids, change.persona_id)
+        return await self._chats.patch(
+            identity, chat_id, change, named=frozenset(patch), if_match=if_match
+        )
+
+    async def _check_cast(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        character_ids: Sequence[UUID],
+        persona_id: UUID | None,
+    ) -> dict[UUID, Card]:
+        """The cards of characters who are the user's, as the persona has to be."""
+        if len(set(character_ids)) < len(character_ids):
+            raise ValidationError("character_ids names a character twice.")
+        owner_id, sealer = identity.user_id, identity.sealer
+        cards = await characters.find_cards(
+            session, character_ids, owner_id=owner_id, sealer=sealer
+        )
+        if len(cards) < len(character_ids):
+            raise CharacterNotFoundError
+        if persona_id is not None and not await characters.find_persona(
+            session, persona_id, owner_id=owner_id, sealer=sealer
+        ):
+            raise PersonaNotFoundError
+        return cards
+
+
+def _greetings(
+    card: Card, character_id: UUID, *, user: str, persona: str, is_group: bool
+) -> list[Draft]:
+    """A card's greetings, their macros expanded once and for all: they are messages from now on."""
+    texts = [card.first_mes, *card.alternate_greetings]
+    if is_group:
+        texts += card.group_only_greetings
+    seed = uuid4().int >> 64
+    context = MacroContext(
+        user=user,
+        char=card_name(card),
+        now=datetime.now().astimezone(),
+        chat_seed=seed,
+        message_seed=seed,
+        model="",
+        max_prompt=0,
+        persona=persona,
+        description=card.description,
+        personality=card.personality,
+        scenario=card.scenario,
+        mes_examples=card.mes_example,
+        char_prompt=card.system_prompt,
+        char_version=card.character_version,
+    )
+    expanded = [
+        expand(text, context, Variables(), place=f"greeting:{number}").text
+        for number, text in enumerate(texts)
+    ]
+    return [
+        Draft(role="assistant", author=card_name(card), text=text, character_id=character_id)
+        for text in expanded
+        if text.strip()
+    ]

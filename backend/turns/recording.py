@@ -1,0 +1,93 @@
+"""From a built prompt to its record: what it is made of and why, in the model's tokens."""
+
+from __future__ import annotations
+
+from backend.context.record import (
+    ContextRecord,
+    RecordedHistory,
+    RecordedLeftOut,
+    hash_prompt,
+    recorded_budget,
+    recorded_item,
+    recorded_left_out,
+    totals_of,
+)
+from backend.turns.builder import Built
+
+
+def record_of(built: Built) -> ContextRecord:
+    """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
+    gathered, assembled = built.gathered, built.assembled
+    record = ContextRecord(
+        model=built.spec.id,
+        tokenizer=built.unit.tokenizer,
+        ratio=round(built.ratio, 4),
+        budgets=recorded_budget(built.budget),
+        totals=totals_of(assembled, built.budget),
+        items=[recorded_item(item) for item in assembled.items],
+        retrieved=[recorded_item(item) for item in assembled.retrieved],
+        history=_recorded_history(built),
+        left_out=[recorded_left_out(each) for each in assembled.left_out],
+        memory_first=gathered.settings.memory_placement == "before_history",
+        prompt_files=dict(built.prompt_files),
+        prompt_hash=hash_prompt(assembled.messages),
+    )
+    if built.estimated:
+        record.notes.append("the chat's stored counts are being made anew for this model")
+    older = _older(built)
+    if older is not None:
+        record.left_out.insert(0, older)
+    _to_real(record, built)
+    return record
+
+
+def _recorded_history(built: Built) -> RecordedHistory | None:
+    history, leaf = built.assembled.history, built.gathered.target.leaf
+    if leaf is None or not history.positions:
+        return None
+    first, last = history.positions[0], history.positions[-1]
+    present = frozenset(history.positions)
+    continued, gap = built.gathered.target.continued, built.assembled.gap
+    return RecordedHistory(
+        leaf_id=leaf.id,
+        first=first,
+        last=last,
+        count=len(history.positions) - (gap.count if gap else 0),
+        tokens=built.assembled.history_tokens,
+        without=[place for place in range(first, last + 1) if place not in present],
+        cut=len(history.messages[-1].text) if continued else None,
+        names=built.unit.names,
+        omitted_first=history.positions[gap.start] if gap else None,
+        omitted_last=history.positions[gap.stop - 1] if gap else None,
+    )
+
+
+def _older(built: Built) -> RecordedLeftOut | None:
+    """What lies before the kept history, as one entry."""
+    history = built.assembled.history
+    leaf = built.gathered.target.leaf
+    first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
+    if first <= 0 or leaf is None:
+        return None
+    tokens = max(0, built.path_tokens - sum(history.tokens))
+    if tokens == 0:
+        return None
+    return RecordedLeftOut(
+        kind="history", title=f"messages 1 to {first}", tokens=tokens, reason="budget"
+    )
+
+
+def _to_real(record: ContextRecord, built: Built) -> None:
+    """Turn the record's counts into the model's tokens."""
+    if built.ratio == 1:
+        return
+    for item in (*record.items, *record.retrieved):
+        item.tokens = built.real(item.tokens)
+    for left_out in record.left_out:
+        left_out.tokens = built.real(left_out.tokens)
+    if record.history is not None:
+        record.history.tokens = built.real(record.history.tokens)
+    for name in ("total", "history", "retrieval", "reply_reserve"):
+        setattr(record.budgets, name, built.real(getattr(record.budgets, name)))
+    for name, value in built.totals.items():
+        setattr(record.totals, name, value)

@@ -1,0 +1,262 @@
+"""Turns that run in this process: each a task of its own, whoever listens.
+
+A client that hangs up changes nothing. What was said is stored every second, for all running turns
+in one transaction, and once more, with everything that belongs to the reply, when a turn is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from backend.chats.models import MessageStatus
+from backend.errors import AppError, InternalError, UnavailableError
+from backend.generation.model import (
+    ChatModel,
+    Finish,
+    ModelEmptyReplyError,
+    ModelError,
+    TextPiece,
+    ThinkingPiece,
+    Usage,
+)
+from backend.logs import get_logger
+from backend.turns.builder import Built
+from backend.turns.events import Event, Progress
+from backend.turns.models import TurnKind, TurnState
+from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
+
+STORE_EVERY = 1.0
+
+CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
+"""Seconds between attempts to store a finished turn while the database does not answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One running turn.
+
+    `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
+    `finish` come from the model. `over` is set once what the turn leaves behind is stored.
+    """
+
+    turn_id: UUID
+    user_id: UUID
+    chat_id: UUID
+    kind: TurnKind
+    reply_id: UUID | None
+    sealer: Sealer = field(repr=False)
+    model: ChatModel = field(repr=False)
+    built: Built = field(repr=False)
+    progress: Progress
+    prefix: str = field(default="", repr=False)
+    prefix_thinking: str = field(default="", repr=False)
+    status_before: MessageStatus = "streaming"
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    usage: Usage | None = None
+    finish: str = ""
+    problem: AppError | None = None
+    stored_length: int = -1
+    record_stored: bool = False
+    _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    _speaking: asyncio.Task[None] | None = None
+    _stop_as: TurnState | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply so far, with what it continues."""
+        return self.prefix + self.progress.transcript.joined("text")
+
+    @property
+    def thinking(self) -> str:
+        """What the model has thought aloud."""
+        return self.prefix_thinking + self.progress.transcript.joined("thinking")
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was said that is not stored."""
+        return self.stored_length != self.progress.transcript.length
+
+    def notify(self) -> None:
+        """Wake everyone who listens."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def heard(self, *, within: float) -> bool:
+        """Wait for something new to be said; False after `within` seconds of silence."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(within):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[Event]]:
+        """Events behind `last_id` as they come; an empty list every `beat` seconds of silence."""
+        while True:
+            is_over = self.progress.is_over
+            batch = list(self.progress.events_after(last_id))
+            if batch:
+                last_id = batch[-1].id
+                yield batch
+            if is_over:
+                return
+            if not batch and not await self.heard(within=beat):
+                yield []
+
+    def stop(self, *, state: TurnState = "stopped") -> None:
+        """End it where it is; what was said is kept."""
+        if self._stop_as is None:
+            self._stop_as = state
+            if self._speaking is not None:
+                self._speaking.cancel()
+
+    async def speak(self) -> None:
+        """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
+        self._speaking = asyncio.create_task(self._listen_to_model())
+        if self._stop_as is not None:
+            self._speaking.cancel()
+        try:
+            await self._speaking
+        except asyncio.CancelledError:
+            if self._stop_as is None:
+                # Not asked for here: the process is going down.
+                self._stop_as = "interrupted"
+        except ModelError as error:
+            self.problem = error
+        except Exception as error:  # a fault of ours must end the turn, not hang it
+            log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
+            self.problem = InternalError("The log says more.")
+
+    @property
+    def outcome(self) -> TurnState:
+        """How it ended, once the model no longer speaks."""
+        if self.problem is not None:
+            return "failed"
+        return self._stop_as or "completed"
+
+    async def _listen_to_model(self) -> None:
+        transcript = self.progress.transcript
+        stream = self.model.stream(self.built.prompt, self.built.sampling)
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                match piece:
+                    case TextPiece(text):
+                        transcript.append("text", text)
+                        self.notify()
+                    case ThinkingPiece(text):
+                        transcript.append("thinking", text)
+                        self.notify()
+                    case Usage():
+                        self.usage = piece
+                    case Finish(reason):
+                        self.finish = reason
+        if not transcript.joined("text"):
+            raise ModelEmptyReplyError("Try again, or another model.")
+
+
+Store = Callable[[Iterable[Run]], Awaitable[set[UUID]]]
+"""Stores what running turns have said; gives back the ids of those that were asked to stop."""
+
+Conclude = Callable[[Run], Awaitable[None]]
+"""Stores what a turn that is over leaves behind, and fills in its closing events."""
+
+
+class RunRegistry:
+    """The running turns of this process."""
+
+    def __init__(self, *, store: Store, conclude: Conclude) -> None:
+        self._store = store
+        self._conclude = conclude
+        self._runs: dict[UUID, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, turn_id: UUID) -> Run | None:
+        """A turn that runs here."""
+        return self._runs.get(turn_id)
+
+    def start(self, run: Run) -> None:
+        """Let a turn run until it is over, on its own."""
+        self._runs[run.turn_id] = run
+        task = asyncio.create_task(self._drive(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Cut every turn off and store what there is."""
+        for run in list(self._runs.values()):
+            run.stop(state="interrupted")
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+
+    async def _drive(self, run: Run) -> None:
+        try:
+            await run.speak()
+            await self._conclude_surely(run)
+        except Exception as error:  # nobody awaits this task: say it here
+            log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
+            problem = error if isinstance(error, AppError) else InternalError("The log says more.")
+            run.progress.failed = {"turn_id": str(run.turn_id), **problem.to_problem()}
+        finally:
+            self._runs.pop(run.turn_id, None)
+            run.over.set()
+            run.notify()
+
+    async def _conclude_surely(self, run: Run) -> None:
+        for pause in CONCLUDE_AGAIN_AFTER:
+            try:
+                await self._conclude(run)
+            except UnavailableError as error:
+                log.warning("turn.not_stored_yet", turn_id=run.turn_id, exc_info=error)
+                await asyncio.sleep(pause)
+            else:
+                return
+        await self._conclude(run)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(STORE_EVERY)
+            if not self._runs:
+                continue
+            try:
+                stopped = await self._store(list(self._runs.values()))
+            except Exception as error:  # the next second tries again
+                log.warning("turn.progress_not_stored", count=len(self._runs), exc_info=error)
+                continue
+            for turn_id in stopped:
+                if run := self._runs.get(turn_id):
+                    run.stop()
+
+
+def describe_usage(usage: Usage, model_id: str) -> dict[str, Any]:
+    """The `usage` event's data."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "thinking_tokens": usage.thinking_tokens,
+        "model": model_id,
+    }

@@ -1,0 +1,120 @@
+"""Shapes of the turns' part of the API."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+
+from backend.chats.schemas import MessageView
+from backend.context.record import (
+    RecordedBudget,
+    RecordedItem,
+    RecordedLeftOut,
+    Totals,
+)
+from backend.turns.models import TurnKind, TurnState
+
+
+class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a turn is to do.
+
+    `text` is the user's line; without it the last line of the path is answered. `regenerate_of`
+    adds a swipe to a reply, `continue` goes on with the last one, `impersonate` writes the user's
+    next line and stores nothing. `speaker` says which character replies. `turn_id` makes it safe
+    to send the request again.
+    """
+
+    text: str | None = None
+    turn_id: UUID | None = None
+    regenerate_of: UUID | None = None
+    continue_: bool = msgspec.field(default=False, name="continue")
+    impersonate: bool = False
+    speaker: UUID | None = None
+
+
+class TurnView(msgspec.Struct, kw_only=True):
+    """A turn. `text` is what an impersonation wrote; `reply` the stored message."""
+
+    id: UUID
+    chat_id: UUID
+    kind: TurnKind
+    state: TurnState
+    model: str
+    user_message_id: UUID | None
+    reply_id: UUID | None
+    usage: dict[str, Any] | None
+    totals: dict[str, Any]
+    problem: dict[str, Any] | None
+    created_at: datetime
+    finished_at: datetime | None
+    text: str | None = None
+    reply: MessageView | None = None
+
+
+class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How many lines to suggest."""
+
+    count: Annotated[int, msgspec.Meta(ge=2, le=4)] = 3
+
+
+class Suggestions(msgspec.Struct, kw_only=True):
+    """Lines that the user could say next."""
+
+    items: list[str]
+
+
+class ShownMessage(msgspec.Struct, kw_only=True):
+    """A message of a prompt, as it was or would be sent."""
+
+    role: str
+    text: str
+
+
+class HistoryView(msgspec.Struct, kw_only=True):
+    """The stretch of the path that is in the prompt."""
+
+    first: int
+    last: int
+    count: int
+    tokens: int
+    hidden: list[int]
+    omitted_first: int | None
+    omitted_last: int | None
+    reason: str
+
+
+class Difference(msgspec.Struct, kw_only=True):
+    """How a prompt differs from the one before it on the path.
+
+    `shared_prefix` counts messages that are the same from the beginning on: what a provider's
+    prefix cache can reuse; `shared_tokens` is about what they take.
+    """
+
+    previous_message_id: UUID
+    added: list[RecordedItem]
+    removed: list[RecordedItem]
+    changed: list[RecordedItem]
+    history_first: tuple[int | None, int | None]
+    history_last: tuple[int | None, int | None]
+    shared_prefix: int
+    shared_tokens: int
+
+
+class ContextView(msgspec.Struct, kw_only=True):
+    """What a prompt is made of, and why. `prompt` is the exact prompt."""
+
+    model: str
+    tokenizer: str
+    ratio: float
+    budgets: RecordedBudget
+    totals: Totals
+    items: list[RecordedItem]
+    retrieved: list[RecordedItem]
+    history: HistoryView | None
+    left_out: list[RecordedLeftOut]
+    notes: list[str]
+    prompt_files: dict[str, str]
+    prompt_hash: str
+    prompt: list[ShownMessage] | None = None
+    difference: Difference | None = None

@@ -1,0 +1,407 @@
+"""One turn, from the user's line to the stored reply.
+
+`prepare` and `start` are apart: what fails in `prepare` is an answer of its own, what fails later
+is an event of the stream. No database connection is held while the model talks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chats import repository as chats
+from backend.chats import tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import Draft, draft_message
+from backend.chats.messages import MessageService
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.recount import recount
+from backend.chats.service import ChatService
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.generation.registry import ModelRegistry
+from backend.logs import get_logger
+from backend.turns import repository
+from backend.turns.builder import Built, PromptBuilder
+from backend.turns.errors import (
+    ChatChangedError,
+    NotContinuableError,
+    TurnIdReusedError,
+    TurnInProgressError,
+)
+from backend.turns.events import Event, Progress
+from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.progress import stored_progress
+from backend.turns.runs import Run, RunRegistry
+from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnView
+from backend.turns.store import LEASE, TurnStore, save_variables
+from backend.vault.sealing import digest
+
+log = get_logger(__name__)
+
+ATTEMPTS = 3
+FOLLOW_EVERY = 0.5
+
+SUGGESTION_SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
+    "required": ["lines"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A turn that is stored and may start; `run` is None for one that was there before."""
+
+    turn_id: UUID
+    run: Run | None
+
+
+class TurnService:
+    """Starts turns, follows them, stops them."""
+
+    def __init__(
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        registry: ModelRegistry,
+        chat_service: ChatService,
+        message_service: MessageService,
+        *,
+        name_of: Callable[[Identity], str],
+    ) -> None:
+        self._database = database
+        self._builder = builder
+        self._registry = registry
+        self._chats = chat_service
+        self._messages = message_service
+        self._name_of = name_of
+        self._store = TurnStore(database)
+        self._recounts: set[asyncio.Task[None]] = set()
+        self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
+
+    async def build(
+        self, identity: Identity, chat_id: UUID, request: TurnRequest, *, suggestions: int = 0
+    ) -> Built:
+        """The prompt of the turn that would come now; nothing is stored."""
+        return await self._builder.build(
+            identity,
+            chat_id,
+            request,
+            user_name=self._name_of(identity),
+            choose_model=self._chats.effective_model,
+            suggestions=suggestions,
+        )
+
+    async def prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
+        """Build the prompt and store the user's line, with a place for the reply.
+
+        A turn id that was used for the same request gives back that turn.
+
+        Raises `TurnInProgressError`, `TurnIdReusedError`, `ContextOverflowError`,
+        `ChatNotFoundError` and what `PromptBuilder.build` raises. Nothing is stored then.
+        """
+        if request.text is not None:
+            self._messages.check_text(request.text)
+        turn_id = request.turn_id or new_id()
+        fingerprint = _fingerprint(identity, chat_id, request)
+        async with self._database.read() as session:
+            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
+            if request.turn_id and await self._is_replay(session, identity, turn_id, fingerprint):
+                return Prepared(turn_id, None)
+            await _check_free(session, chat)
+        for _ in range(ATTEMPTS):
+            built = await self.build(identity, chat_id, request)
+            try:
+                run = await self._begin(identity, built, request, turn_id, fingerprint)
+            except (IntegrityError, TurnInProgressError):
+                # Another turn came first: the same one sent twice, or somebody else's.
+                async with self._database.read() as session:
+                    if await self._is_replay(session, identity, turn_id, fingerprint):
+                        return Prepared(turn_id, None)
+                    await _check_free(session, chat)
+                continue
+            if run is not None:
+                return Prepared(turn_id, run)
+        raise ChatChangedError("Look at it again, and send the line once more.")
+
+    def start(self, run: Run) -> None:
+        """Let the model speak; the turn goes on whoever listens."""
+        self.runs.start(run)
+        self._recount_if_needed(run)
+
+    async def events(
+        self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
+    ) -> AsyncIterator[list[Event]]:
+        """A turn's events behind `last_id`, wherever it runs or ran; empty lists in silence.
+
+        Raises `TurnNotFoundError` before the first.
+        """
+        run = self.runs.get(turn_id)
+        if run is not None and run.user_id == identity.user_id:
+            async for batch in run.events(last_id, beat=beat):
+                yield batch
+            return
+        silence = 0.0
+        while True:
+            progress = await self._read_progress(identity, turn_id)
+            batch = list(progress.events_after(last_id))
+            if batch:
+                last_id = batch[-1].id
+                yield batch
+            if progress.is_over:
+                return
+            silence = 0.0 if batch else silence + FOLLOW_EVERY
+            if silence >= beat:
+                silence = 0.0
+                yield []
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    async def wait(self, identity: Identity, turn_id: UUID) -> TurnView:
+        """The turn once it is over."""
+        async for _ in self.events(identity, turn_id, last_id=0, beat=60):
+            pass
+        return await self.get(identity, turn_id)
+
+    async def get(self, identity: Identity, turn_id: UUID) -> TurnView:
+        """Raises `TurnNotFoundError`."""
+        async with self._database.read() as session:
+            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+        sealer = identity.sealer
+        reply = None
+        if turn.reply_id is not None and turn.kind != "impersonate":
+            reply = await self._messages.get(identity, turn.reply_id)
+        return TurnView(
+            id=turn.id,
+            chat_id=turn.chat_id,
+            kind=turn.kind,
+            state=turn.state,
+            model=turn.model,
+            user_message_id=turn.user_message_id,
+            reply_id=turn.reply_id,
+            usage=msgspec.json.decode(turn.usage) if turn.usage else None,
+            totals=msgspec.json.decode(turn.totals),
+            problem=(
+                msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
+                if turn.sealed_problem
+                else None
+            ),
+            created_at=turn.created_at,
+            finished_at=turn.finished_at,
+            text=(
+                sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
+                if turn.sealed_output
+                else None
+            ),
+            reply=reply,
+        )
+
+    async def stop(self, identity: Identity, turn_id: UUID) -> None:
+        """End a turn where it is; what was said is kept. Raises `TurnNotFoundError`."""
+        async with self._database.write() as session:
+            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            if turn.state != "running":
+                return
+            await repository.request_stop(session, turn.id)
+        if run := self.runs.get(turn_id):
+            run.stop()
+
+    async def suggest(
+        self, identity: Identity, chat_id: UUID, request: SuggestionRequest
+    ) -> list[str]:
+        """Lines that the user could say next, made by the model of the same prompt."""
+        built = await self.build(
+            identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
+        )
+        model = self._registry.get(built.spec.id)
+        answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
+        lines = answer.value.get("lines", []) if isinstance(answer.value, dict) else []
+        return [str(line).strip() for line in lines if str(line).strip()][: request.count]
+
+    async def recover(self, *, all_running: bool) -> None:
+        """Mark turns that a crash cut off."""
+        count = await self._store.recover(all_running=all_running)
+        if count:
+            log.warning("turn.recovered", count=count)
+
+    async def close(self) -> None:
+        """Cut running turns off, with what they said kept."""
+        await self.runs.close()
+        for task in list(self._recounts):
+            task.cancel()
+
+    async def _is_replay(
+        self, session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
+    ) -> bool:
+        turn = await repository.find_turn(session, turn_id)
+        if turn is None:
+            return False
+        if turn.user_id != identity.user_id or turn.request_digest != fingerprint:
+            raise TurnIdReusedError("Make a new one for each turn.")
+        return True
+
+    async def _begin(
+        self,
+        identity: Identity,
+        built: Built,
+        request: TurnRequest,
+        turn_id: UUID,
+        fingerprint: bytes,
+    ) -> Run | None:
+        """Transaction 1. None when the path changed since the prompt was built."""
+        gathered, target = built.gathered, built.gathered.target
+        async with self._database.write() as session:
+            chat = await chats.get_chat(
+                session, gathered.chat.id, owner_id=identity.user_id, lock=True
+            )
+            await _check_free(session, chat)
+            if (chat.leaf_id, chat.revision) != (gathered.chat.leaf_id, gathered.chat.revision):
+                return None
+            turn = Turn(
+                id=turn_id,
+                user_id=identity.user_id,
+                chat_id=chat.id,
+                kind=target.kind,
+                state="running",
+                model=built.spec.id,
+                request_digest=fingerprint,
+                totals=msgspec.json.encode(built.totals).decode(),
+                lease_until=now() + LEASE,
+            )
+            session.add(turn)
+            await session.flush()
+            unit = CountUnit.parse(chat.count_unit)
+            parent = target.parent or target.leaf
+            if request.text is not None:
+                line = draft_message(
+                    identity.sealer,
+                    Draft(
+                        role="user",
+                        author=gathered.user_name,
+                        text=request.text,
+                        persona_id=gathered.persona_id,
+                    ),
+                    unit=unit,
+                )
+                await tree.attach(session, chat, line, parent=parent)
+                turn.user_message_id, parent = line.id, line
+                await save_variables(
+                    session, identity.sealer, chat, gathered.variables, built.variables
+                )
+            elif target.line is not None:
+                turn.user_message_id = target.line.id
+            reply = await self._reply_row(session, identity, chat, built, parent)
+            turn.reply_id = reply.id if reply else None
+            chat.updated_at = now()
+            run = self._run(identity, built, turn, reply if target.continued else None)
+            if reply is not None:
+                reply.status = "streaming"
+            return run
+
+    async def _reply_row(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        built: Built,
+        parent: Message | None,
+    ) -> Message | None:
+        """The row that the reply is written into; a continued reply's own."""
+        target, speaker = built.gathered.target, built.gathered.speaker
+        if target.kind == "impersonate":
+            return None
+        if target.continued is not None:
+            message = await session.get_one(Message, target.continued.id)
+            if await tree.has_children(session, message.id):
+                raise NotContinuableError(
+                    "It has been answered on another branch. Edit it to make a branch of its own."
+                )
+            return message
+        reply = draft_message(
+            identity.sealer,
+            Draft(
+                role="assistant",
+                author=speaker.name,
+                text="",
+                character_id=speaker.id,
+                status="streaming",
+            ),
+            unit=CountUnit.parse(chat.count_unit),
+        )
+        if target.kind == "regenerate":
+            parent = target.parent
+        await tree.attach(session, chat, reply, parent=parent)
+        return reply
+
+    def _run(self, identity: Identity, built: Built, turn: Turn, continued: Message | None) -> Run:
+        sealer = identity.sealer
+        prefix = thinking = ""
+        if continued is not None:
+            prefix = sealer.open(MESSAGE_CONTENT, continued.id, continued.sealed_content)
+            if continued.sealed_thinking:
+                thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
+        turn.prefix_length = len(prefix)
+        turn.thinking_prefix_length = len(thinking)
+        progress = Progress(
+            started={
+                "turn_id": str(turn.id),
+                "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
+                "reply_id": str(turn.reply_id) if turn.reply_id else None,
+            },
+            totals=built.totals,
+        )
+        return Run(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=built.gathered.target.kind,
+            reply_id=turn.reply_id,
+            sealer=sealer,
+            model=self._registry.get(built.spec.id),
+            built=built,
+            progress=progress,
+            prefix=prefix,
+            prefix_thinking=thinking,
+            status_before=continued.status if continued else "streaming",
+        )
+
+    async def _read_progress(self, identity: Identity, turn_id: UUID) -> Progress:
+        async with self._database.read() as session:
+            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
+        return stored_progress(identity.sealer, turn, reply)
+
+    def _recount_if_needed(self, run: Run) -> None:
+        """Move a chat's stored counts to its model's vocabulary, behind the scenes."""
+        if not run.built.estimated:
+            return
+        task = asyncio.create_task(self._recount(run))
+        self._recounts.add(task)
+        task.add_done_callback(self._recounts.discard)
+
+    async def _recount(self, run: Run) -> None:
+        try:
+            await run.over.wait()
+            await recount(self._database, run.sealer, run.chat_id, run.built.unit)
+        except Exception as error:  # the next turn tries again
+            log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
+
+
+async def _check_free(session: AsyncSession, chat: Chat) -> None:
+    """Raise `TurnInProgressError` while a turn runs in the chat."""
+    running = await repository.running_turn(session, chat.id)
+    if running is not None:
+        raise TurnInProgressError(running.id)
+
+
+def _fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
+    """What makes two requests the same turn: everything in them but the turn's id."""
+    body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
+    return digest(identity.sealer.derived("turn-requests"), chat_id.bytes, body)

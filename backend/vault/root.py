@@ -1,0 +1,187 @@
+"""The root key: outside the database, versioned, the one thing that a stolen copy lacks."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from backend.errors import AppError
+from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
+
+
+class RootKeyError(AppError):
+    """The root key is missing or unreadable: the server does not start without it."""
+
+    slug, title = "root-key", "The root key cannot be used"
+
+
+class RootKeys:
+    """The root key's versions. New wrappings use the newest; older ones still open."""
+
+    def __init__(self, keys: Mapping[int, bytes]) -> None:
+        if not keys:
+            raise RootKeyError("There is no root key.")
+        if any(len(key) != KEY_BYTES for key in keys.values()):
+            raise RootKeyError(f"A root key must be {KEY_BYTES} bytes, in base64.")
+        self._keys = dict(keys)
+        self.current = max(keys)
+
+    @property
+    def versions(self) -> list[int]:
+        """Every version at hand, oldest first."""
+        return sorted(self._keys)
+
+    def wrap(self, secret: bytes, *, context: bytes) -> tuple[int, bytes]:
+        """Wrap a secret under the newest version: (version, blob)."""
+        return self.current, seal_with(self._for(self.current), secret, context=context)
+
+    def unwrap(self, version: int, blob: bytes, *, context: bytes) -> bytes:
+        """What was wrapped.
+
+        Raises `RootKeyError` when that version is not at hand, or is another key.
+        """
+        try:
+            return open_with(self._for(version), blob, context=context)
+        except SealBrokenError as error:
+            raise RootKeyError(
+                f"What lies under root key version {version} does not open: this is not the key "
+                "that it was wrapped under, or its row in the database was damaged."
+            ) from error
+
+    def _for(self, version: int) -> bytes:
+        key = self._keys.get(version)
+        if key is None:
+            raise RootKeyError(
+                f"Root key version {version} is needed and not at hand. Put it back beside the "
+                "newer ones until `talekeeper rotate-keys` has finished."
+            )
+        return derive(key, "wrapping")
+
+
+def parse_root_keys(text: str) -> RootKeys:
+    """Read `version:base64` pairs, split by commas or lines; a bare base64 is version 1.
+
+    Lines that begin with `#` are comments. Raises `RootKeyError`, never with the key's text in it.
+    """
+    return RootKeys(_parse(text))
+
+
+def load_root_keys(path: Path, *, value: str | None = None, create: bool = False) -> RootKeys:
+    """The root key from its setting, else from its file; `create` makes the file when absent.
+
+    Raises `RootKeyError`.
+    """
+    if value is not None:
+        return parse_root_keys(value)
+    if not path.exists():
+        if not create:
+            raise RootKeyError(
+                f"{path} does not exist. Put the root key there, or into TALEKEEPER_ROOT_KEY."
+            )
+        _create(path, _line(1, os.urandom(KEY_BYTES)))
+    return parse_root_keys(_read(path))
+
+
+def add_root_key(path: Path) -> RootKeys:
+    """Add a new version to the file, in front of the older ones. Raises `RootKeyError`."""
+    text = _read(path)
+    text = _line(parse_root_keys(text).current + 1, os.urandom(KEY_BYTES)) + text
+    _replace(path, text)
+    return parse_root_keys(text)
+
+
+def drop_old_root_keys(path: Path) -> RootKeys:
+    """Keep only the newest version in the file, once nothing is wrapped under the others.
+
+    Raises `RootKeyError`.
+    """
+    text = _read(path)
+    newest = parse_root_keys(text).current
+    key = _parse(text)[newest]
+    _replace(path, _line(newest, key))
+    return RootKeys({newest: key})
+
+
+def _parse(text: str) -> dict[int, bytes]:
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    keys: dict[int, bytes] = {}
+    for entry in filter(None, (part.strip() for line in lines for part in line.split(","))):
+        version, _, value = entry.rpartition(":")
+        try:
+            number, key = int(version or "1"), base64.b64decode(value, validate=True)
+        except ValueError:
+            # Without its cause, whose text quotes a key that stands in the version's place.
+            raise RootKeyError("The root key is not `version:base64`.") from None
+        if number < 1 or number in keys:
+            raise RootKeyError("The root key's versions are numbers from 1 on, each there once.")
+        keys[number] = key
+    return keys
+
+
+def _line(version: int, key: bytes) -> str:
+    return f"{version}:{base64.b64encode(key).decode()}\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        with _reported(path):
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        # Without its cause, which carries the file's bytes.
+        raise RootKeyError(f"{path} is not text: it holds `version:base64` lines.") from None
+
+
+def _create(path: Path, text: str) -> None:
+    """Make the file, unless it is there by now: of processes that start together, one makes it."""
+    with _reported(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        _write_private(scratch, text)
+        try:
+            path.hardlink_to(scratch)
+        except FileExistsError:
+            pass
+        finally:
+            scratch.unlink()
+        _sync_folder(path.parent)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the file as a whole: a crash leaves the old one or the new one."""
+    with _reported(path):
+        path = path.resolve()
+        scratch = path.with_name(path.name + ".new")
+        scratch.unlink(missing_ok=True)
+        _write_private(scratch, text)
+        scratch.replace(path)
+        _sync_folder(path.parent)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read, and wait until it is on the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reported(path: Path) -> Generator[None]:
+    """Say which file it is that can't be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise RootKeyError(f"{path}: {error.strerror}.") from error

@@ -1,0 +1,175 @@
+"""Sealing: AES-256-GCM that binds a text to its table, column, row and owner.
+
+A sealed blob is `format (1 byte) | data key number (4 bytes, big-endian) | nonce (12) | ciphertext
+and tag (16)`. Its associated data names where it belongs, each part behind its length, so that a
+blob that was moved to another row, column, table or user, or under another key, does not open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from backend.errors import AppError
+
+FORMAT = 1
+KEY_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16
+HEADER = struct.Struct(">BI")
+OVERHEAD = HEADER.size + NONCE_BYTES + TAG_BYTES
+
+
+class SealBrokenError(AppError):
+    """A stored text does not open: damaged, moved, or sealed under another key."""
+
+    status, slug, title = 500, "seal-broken", "A stored text could not be opened"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where a sealed text lives."""
+
+    table: str
+    name: str
+
+
+def derive(key: bytes, purpose: str) -> bytes:
+    """32 bytes of HKDF-SHA256 of `key`, for one purpose alone."""
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=f"talekeeper/{purpose}".encode()).derive(key)
+
+
+def digest(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 over the parts, each behind its length, so that no two lists look the same."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        mac.update(struct.pack(">I", len(part)))
+        mac.update(part)
+    return mac.digest()
+
+
+def seal_with(key: bytes, data: bytes, *, context: bytes) -> bytes:
+    """`nonce | ciphertext and tag`, bound to `context`: for keys that wrap keys."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, data, context)
+
+
+def open_with(key: bytes, blob: bytes, *, context: bytes) -> bytes:
+    """What `seal_with` was given. Raises `SealBrokenError`."""
+    try:
+        return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], context)
+    except (InvalidTag, ValueError) as error:
+        raise SealBrokenError from error
+
+
+class Sealer:
+    """Seals and opens the texts of one user.
+
+    Args:
+        user_id: The owner, part of every blob's associated data.
+        data_keys: Number to 32-byte key. New blobs are sealed under the highest number.
+        user_key: From which purposes (`derived`) get their own keys.
+    """
+
+    __slots__ = ("_ciphers", "_current", "_prefixes", "_user_key", "user_id")
+
+    def __init__(self, user_id: UUID, data_keys: Mapping[int, bytes], *, user_key: bytes) -> None:
+        self.user_id = user_id
+        self._ciphers = {number: AESGCM(key) for number, key in data_keys.items()}
+        self._current = max(data_keys)
+        self._user_key = user_key
+        self._prefixes: dict[tuple[Column, int], bytes] = {}
+
+    @property
+    def current_key(self) -> int:
+        """Number of the data key under which new blobs are sealed."""
+        return self._current
+
+    def derived(self, purpose: str) -> bytes:
+        """A key of this user's for one purpose: HKDF of the user key."""
+        return derive(self._user_key, purpose)
+
+    def seal(self, column: Column, row_id: UUID, text: str) -> bytes:
+        """Seal a text for one column of one row."""
+        return self.seal_bytes(column, row_id, text.encode())
+
+    def seal_bytes(self, column: Column, row_id: UUID, data: bytes) -> bytes:
+        """Seal bytes (an image, an encoded struct) for one column of one row."""
+        number = self._current
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = self._ciphers[number].encrypt(
+            nonce, data, self._prefix(column, number) + row_id.bytes
+        )
+        return HEADER.pack(FORMAT, number) + nonce + sealed
+
+    def open(self, column: Column, row_id: UUID, blob: bytes) -> str:
+        """The text of a blob. Raises `SealBrokenError`."""
+        return self.open_bytes(column, row_id, blob).decode()
+
+    def open_bytes(self, column: Column, row_id: UUID, blob: bytes) -> bytes:
+        """The bytes of a blob. Raises `SealBrokenError`."""
+        if len(blob) < OVERHEAD:
+            raise SealBrokenError
+        version, number = HEADER.unpack_from(blob)
+        cipher = self._ciphers.get(number)
+        if version != FORMAT or cipher is None:
+            raise SealBrokenError
+        body = HEADER.size + NONCE_BYTES
+        try:
+            return cipher.decrypt(
+                blob[HEADER.size : body],
+                blob[body:],
+                self._prefix(column, number) + row_id.bytes,
+            )
+        except InvalidTag as error:
+            raise SealBrokenError from error
+
+    def open_many(self, column: Column, rows: Iterable[tuple[UUID, bytes]]) -> list[str]:
+        """The texts of many rows of one column, in order. Raises `SealBrokenError`."""
+        return [self.open_bytes(column, row_id, blob).decode() for row_id, blob in rows]
+
+    def reseal(self, column: Column, row_id: UUID, blob: bytes) -> bytes | None:
+        """The same text under the newest data key; None when it is under it already."""
+        if key_number(blob) == self._current:
+            return None
+        return self.seal_bytes(column, row_id, self.open_bytes(column, row_id, blob))
+
+    def _prefix(self, column: Column, number: int) -> bytes:
+        prefix = self._prefixes.get((column, number))
+        if prefix is None:
+            prefix = associated_data_prefix(column, self.user_id, number)
+            self._prefixes[column, number] = prefix
+        return prefix
+
+
+def associated_data_prefix(column: Column, user_id: UUID, key_number: int) -> bytes:
+    """All of a blob's associated data but the row's id, which follows as its last 16 bytes."""
+    table, name = column.table.encode(), column.name.encode()
+    return b"".join(
+        (
+            HEADER.pack(FORMAT, key_number),
+            struct.pack(">H", len(table)),
+            table,
+            struct.pack(">H", len(name)),
+            name,
+            user_id.bytes,
+        )
+    )
+
+
+def key_number(blob: bytes) -> int:
+    """Number of the data key that a blob is sealed under. Raises `SealBrokenError`."""
+    if len(blob) < OVERHEAD:
+        raise SealBrokenError
+    number: int = HEADER.unpack_from(blob)[1]
+    return number

@@ -1,0 +1,163 @@
+"""Key slots: the user key, wrapped once for each way in.
+
+A slot's secret is either a password (slow to try, and wrapped under the root key as well) or 256
+random bits (a session's token, an API key, a recovery code), for which HKDF is enough.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from argon2.low_level import Type, hash_secret_raw
+
+from backend.errors import AppError
+from backend.vault.root import RootKeys
+from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
+
+SlotKind = Literal["password", "recovery", "session", "api_key"]
+SECRET_BYTES = 32
+RECOVERY_GROUPS = 13
+"""A 256-bit code is 52 letters of base32: 13 groups of four."""
+
+
+class WrongSecretError(AppError):
+    """The secret does not open the slot."""
+
+    status, slug, title = 401, "wrong-secret", "That is not the right secret"
+
+
+class PasswordKdf(msgspec.Struct, frozen=True):
+    """Argon2id's parameters, kept beside each password slot (RFC 9106)."""
+
+    salt: bytes
+    memory_kib: int = 64 * 1024
+    passes: int = 3
+    lanes: int = 4
+
+    def stretch(self, password: str) -> bytes:
+        """32 bytes. Takes about 0.1 s and `memory_kib` of memory: call it in a thread."""
+        return hash_secret_raw(
+            password.encode(),
+            self.salt,
+            time_cost=self.passes,
+            memory_cost=self.memory_kib,
+            parallelism=self.lanes,
+            hash_len=KEY_BYTES,
+            type=Type.ID,
+        )
+
+    def fresh(self) -> PasswordKdf:
+        """The same cost with a new salt."""
+        return msgspec.structs.replace(self, salt=os.urandom(16))
+
+
+DEFAULT_KDF = PasswordKdf(salt=b"\0" * 16)
+"""Costs of a new password slot (`fresh()` gives it its salt)."""
+
+
+def wrap_with_secret(
+    kind: SlotKind, slot_id: UUID, user_id: UUID, *, secret: bytes, user_key: bytes
+) -> bytes:
+    """Wrap the user key under a random secret."""
+    return seal_with(
+        derive(secret, f"slot/{kind}"), user_key, context=_context(kind, slot_id, user_id)
+    )
+
+
+def unwrap_with_secret(
+    kind: SlotKind, slot_id: UUID, user_id: UUID, *, secret: bytes, blob: bytes
+) -> bytes:
+    """The user key. Raises `WrongSecretError`."""
+    try:
+        return open_with(
+            derive(secret, f"slot/{kind}"), blob, context=_context(kind, slot_id, user_id)
+        )
+    except SealBrokenError as error:
+        raise WrongSecretError from error
+
+
+def wrap_with_password(
+    slot_id: UUID, user_id: UUID, *, stretched: bytes, user_key: bytes, root: RootKeys
+) -> tuple[int, bytes]:
+    """Wrap the user key under a stretched password, and that under the root key.
+
+    Returns the root key's version and the blob: without the root key, a stolen table can't be
+    guessed at.
+    """
+    inner = wrap_with_secret("password", slot_id, user_id, secret=stretched, user_key=user_key)
+    return root.wrap(inner, context=_context("password", slot_id, user_id))
+
+
+def unwrap_with_password(
+    slot_id: UUID,
+    user_id: UUID,
+    *,
+    stretched: bytes,
+    blob: bytes,
+    root_version: int,
+    root: RootKeys,
+) -> bytes:
+    """The user key. Raises `WrongSecretError`, or `RootKeyError` without the right root key."""
+    inner = root.unwrap(root_version, blob, context=_context("password", slot_id, user_id))
+    return unwrap_with_secret("password", slot_id, user_id, secret=stretched, blob=inner)
+
+
+def rewrap_password(
+    slot_id: UUID, user_id: UUID, *, blob: bytes, root_version: int, root: RootKeys
+) -> tuple[int, bytes]:
+    """The same slot under the newest root key; the password is not needed for it."""
+    context = _context("password", slot_id, user_id)
+    return root.wrap(root.unwrap(root_version, blob, context=context), context=context)
+
+
+def new_token(prefix: str) -> tuple[str, bytes]:
+    """A token to hand out (`prefix` and 256 random bits in base64url) and its secret."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    return prefix + base64.urlsafe_b64encode(secret).rstrip(b"=").decode(), secret
+
+
+def token_secret(token: str, prefix: str) -> bytes | None:
+    """The secret of a token that `new_token` made; None when it is none."""
+    body = token.removeprefix(prefix)
+    if body == token and prefix:
+        return None
+    try:
+        secret = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        return None
+    return secret if len(secret) == SECRET_BYTES else None
+
+
+def lookup_hash(secret: bytes) -> bytes:
+    """What the table keeps of a token, to find its slot by: SHA-256."""
+    return hashlib.sha256(secret).digest()
+
+
+def new_recovery_code() -> tuple[str, bytes]:
+    """A code to write down (`ABCD-EFGH-...`, 13 groups of base32) and its secret."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    letters = base64.b32encode(secret).decode().rstrip("=")
+    return "-".join(letters[i : i + 4] for i in range(0, len(letters), 4)), secret
+
+
+def recovery_secret(code: str) -> bytes | None:
+    """The secret of a recovery code as typed: case, dashes and spaces do not matter.
+
+    0, 1 and 8, which base32 does not have, are read as the letters that they are mistaken for.
+    """
+    letters = "".join(code.split()).replace("-", "").upper().translate(str.maketrans("018", "OIB"))
+    try:
+        secret = base64.b32decode(letters + "=" * (-len(letters) % 8))
+    except ValueError:
+        return None
+    return secret if len(secret) == SECRET_BYTES else None
+
+
+def _context(kind: SlotKind, slot_id: UUID, user_id: UUID) -> bytes:
+    return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes

@@ -1,0 +1,156 @@
+"""Write the parts of docs/ that follow from the code.
+
+    .venv/bin/python scripts/write_docs.py [--check]
+
+A page holds such a part between two comments, `<!-- from the code: NAME -->` and `<!-- end -->`;
+`PARTS` says what writes it. `--check` writes nothing, and fails where something would change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
+
+import backend
+from backend.errors import AppError
+from backend.settings import Settings
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the parts of docs/ that follow from code.")
+    parser.add_argument("--check", action="store_true", help="only say what would change")
+    check = parser.parse_args().check
+    stale = {path: new for path, old, new in rendered_pages() if new != old}
+    for path, new in stale.items():
+        print(f"{path.name} {'is out of date' if check else 'written'}")
+        if not check:
+            path.write_text(new, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def rendered_pages() -> Iterator[tuple[Path, str, str]]:
+    """Each page of docs/: its path, its text, and its text as the code would have it."""
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        yield path, text, render(text)
+
+
+def render(page: str) -> str:
+    """The page with every part written anew. Raises `KeyError` for a part that nothing writes."""
+    return re.sub(
+        r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)",
+        lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def settings_tables() -> str:
+    """A table for each group of settings, headed as the group is in the class."""
+    parts: list[str] = []
+    for heading, names in _setting_groups():
+        rows = [
+            (f"`TALEKEEPER_{name.upper()}`", _default(field), _meaning(field))
+            for name in names
+            for field in [Settings.model_fields[name]]
+        ]
+        parts.append(f"### {heading}\n\n{_table(('Variable', 'Default', 'What it is'), rows)}")
+    return "\n\n".join(parts)
+
+
+def errors_table() -> str:
+    """A row for each `type` that a problem can have."""
+    kinds: dict[str, type[AppError]] = {}
+    for kind in app_errors():
+        kinds.setdefault(kind.slug, kind)
+    rows = [
+        (f"`{kind.slug}`", str(kind.status), kind.title, _first_sentence(kind))
+        for kind in sorted(kinds.values(), key=lambda kind: (kind.status, kind.slug))
+    ]
+    return _table(("Slug", "Status", "Title", "When"), rows)
+
+
+def app_errors() -> Iterator[type[AppError]]:
+    """Every kind of error in the backend, the general before the special."""
+    for module in pkgutil.walk_packages(backend.__path__, "backend."):
+        if not module.name.startswith("backend.database.migrations."):  # Alembic runs those
+            importlib.import_module(module.name)
+    queue = [AppError]
+    for kind in queue:
+        subclasses = [
+            each for each in kind.__subclasses__() if each.__module__.startswith("backend.")
+        ]
+        queue.extend(subclasses)
+        yield from subclasses
+
+
+PARTS: dict[str, Callable[[], str]] = {"settings": settings_tables, "errors": errors_table}
+
+
+def _setting_groups() -> list[tuple[str, list[str]]]:
+    """The fields of `Settings` under the comments that head them."""
+    groups: list[tuple[str, list[str]]] = []
+    for line in inspect.getsource(Settings).splitlines():
+        if heading := re.fullmatch(r"    # (.+)", line):
+            groups.append((heading[1], []))
+        elif (name := re.match(r"    (\w+): ", line)) and name[1] in Settings.model_fields:
+            groups[-1][1].append(name[1])
+    return groups
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default()
+    if isinstance(value, tuple):
+        value = ",".join(cast("tuple[str, ...]", value))
+    return "" if value in {None, ""} else f"`{value}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    return " ".join(filter(None, [field.description, _choices(field), _range(field)]))
+
+
+def _choices(field: FieldInfo) -> str:
+    choices: tuple[str, ...] = get_args(field.annotation)
+    if get_origin(field.annotation) is not Literal:
+        return ""
+    return f"One of {', '.join(f'`{choice}`' for choice in choices)}."
+
+
+def _range(field: FieldInfo) -> str:
+    texts: list[str] = []
+    for limit in field.metadata:
+        if isinstance(limit, Ge):
+            texts.append(f"at least {limit.ge}")
+        elif isinstance(limit, Gt):
+            texts.append(f"above {limit.gt}")
+        elif isinstance(limit, Le):
+            texts.append(f"at most {limit.le}")
+    text = ", ".join(texts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _first_sentence(kind: type[AppError]) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

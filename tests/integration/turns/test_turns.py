@@ -1,0 +1,283 @@
+"""A turn from the line to the stored reply, over HTTP with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.server import (
+    Account,
+    Running,
+    ok,
+    problem,
+    read_events,
+    running,
+    text_of,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server(database_url: str, tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(database_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncIterator[Account]:
+    async with server.account() as account:
+        yield account
+
+
+@pytest.fixture
+async def chat(ada: Account) -> str:
+    character = await ada.new_character(alternate_greetings=["A knock at the window."])
+    opened = await ada.new_chat(character_ids=[character["id"]])
+    return str(opened["id"])
+
+
+async def test_a_turn_streams_every_event_in_order_and_stores_both_lines(
+    ada: Account, chat: str
+) -> None:
+    events = await ada.turn(chat, text="Hello there.")
+    names = [event.name for event in events]
+    assert names[:2] == ["turn.started", "context.ready"]
+    assert set(names[2:-3]) == {"text.delta"}
+    assert names[-3:] == ["usage", "message.saved", "turn.completed"]
+    ids = [event.id for event in events]
+    assert ids == sorted(set(ids))
+    lines = await ada.messages(chat)
+    assert [line["role"] for line in lines] == ["assistant", "user", "assistant"]
+    assert lines[1]["text"] == "Hello there."
+    assert lines[2]["text"] == text_of(events)
+    assert lines[2]["status"] == "complete"
+    assert events[-2].data["message_id"] == lines[2]["id"]
+
+
+async def test_accept_json_answers_with_the_turn_once_it_is_over(ada: Account, chat: str) -> None:
+    answer = await ada.client.post(
+        f"/api/v1/chats/{chat}/turns", json={"text": "Hi."}, headers={"Accept": "application/json"}
+    )
+    turn = ok(answer)
+    assert turn["state"] == "completed"
+    assert turn["reply"]["text"]
+    assert turn["usage"]["model"] == "demo"
+
+
+async def test_a_client_that_comes_back_gets_what_it_missed(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="Tell me more.")
+    turn_id = events[0].data["turn_id"]
+    for index in (0, 1, len(events) // 2, len(events) - 2, len(events) - 1):
+        async with ada.client.stream(
+            "GET",
+            f"/api/v1/turns/{turn_id}/events",
+            headers={"Last-Event-ID": str(events[index].id)},
+        ) as response:
+            rest = [event async for event in read_events(response)]
+        assert text_of(events[: index + 1]) + text_of(rest) == text_of(events)
+        if index < len(events) - 1:
+            assert rest[-1].name == "turn.completed"
+
+
+async def test_hanging_up_mid_reply_still_stores_what_was_said(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path, demo_tokens_per_second=100) as server,
+        server.account() as ada,
+    ):
+        chat = (await ada.new_chat())["id"]
+        async with ada.client.stream(
+            "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 60"}
+        ) as response:
+            async for event in read_events(response):
+                if event.name == "text.delta":
+                    turn_id = (await ada.messages(chat))[-1]["id"]
+                    break
+        for _ in range(100):
+            reply = (await ada.messages(chat))[-1]
+            if reply["status"] == "complete":
+                break
+            await asyncio.sleep(0.05)
+        assert reply["id"] == turn_id
+        assert reply["status"] == "complete"
+        assert len(reply["text"].split()) >= 60
+
+
+async def test_a_second_turn_in_a_chat_is_refused_while_one_runs(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path, demo_tokens_per_second=20) as server,
+        server.account() as ada,
+    ):
+        chat = (await ada.new_chat())["id"]
+        async with ada.client.stream(
+            "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 100"}
+        ) as response:
+            events = read_events(response)
+            first = await anext(events)
+            refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Me!"})
+            body = problem(refused, 409, "turn-in-progress")
+            assert body["turn_id"] == first.data["turn_id"]
+            stopped = await ada.client.post(f"/api/v1/turns/{first.data['turn_id']}/stop")
+            assert stopped.status_code == 202
+            rest = [event async for event in events]
+        assert rest[-1].name == "turn.completed"
+        assert rest[-1].data["state"] == "stopped"
+        lines = await ada.messages(chat)
+        assert [line["text"] for line in lines if line["role"] == "user"] == ["/demo long 100"]
+
+
+async def test_the_same_turn_id_gives_the_same_turn_and_no_second_message(
+    ada: Account, chat: str
+) -> None:
+    turn_id = str(uuid4())
+    first, second = await asyncio.gather(
+        ada.turn(chat, text="Once.", turn_id=turn_id), ada.turn(chat, text="Once.", turn_id=turn_id)
+    )
+    third = await ada.turn(chat, text="Once.", turn_id=turn_id)
+    assert text_of(first) == text_of(second) == text_of(third)
+    assert len(await ada.messages(chat)) == 3
+    reused = await ada.client.post(
+        f"/api/v1/chats/{chat}/turns", json={"text": "Twice.", "turn_id": turn_id}
+    )
+    problem(reused, 409, "turn-id-reused")
+
+
+async def test_regenerating_adds_a_swipe_with_the_same_prompt(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="Who are you?")
+    first = events[0].data["reply_id"]
+    again = await ada.turn(chat, regenerate_of=first)
+    second = again[0].data["reply_id"]
+    assert second != first
+    siblings = ok(await ada.client.get(f"/api/v1/messages/{second}/siblings"))["items"]
+    assert [each["id"] for each in siblings] == [first, second]
+    assert [each["is_active"] for each in siblings] == [False, True]
+    contexts = [
+        ok(await ada.client.get(f"/api/v1/messages/{each}/context")) for each in (first, second)
+    ]
+    assert contexts[0]["prompt"] == contexts[1]["prompt"]
+
+
+async def test_continuing_adds_to_the_last_reply(ada: Account, chat: str) -> None:
+    before = text_of(await ada.turn(chat, text="Go on."))
+    more = text_of(await ada.turn(chat, **{"continue": True}))
+    line = (await ada.messages(chat))[-1]
+    assert line["text"] == before + more
+    assert line["sibling_count"] == 1
+    context = ok(await ada.client.get(f"/api/v1/messages/{line['id']}/context"))
+    assert context["prompt"][-2]["text"] == before
+
+
+async def test_impersonating_writes_the_users_line_and_stores_nothing(
+    ada: Account, chat: str
+) -> None:
+    events = await ada.turn(chat, impersonate=True)
+    assert text_of(events)
+    assert "message.saved" not in {event.name for event in events}
+    assert len(await ada.messages(chat)) == 1
+
+
+async def test_suggestions_are_two_to_four_lines(ada: Account, chat: str) -> None:
+    url = f"/api/v1/chats/{chat}/suggestions"
+    assert len(ok(await ada.client.post(url))["items"]) == 3
+    assert len(ok(await ada.client.post(url, json={"count": 2}))["items"]) == 2
+    problem(await ada.client.post(url, json={"count": 9}), 422, "validation-failed")
+
+
+@pytest.mark.parametrize(
+    ("command", "slug"),
+    [
+        ("fail", "model-unavailable"),
+        ("silent", "model-empty-reply"),
+        ("rate-limit", "model-rate-limited"),
+    ],
+)
+async def test_a_model_that_fails_before_a_word_leaves_the_users_line_alone(
+    ada: Account, chat: str, command: str, slug: str
+) -> None:
+    events = await ada.turn(chat, text=f"/demo {command}")
+    assert events[-1].name == "turn.failed"
+    assert events[-1].data["type"] == f"urn:talekeeper:problem:{slug}"
+    lines = await ada.messages(chat)
+    assert lines[-1]["text"] == f"/demo {command}"
+    answered = await ada.turn(chat)
+    assert answered[0].data["user_message_id"] == lines[-1]["id"]
+
+
+async def test_a_model_that_breaks_off_leaves_what_it_said(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="/demo cut")
+    assert events[-1].name == "turn.failed"
+    line = (await ada.messages(chat))[-1]
+    assert line["status"] == "failed"
+    assert line["text"] == text_of(events) != ""
+
+
+async def test_thinking_is_streamed_and_stored_apart(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="/demo think")
+    thoughts = "".join(e.data["text"] for e in events if e.name == "thinking.delta")
+    line = (await ada.messages(chat))[-1]
+    assert thoughts
+    assert line["thinking"] == thoughts
+    assert line["text"] == text_of(events)
+
+
+async def test_a_line_that_does_not_fit_is_itemised_and_nothing_is_stored(
+    ada: Account, chat: str
+) -> None:
+    settings = {"budgets": {"total": 2048, "reply_reserve": 1024}}
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=settings))
+    answer = await ada.client.post(
+        f"/api/v1/chats/{chat}/turns", json={"text": "many words " * 2000}
+    )
+    body = problem(answer, 422, "context-overflow")
+    assert "user_line" in {section["kind"] for section in body["sections"]}
+    assert len(await ada.messages(chat)) == 1
+
+
+async def test_the_preview_is_what_the_turn_then_sends(ada: Account, chat: str) -> None:
+    preview = ok(
+        await ada.client.get(
+            f"/api/v1/chats/{chat}/context", params={"text": "Where are we?", "prompt": "true"}
+        )
+    )
+    assert len(await ada.messages(chat)) == 1
+    events = await ada.turn(chat, text="Where are we?")
+    context = ok(await ada.client.get(f"/api/v1/messages/{events[0].data['reply_id']}/context"))
+    assert context["prompt"] == preview["prompt"]
+    assert context["prompt_hash"] == preview["prompt_hash"]
+    assert context["totals"] == preview["totals"] == events[1].data["totals"]
+
+
+async def test_the_difference_names_what_changed_since_the_previous_prompt(
+    ada: Account, chat: str
+) -> None:
+    await ada.turn(chat, text="One.")
+    note = {"authors_note": {"text": "It rains.", "depth": 2}}
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=note))
+    events = await ada.turn(chat, text="Two.")
+    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
+    difference = ok(await ada.client.get(url, params={"diff": "previous"}))["difference"]
+    assert [item["kind"] for item in difference["added"]] == ["authors_note"]
+    assert [item["kind"] for item in difference["changed"]] == ["user_line"]
+    assert difference["shared_prefix"] == 2
+
+
+async def test_nothing_to_answer_says_what_could_be_sent(ada: Account, chat: str) -> None:
+    answer = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={})
+    problem(answer, 422, "nothing-to-answer")
+    both = await ada.client.post(
+        f"/api/v1/chats/{chat}/turns", json={"text": "a", "impersonate": True}
+    )
+    problem(both, 422, "validation-failed")
+    problem(
+        await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "  "}),
+        422,
+        "message-empty",
+    )

@@ -1,0 +1,169 @@
+"""A whole Talekeeper on a real socket, inside the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from backend.app import Parts, build_parts, create_app
+from backend.database.engine import Database
+from backend.generation.registry import ModelRegistry
+from backend.http import observe
+from backend.settings import Settings
+from backend.vault.root import RootKeys
+from backend.vault.slots import PasswordKdf
+
+CHEAP_KDF = PasswordKdf(salt=b"\0" * 16, memory_kib=32, passes=1, lanes=1)
+"""Argon2id at costs that only tests may have."""
+
+ROOT = RootKeys({1: b"r" * 32})
+PASSWORD = "a fine long password"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event as it came over the wire."""
+
+    id: int
+    name: str
+    data: Any
+
+
+@dataclass
+class Account:
+    """A signed-in account with a client of its own."""
+
+    client: httpx.AsyncClient
+    name: str
+    recovery_code: str
+    user: dict[str, Any]
+
+    async def new_chat(self, **fields: Any) -> dict[str, Any]:
+        return ok(await self.client.post("/api/v1/chats", json=fields), 201)
+
+    async def new_character(self, **fields: Any) -> dict[str, Any]:
+        body = {"name": "Mara", "first_mes": "The door creaks open.", **fields}
+        return ok(await self.client.post("/api/v1/characters", json=body), 201)
+
+    async def turn(self, chat_id: str, **body: Any) -> list[Event]:
+        async with self.client.stream(
+            "POST", f"/api/v1/chats/{chat_id}/turns", json=body
+        ) as response:
+            assert response.status_code == 200, await response.aread()
+            return [event async for event in read_events(response)]
+
+    async def messages(self, chat_id: str, **query: Any) -> list[dict[str, Any]]:
+        page = ok(await self.client.get(f"/api/v1/chats/{chat_id}/messages", params=query))
+        items: list[dict[str, Any]] = page["items"]
+        return items
+
+
+@dataclass
+class Running:
+    """A Talekeeper that listens."""
+
+    url: str
+    parts: Parts
+    server: uvicorn.Server
+
+    @contextlib.asynccontextmanager
+    async def browser(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client that keeps cookies and sends the CSRF token back, as the page does."""
+
+        async def send_token(request: httpx.Request) -> None:
+            token = client.cookies.get("csrftoken")
+            if token and request.method not in {"GET", "HEAD"}:
+                request.headers["x-csrftoken"] = token
+
+        async with httpx.AsyncClient(
+            base_url=self.url, event_hooks={"request": [send_token]}, timeout=30, trust_env=False
+        ) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def account(self, name: str = "ada", **extra: Any) -> AsyncIterator[Account]:
+        """Sign up; the first account administers, later ones need an invitation or open doors."""
+        async with self.browser() as client:
+            body = {"username": name, "password": PASSWORD, **extra}
+            made = ok(await client.post("/api/v1/accounts", json=body), 201)
+            yield Account(client, name, made["recovery_code"], made["user"])
+
+
+@contextlib.asynccontextmanager
+async def running(
+    database_url: str, folder: Path, *, registry: ModelRegistry | None = None, **settings: Any
+) -> AsyncIterator[Running]:
+    """Serve on a free port until the block ends."""
+    values = {"registration": "open", "demo_tokens_per_second": 0, **settings}
+    config = Settings(
+        _env_file=None,  # type: ignore[call-arg]  # pydantic-settings' own argument
+        data_dir=folder,
+        database_url=database_url,
+        **values,
+    )
+    parts = await build_parts(
+        config, ROOT, Database(database_url), kdf=CHEAP_KDF, registry=registry
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                observe(create_app(parts)),  # type: ignore[arg-type]  # Litestar's types for ASGI
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=2,
+            )
+        )
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            if task.done():
+                await task
+            await asyncio.sleep(0.01)
+        try:
+            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", parts, server)
+        finally:
+            server.should_exit = True
+            await task
+
+
+def ok(response: httpx.Response, status: int = 200) -> Any:
+    """The body of an answer that has to have this status."""
+    assert response.status_code == status, response.text
+    return response.json() if response.content else None
+
+
+def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
+    """The body of an answer that has to be this problem."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["type"] == f"urn:talekeeper:problem:{slug}", body
+    assert body["status"] == status
+    return body
+
+
+async def read_events(response: httpx.Response) -> AsyncIterator[Event]:
+    """The events of a stream as they come; comment lines are passed over."""
+    fields: dict[str, str] = {}
+    async for line in response.aiter_lines():
+        if not line:
+            if fields:
+                yield Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
+            fields = {}
+        elif not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+
+
+def text_of(events: list[Event]) -> str:
+    """The reply that a stream's deltas make up."""
+    return "".join(event.data["text"] for event in events if event.name == "text.delta")

@@ -1,0 +1,217 @@
+"""Assembly: what is sent fits, stands in order, and is the same for the same input."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from backend.context.assembly import Assembled, History, Item, assemble, plan
+from backend.context.budget import Budget
+from backend.context.errors import ContextOverflowError
+from backend.context.record import hash_prompt
+from backend.generation.model import PromptMessage
+from backend.generation.tokens import MESSAGE_OVERHEAD
+
+
+def count(text: str) -> int:
+    """Words, so that a test can count along."""
+    return len(text.split())
+
+
+def words(number: int, label: str = "w") -> str:
+    return " ".join(f"{label}{index}" for index in range(number))
+
+
+def omitted(number: int) -> str:
+    return f"[... {number} messages omitted ...]"
+
+
+def memory(items: object) -> str:
+    return "memory " + " ".join(item.text for item in items)  # type: ignore[attr-defined]
+
+
+def item(kind: str, size: int, place: str, *, depth: int = 0) -> Item:
+    role = "user" if place == "line" else "system"
+    return Item(
+        kind=kind,
+        title=kind,
+        text=words(size, kind),
+        place=place,  # type: ignore[arg-type]
+        depth=depth,
+        role=role,  # type: ignore[arg-type]
+        reason="test",
+    )
+
+
+def history(sizes: list[int]) -> History:
+    messages = [
+        PromptMessage("user" if index % 2 else "assistant", words(size, f"m{index}x"))
+        for index, size in enumerate(sizes)
+    ]
+    tokens = [count(message.text) + MESSAGE_OVERHEAD for message in messages]
+    return History(messages, tokens, list(range(len(sizes))))
+
+
+def real_tokens(messages: list[PromptMessage]) -> int:
+    return sum(count(message.text) + MESSAGE_OVERHEAD for message in messages)
+
+
+def budget(total: int, **changes: int) -> Budget:
+    values = {
+        "history": total,
+        "retrieval": total,
+        "reply_reserve": 10,
+        "min_tail_messages": 4,
+        **changes,
+    }
+    return Budget(total=total, **values)
+
+
+ITEMS = st.lists(
+    st.builds(
+        item,
+        st.sampled_from(["system_prompt", "character", "note"]),
+        st.integers(1, 30),
+        st.sampled_from(["head", "depth", "tail"]),
+        depth=st.integers(0, 12),
+    ),
+    max_size=5,
+)
+SIZES = st.lists(st.integers(1, 40), max_size=40)
+
+
+def build(
+    items: list[Item], sizes: list[int], limit: Budget, retrieved: list[int] | None = None
+) -> Assembled:
+    line = item("user_line", 3, "line")
+    return assemble(
+        plan([*items, line], budget=limit, count=count),
+        history(sizes),
+        count=count,
+        render_omitted=omitted,
+        retrieved=[
+            Item(
+                kind="memory",
+                title=str(index),
+                text=words(size, "r"),
+                place="memory",
+                reason="rank",
+                tokens=size,
+            )
+            for index, size in enumerate(retrieved or [])
+        ],
+        render_memory=memory,
+    )
+
+
+@given(ITEMS, SIZES, st.integers(60, 2_000), st.lists(st.integers(1, 50), max_size=6))
+def test_what_is_sent_never_exceeds_the_limit(
+    items: list[Item], sizes: list[int], total: int, retrieved: list[int]
+) -> None:
+    limit = budget(total)
+    try:
+        assembled = build(items, sizes, limit, retrieved)
+    except ContextOverflowError as error:
+        assert error.needed > error.available  # noqa: PT017  # either outcome is right
+        return
+    assert real_tokens(assembled.messages) <= limit.prompt
+    assert real_tokens(assembled.messages) <= assembled.tokens
+
+
+@given(ITEMS, st.lists(st.integers(1, 40), min_size=6, max_size=40), st.integers(100, 900))
+def test_truncation_keeps_the_first_message_and_the_tail(
+    items: list[Item], sizes: list[int], total: int
+) -> None:
+    try:
+        assembled = build(items, sizes, budget(total))
+    except ContextOverflowError:
+        assume(False)  # noqa: FBT003
+        return
+    lines = history(sizes).messages
+    sent = [message for message in assembled.messages if message in lines]
+    assert sent[0] == lines[0]
+    assert sent[-2:] == lines[-2:]
+    stop = assembled.gap.stop if assembled.gap else 0
+    assert sent == ([lines[0], *lines[stop:]] if assembled.gap else lines)
+
+
+@given(ITEMS, SIZES, st.integers(60, 2_000))
+def test_growing_the_limit_never_drops_what_was_there(
+    items: list[Item], sizes: list[int], total: int
+) -> None:
+    try:
+        small = build(items, sizes, budget(total))
+    except ContextOverflowError:
+        assume(False)  # noqa: FBT003
+        return
+    large = build(items, sizes, budget(total + 1))
+    lines = set(history(sizes).messages)
+    assert {m for m in small.messages if m in lines} <= {m for m in large.messages if m in lines}
+
+
+@given(ITEMS, SIZES, st.integers(60, 2_000))
+def test_the_same_input_gives_the_same_prompt(
+    items: list[Item], sizes: list[int], total: int
+) -> None:
+    try:
+        first = build(items, sizes, budget(total))
+    except ContextOverflowError:
+        assume(False)  # noqa: FBT003
+        return
+    second = build(items, sizes, budget(total))
+    assert hash_prompt(first.messages) == hash_prompt(second.messages)
+
+
+def test_sections_stand_in_their_order() -> None:
+    items = [
+        item("system_prompt", 2, "head"),
+        item("character", 2, "head"),
+        item("post_history", 2, "tail"),
+    ]
+    assembled = build(items, [3, 3], budget(500), [4])
+    roles = [message.role for message in assembled.messages]
+    assert roles == ["system", "assistant", "user", "system", "user", "system"]
+    assert assembled.messages[0].text.startswith("system_prompt0 system_prompt1\n\ncharacter0")
+    assert assembled.messages[3].text.startswith("memory ")
+    assert assembled.messages[4].text.startswith("user_line0")
+    assert assembled.messages[5].text.startswith("post_history0")
+
+
+@pytest.mark.parametrize(("depth", "place"), [(0, 5), (1, 4), (2, 3), (3, 2), (4, 1), (99, 1)])
+def test_depth_counts_messages_from_the_end(depth: int, place: int) -> None:
+    # head, three lines of history, the user's line
+    items = [item("system_prompt", 2, "head"), item("note", 2, "depth", depth=depth)]
+    assembled = build(items, [3, 3, 3], budget(500))
+    found = [i for i, m in enumerate(assembled.messages) if m.text.startswith("note0")]
+    assert found == [place]
+
+
+def test_an_item_whose_depth_falls_into_the_gap_is_kept() -> None:
+    items = [item("note", 2, "depth", depth=8)]
+    assembled = build(items, [20] * 12, budget(200))
+    assert assembled.gap is not None
+    texts = [message.text for message in assembled.messages]
+    place = texts.index(omitted(assembled.gap.count))
+    assert texts[place + 1].startswith("note0")
+
+
+def test_retrieved_items_go_before_any_of_the_history() -> None:
+    # Both items fit their share; the section's own words make it too much.
+    assembled = build([], [20, 20], budget(100), [20, 15])
+    assert assembled.gap is None
+    assert [each.title for each in assembled.retrieved] == ["0"]
+    assert [(each.title, each.reason) for each in assembled.left_out] == [("1", "truncated")]
+
+
+def test_an_overflow_itemises_every_section() -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        build([item("character", 90, "head")], [], budget(60))
+    assert caught.value.status == 422
+    assert {"kind": "character", "title": "character", "tokens": 90} in caught.value.sections
+
+
+def test_history_that_cannot_be_truncated_enough_overflows() -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        build([], [50, 50], budget(60))
+    assert caught.value.sections[-1]["kind"] == "history"

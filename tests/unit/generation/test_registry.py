@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from backend.generation.gemini import ADAPTER_ACCEPTS
+from backend.generation.model import ChatModel
+from backend.generation.registry import (
+    DemoConfig,
+    GeminiConfig,
+    ModelRegistry,
+    OpenAICompatibleConfig,
+    UnknownModelError,
+)
+from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
+
+GEMINI = GeminiConfig(api_key="AIza-secret", models=("gemini-2.5-flash", "gemini-9-huge"))
+SERVER = OpenAICompatibleConfig(
+    base_url="http://127.0.0.1:9/v1",
+    api_key="sk-secret",
+    models=("qwen/qwen3:8b",),
+    context_window=40_960,
+    max_output_tokens=4_096,
+)
+
+
+def test_the_demo_is_always_there_and_takes_every_setting() -> None:
+    registry = ModelRegistry(DemoConfig())
+
+    (spec,) = registry.specs()
+    assert (spec.id, spec.context_window) == ("demo", 1_000_000)
+    assert spec.accepts == set(SAMPLING_FIELDS)
+
+
+def test_models_are_offered_before_the_demo_in_the_order_configured() -> None:
+    registry = ModelRegistry(DemoConfig(), GEMINI, SERVER)
+
+    assert [spec.id for spec in registry.specs()] == [
+        "gemini/gemini-2.5-flash",
+        "gemini/gemini-9-huge",
+        "openai/qwen/qwen3:8b",
+        "demo",
+    ]
+
+
+def test_every_id_leads_to_its_model() -> None:
+    registry = ModelRegistry(DemoConfig(), GEMINI, SERVER)
+
+    for spec in registry.specs():
+        model = registry.get(spec.id)
+        assert isinstance(model, ChatModel)
+        assert model.spec is registry.spec(spec.id) is spec
+
+
+def test_a_known_gemini_model_has_its_window_and_its_vocabulary() -> None:
+    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-2.5-flash")
+
+    assert spec.title == "Gemini 2.5 Flash"
+    assert (spec.context_window, spec.max_output_tokens) == (1_048_576, 65_536)
+    assert spec.tokenizer == "gemma3"
+
+
+def test_an_unknown_gemini_model_is_taken_as_configured() -> None:
+    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-9-huge")
+
+    assert (spec.title, spec.context_window) == ("gemini-9-huge", 1_048_576)
+    assert "thinking_budget" in spec.accepts
+
+
+def test_penalties_are_refused_when_set_and_not_by_google_in_every_turn() -> None:
+    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-2.5-flash")
+
+    with pytest.raises(SettingNotTakenError):
+        check_taken(Sampling(presence_penalty=0.5), accepts=spec.accepts, model_id=spec.id)
+
+
+def test_the_one_family_that_takes_penalties_may_be_given_them() -> None:
+    old = GeminiConfig(api_key="AIza-secret", models=("gemini-2.0-flash",))
+
+    assert (
+        ModelRegistry(DemoConfig(), old).spec("gemini/gemini-2.0-flash").accepts == ADAPTER_ACCEPTS
+    )
+
+
+def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
+    spec = ModelRegistry(DemoConfig(), openai=SERVER).spec("openai/qwen/qwen3:8b")
+
+    assert spec.name == "qwen/qwen3:8b"
+    assert (spec.context_window, spec.max_output_tokens) == (40_960, 4_096)
+    assert spec.tokenizer == "o200k_base"
+
+
+def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
+    registry = ModelRegistry(DemoConfig(), GEMINI)
+
+    with pytest.raises(UnknownModelError, match=r"gemini/gemini-2\.5-flash.*demo") as caught:
+        registry.get("gemini/gemini-0.1")
+
+    problem = caught.value.to_problem()
+    assert problem["status"] == 422
+    assert problem["type"].endswith(":unknown-model")
+    assert problem["models"] == ["gemini/gemini-2.5-flash", "gemini/gemini-9-huge", "demo"]
+    assert "TALEKEEPER_GEMINI_API_KEY" not in problem["detail"]
+
+
+def test_gemini_without_a_key_says_which_setting_is_missing() -> None:
+    with pytest.raises(UnknownModelError, match="TALEKEEPER_GEMINI_API_KEY"):
+        ModelRegistry(DemoConfig()).spec("gemini/gemini-2.5-flash")
+
+
+def test_a_server_that_is_not_configured_says_which_setting_is_missing() -> None:
+    with pytest.raises(UnknownModelError, match="TALEKEEPER_OPENAI_BASE_URL"):
+        ModelRegistry(DemoConfig()).spec("openai/any")
+
+
+def test_a_configuration_does_not_show_its_key() -> None:
+    assert "secret" not in f"{GEMINI!r} {SERVER!r}"
+
+
+@pytest.mark.anyio
+async def test_closing_a_registry_that_was_never_used_is_nothing() -> None:
+    await ModelRegistry(DemoConfig(), GEMINI, SERVER).aclose()

@@ -1,0 +1,90 @@
+"""What the pages say is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from backend.settings import Settings
+from scripts.write_docs import PARTS, app_errors, rendered_pages
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_what_follows_from_the_code_is_up_to_date() -> None:
+    stale = [path.name for path, old, new in rendered_pages() if new != old]
+
+    assert stale == [], "run .venv/bin/python scripts/write_docs.py"
+
+
+def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
+    found = [
+        name
+        for _, text, _ in rendered_pages()
+        for name in re.findall(r"<!-- from the code: (\w+) -->\n(?s:.*?)<!-- end -->", text)
+    ]
+
+    assert sorted(found) == sorted(PARTS)
+
+
+def test_every_setting_is_explained_once() -> None:
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+
+    assert sorted(re.findall(r"^\| `(TALEKEEPER_\w+)`", page, re.MULTILINE)) == sorted(VARIABLES)
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_no_page_speaks_of_a_setting_that_does_not_exist(path: Path) -> None:
+    named = set(re.findall(r"TALEKEEPER_[A-Z_]+[A-Z]", path.read_text(encoding="utf-8")))
+
+    assert named <= VARIABLES
+
+
+def test_every_error_says_when_it_happens() -> None:
+    assert [kind.__name__ for kind in app_errors() if not kind.__doc__] == []
+
+
+def test_no_two_errors_share_a_type() -> None:
+    slugs = [kind.slug for kind in app_errors() if "slug" in vars(kind)]
+
+    assert sorted(slugs) == sorted(set(slugs))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_link_leads_to_a_file(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+
+    missing = [
+        link
+        for link in links
+        if not re.match(r"[a-z]+:", link) and not (path.parent / link).exists()
+    ]
+    assert missing == []
+
+
+def test_every_decision_is_in_the_list() -> None:
+    decisions = ROOT / "docs/decisions"
+    listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (decisions / "README.md").read_text("utf-8"))
+
+    assert listed == sorted(path.name for path in decisions.glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/decisions/[0-9]*.md")), ids=relative)
+def test_a_decision_fits_one_screen(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert text.startswith(f"# {path.name[:4]}: ")
+    assert len(text.splitlines()) <= 60
