@@ -111,7 +111,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         parts = await build_parts(settings, _root_keys(settings, create=True), database)
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            observe(create_app(parts)),  # type: ignore[arg-type]  # Litestar's types for ASGI
+            observe(create_app(parts)),
             http="httptools" if _has("httptools") else "auto",
             proxy_headers=True,
             forwarded_allow_ips=list(settings.trusted_proxies),

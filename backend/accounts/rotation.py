@@ -6,15 +6,14 @@ point and started again: what is done stays done, and the old key is there until
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate, pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
@@ -22,7 +21,8 @@ from backend.accounts.errors import UserNotFoundError
 from backend.accounts.keyring import new_data_key, open_sealer
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.accounts.names import INSTANCE_CONTEXT
-from backend.accounts.rotation_columns import SealedTable, header_of, sealed_tables
+from backend.accounts.rotation_columns import SealedTable, sealed_tables
+from backend.accounts.rotation_texts import Report, Resealer, keys_in_use
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.vault.root import (
@@ -32,16 +32,12 @@ from backend.vault.root import (
     drop_old_root_keys,
     load_root_keys,
 )
-from backend.vault.sealing import HEADER, SealBrokenError, Sealer
+from backend.vault.sealing import Sealer
 from backend.vault.slots import rewrap_password
 
-BATCH_ROWS = 200
-BATCH_BYTES = 8 * 1024 * 1024
+BATCH_SLOTS = 200
 GRACE = timedelta(days=1)
 """Longer than any request, turn or job keeps a user's keys in memory."""
-
-Report = Callable[[int, int], None]
-"""Told how many are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +141,8 @@ async def ensure_data_key(session: AsyncSession, user: User, user_key: bytes) ->
     locked = await _lock_user(session, user.id)
     if locked is None or not locked.new_data_key_due:
         return False
-    rows = await repository.data_keys(session, user.id)
-    return await _add_data_key(session, locked, rows, user_key)
+    await _add_data_key(session, locked, user_key)
+    return True
 
 
 async def rotate_data_key(
@@ -169,11 +165,10 @@ async def rotate_data_key(
     async with database.write() as session:
         tables = await sealed_tables(session)
         sealer = await _newest_sealer(session, user_id, user_key)
-    work = _Resealing(database, sealer, report, await _count_rows(database, tables, sealer))
-    while await work.run(tables):
-        pass
+    resealer = Resealer(database, tables, sealer, report)
+    await resealer.run()
     kept = await _delete_unused_keys(database, tables, user_id, grace)
-    return DataKeyRotation(sealer.current_key, work.done, work.damaged, kept)
+    return DataKeyRotation(sealer.current_key, resealer.done, resealer.damaged, kept)
 
 
 async def _check_root(database: Database, root: RootKeys) -> None:
@@ -210,7 +205,7 @@ async def _rewrap_slots(database: Database, root: RootKeys) -> int:
         select(KeySlot)
         .where(KeySlot.root_version != root.current)
         .order_by(KeySlot.id)
-        .limit(BATCH_ROWS)
+        .limit(BATCH_SLOTS)
         .with_for_update()
     )
     async with database.write() as session:
@@ -240,3 +235,43 @@ async def _lock_user(session: AsyncSession, user_id: UUID) -> User | None:
         .with_for_update(key_share=True)
         .execution_options(populate_existing=True)
     )
+
+
+async def _newest_sealer(session: AsyncSession, user_id: UUID, user_key: bytes) -> Sealer:
+    """The sealer to reseal with, its newest key made here unless a rotation is unfinished."""
+    user = await _lock_user(session, user_id)
+    if user is None:
+        raise UserNotFoundError
+    rows = await repository.data_keys(session, user_id)
+    if user.new_data_key_due or len(rows) == 1:
+        rows = await _add_data_key(session, user, user_key)
+    return open_sealer(user_id, rows, user_key=user_key)
+
+
+async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:
+    """Make the next data key of a locked account; returns all of its keys."""
+    rows = await repository.data_keys(session, user.id)
+    # A key wrapped under a wrong user key would make every later text unreadable.
+    newest = open_sealer(user.id, rows, user_key=user_key).current_key
+    added = new_data_key(user.id, newest + 1, user_key=user_key)
+    session.add(added)
+    user.new_data_key_due = False
+    await session.flush()
+    return [*rows, added]
+
+
+async def _delete_unused_keys(
+    database: Database, tables: Sequence[SealedTable], user_id: UUID, grace: timedelta
+) -> tuple[int, ...]:
+    """Delete older data keys that nothing is under; returns those that are still there."""
+    async with database.read() as session:
+        used = await keys_in_use(session, tables, user_id)
+    kept: list[int] = []
+    async with database.write() as session:
+        rows = await repository.data_keys(session, user_id)
+        for row, following in pairwise(sorted(rows, key=lambda each: each.number)):
+            if row.number in used or now() < following.created_at + grace:
+                kept.append(row.number)
+            else:
+                await session.delete(row)
+    return tuple(kept)

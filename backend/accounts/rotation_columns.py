@@ -46,10 +46,11 @@ class SealedTable:
         return sum(lengths, start=func.coalesce(0))
 
     def stale(self, user_id: UUID, number: int) -> ColumnElement[bool]:
-        """Of the rows of a user, those with a blob that is not under the data key `number`."""
-        header = HEADER.pack(FORMAT, number)
+        """Of the rows of a user, those with a blob under a data key older than `number`."""
+        # Big-endian numbers: bytes compare as the numbers do.
+        newest = HEADER.pack(FORMAT, number)
         return and_(
-            self.owner == user_id, or_(*(header_of(column) != header for column in self.columns))
+            self.owner == user_id, or_(*(header_of(column) < newest for column in self.columns))
         )
 
     def place(self, column: TableColumn[Any]) -> Column:

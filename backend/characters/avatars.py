@@ -27,7 +27,7 @@ _COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
 
 
 class GetHolder(Protocol):
-    """`repository.get_character` or `repository.get_persona`: raises for what is not the owner's."""
+    """`repository.get_character` or `get_persona`: raises for what is not the owner's."""
 
     async def __call__(
         self, session: AsyncSession, holder_id: UUID, /, *, owner_id: UUID, lock: bool = False
@@ -73,12 +73,12 @@ class AvatarService:
         """Raises the holder's not-found error, or `AvatarNotFoundError`."""
         owner_id = identity.user_id
         async with self._database.read() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id)
             stored = await repository.find_avatar(
                 session, self._link, holder_id, owner_id=owner_id, size=size
             )
-        if stored is None:
-            raise AvatarNotFoundError
+            if stored is None:
+                await self._get_holder(session, holder_id, owner_id=owner_id)
+                raise AvatarNotFoundError
         data = identity.sealer.open_bytes(_COLUMNS[size], stored.id, stored.sealed)
         return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
 

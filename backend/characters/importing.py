@@ -64,9 +64,7 @@ def import_rows(sealer: Sealer, data: bytes) -> ImportedRows:
     return ImportedRows(imported.card, character, avatar, assets, warnings)
 
 
-def new_character(
-    sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None
-) -> Character:
+def new_character(sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None) -> Character:
     """A character's row, sealed."""
     character_id = new_id()
     character = Character(
@@ -87,8 +85,7 @@ def check_card(card: Card) -> Card:
 
     CPU-bound. Raises `CardError` (no name) or `CardLimitError`, as an import does.
     """
-    fields = msgspec.to_builtins(card)
-    envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": fields}
+    envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": card}
     return normalise(parse_json(msgspec.json.encode(envelope))).card
 
 

@@ -159,9 +159,7 @@ async def find_persona(
 ) -> PersonaData | None:
     """A persona's texts; None when absent or someone else's."""
     blob = await session.scalar(
-        select(Persona.sealed_persona).where(
-            Persona.id == persona_id, Persona.user_id == owner_id
-        )
+        select(Persona.sealed_persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     )
     if blob is None:
         return None

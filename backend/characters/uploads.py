@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-# The parser that Litestar itself uses; its package has no types.
 from litestar import Request
 from litestar.openapi.spec import (
     OpenAPIFormat,
@@ -21,6 +20,8 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
+
+# The parser that Litestar itself uses; its package has no types.
 from multipart import (  # type: ignore[import-untyped]
     MultipartError,
     MultipartSegment,
@@ -56,7 +57,7 @@ async def read_file(request: AnyRequest) -> bytes:
     try:
         files = await _parts(request.stream(), options.get("boundary", ""))
     except MultipartError as error:
-        raise BadRequestError(f"The form is broken: {error}.") from error
+        raise BadRequestError("The form is broken or cut short.") from error
     if len(files) != 1:
         raise ValidationError(f"The form needs one part named `{FIELD}`; it has {len(files)}.")
     return files[0]
@@ -85,18 +86,14 @@ async def _parts(stream: AsyncIterator[bytes], boundary: str) -> list[bytes]:
     wanted = False
     with PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
         async for chunk in stream:
-            if not chunk or parser.closed:
-                continue
-            for event in parser.parse(chunk):
-                match event:
-                    case MultipartSegment():
-                        wanted, pieces = event.name == FIELD, []
-                    case None if wanted:
-                        found.append(b"".join(pieces))
-                    case bytes() | bytearray() if wanted:
-                        pieces.append(bytes(event))
-                    case _:
-                        pass
+            # The stream ends with an empty chunk, which the parser would take for the form's end.
+            for event in parser.parse(chunk) if chunk else ():
+                if isinstance(event, MultipartSegment):
+                    wanted, pieces = event.name == FIELD, []
+                elif wanted and event is not None:
+                    pieces.append(bytes(event))
+                elif wanted:
+                    found.append(b"".join(pieces))
     return found
 
 

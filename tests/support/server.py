@@ -48,11 +48,14 @@ class Account:
     user: dict[str, Any]
 
     async def new_chat(self, **fields: Any) -> dict[str, Any]:
-        return ok(await self.client.post("/api/v1/chats", json=fields), 201)
+        chat: dict[str, Any] = ok(await self.client.post("/api/v1/chats", json=fields), 201)
+        return chat
 
     async def new_character(self, **fields: Any) -> dict[str, Any]:
         body = {"name": "Mara", "first_mes": "The door creaks open.", **fields}
-        return ok(await self.client.post("/api/v1/characters", json=body), 201)
+        made = await self.client.post("/api/v1/characters", json=body)
+        character: dict[str, Any] = ok(made, 201)
+        return character
 
     async def turn(self, chat_id: str, **body: Any) -> list[Event]:
         async with self.client.stream(
@@ -117,7 +120,7 @@ async def running(
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
             uvicorn.Config(
-                observe(create_app(parts)),  # type: ignore[arg-type]  # Litestar's types for ASGI
+                observe(create_app(parts)),
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=2,

@@ -266,7 +266,7 @@ async def test_the_difference_names_what_changed_since_the_previous_prompt(
     difference = ok(await ada.client.get(url, params={"diff": "previous"}))["difference"]
     assert [item["kind"] for item in difference["added"]] == ["authors_note"]
     assert [item["kind"] for item in difference["changed"]] == ["user_line"]
-    assert difference["shared_prefix"] == 2
+    assert difference["shared_prefix"] == 3
 
 
 async def test_nothing_to_answer_says_what_could_be_sent(ada: Account, chat: str) -> None:

@@ -1,0 +1,150 @@
+"""Resealing: all texts of one account under its newest data key, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.rotation_columns import SealedTable, header_of
+from backend.database.engine import Database
+from backend.vault.sealing import HEADER, SealBrokenError, Sealer
+
+PAGE_ROWS = 10_000
+BATCH_ROWS = 200
+BATCH_BYTES = 8 * 1024 * 1024
+
+Report = Callable[[int, int], None]
+"""Told how many are done, and of how many."""
+
+
+class Resealer:
+    """Reseals what is under older keys than the sealer's newest.
+
+    `done` counts the rows that were changed, `damaged` the blobs that do not open.
+    """
+
+    def __init__(
+        self, database: Database, tables: Sequence[SealedTable], sealer: Sealer, report: Report
+    ) -> None:
+        self._database = database
+        self._tables = tables
+        self._sealer = sealer
+        self._report = report
+        self._total = 0
+        self.done = 0
+        self.damaged = 0
+
+    async def run(self) -> None:
+        """Reseal until nothing more can be: what is left is damaged, or locked by somebody."""
+        self._total = await self._count()
+        self._report(0, self._total)
+        before = -1
+        while before != self.done:
+            before, self.damaged = self.done, 0
+            for sealed in self._tables:
+                await self._run_through(sealed)
+
+    async def _count(self) -> int:
+        async with self._database.read() as session:
+            counts = [
+                await session.scalar(
+                    select(func.count()).select_from(sealed.table).where(self._stale(sealed))
+                )
+                for sealed in self._tables
+            ]
+        return sum(filter(None, counts))
+
+    async def _run_through(self, sealed: SealedTable) -> None:
+        # Ids by the page and texts by the batch: a page costs a look at all rows of the account.
+        after: UUID | None = None
+        while page := await self._page(sealed, after):
+            for ids in batches(page):
+                await self._reseal(sealed, ids)
+            after = page[-1][0]
+
+    async def _page(self, sealed: SealedTable, after: UUID | None) -> list[tuple[UUID, int]]:
+        query = (
+            select(sealed.id, sealed.size)
+            .where(self._stale(sealed))
+            .order_by(sealed.id)
+            .limit(PAGE_ROWS)
+        )
+        if after is not None:
+            query = query.where(sealed.id > after)
+        async with self._database.read() as session:
+            return [(row_id, size) for row_id, size in await session.execute(query)]
+
+    async def _reseal(self, sealed: SealedTable, ids: Sequence[UUID]) -> None:
+        """Reseal some rows, each as it is now and not as it was when the page was read."""
+        query = (
+            select(sealed.id, *sealed.columns)
+            .where(sealed.id.in_(ids), self._stale(sealed))
+            # Never waits for a lock, so that it is no part of a deadlock.
+            .with_for_update(key_share=True, skip_locked=True)
+        )
+        async with self._database.write() as session:
+            rows = (await session.execute(query)).all()
+            changes = [change for row in rows if (change := self._resealed(sealed, *row))]
+            if changes:
+                await _store(session, sealed, changes)
+        self.done += len(changes)
+        self._report(self.done, max(self.done, self._total))
+
+    def _resealed(self, sealed: SealedTable, row_id: UUID, *blobs: bytes | None) -> dict[str, Any]:
+        """The row's blobs, resealed, by parameter of `_store`; empty when nothing changed."""
+        changed = False
+        change: dict[str, Any] = {"row_id": row_id}
+        for column, blob in zip(sealed.columns, blobs, strict=True):
+            change[f"new_{column.name}"] = blob
+            try:
+                fresh = blob and self._sealer.reseal(sealed.place(column), row_id, blob)
+            except SealBrokenError:
+                self.damaged += 1
+                continue
+            if fresh:
+                change[f"new_{column.name}"] = fresh
+                changed = True
+        return change if changed else {}
+
+    def _stale(self, sealed: SealedTable) -> Any:
+        return sealed.stale(self._sealer.user_id, self._sealer.current_key)
+
+
+def batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
+    """Split (id, bytes) rows into runs of ids, none too long, none too heavy but for one row."""
+    ids: list[UUID] = []
+    weight = 0
+    for row_id, size in page:
+        if ids and (len(ids) == BATCH_ROWS or weight + size > BATCH_BYTES):
+            yield ids
+            ids, weight = [], 0
+        ids.append(row_id)
+        weight += size
+    if ids:
+        yield ids
+
+
+async def keys_in_use(
+    session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID
+) -> set[int]:
+    """Numbers of the data keys that some text of the account is under."""
+    headers: set[bytes] = set()
+    for sealed in tables:
+        for column in sealed.columns:
+            query = select(header_of(column)).where(sealed.owner == user_id, column.is_not(None))
+            headers.update(await session.scalars(query.distinct()))
+    return {HEADER.unpack(header)[1] for header in headers if len(header) == HEADER.size}
+
+
+async def _store(
+    session: AsyncSession, sealed: SealedTable, changes: Sequence[dict[str, Any]]
+) -> None:
+    values: dict[str, Any] = {
+        column.name: bindparam(f"new_{column.name}") for column in sealed.columns
+    }
+    query = update(sealed.table).where(sealed.id == bindparam("row_id")).values(values)
+    await session.execute(query, changes)

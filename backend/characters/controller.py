@@ -1,0 +1,200 @@
+"""Characters: `/characters`, their pictures, and card files in and out."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from backend.accounts.identity import Identity
+from backend.characters.answers import file_answer, picture_answer
+from backend.characters.cards.merge import ExportSpec
+from backend.characters.schemas import (
+    AvatarSize,
+    CharacterItem,
+    CharacterView,
+    ExportFormat,
+    ImportedCharacter,
+    NewCharacter,
+)
+from backend.characters.service import CharacterService
+from backend.characters.uploads import (
+    MAX_UPLOAD_BYTES,
+    FileOperation,
+    ImageOperation,
+    read_file,
+    read_image,
+)
+from backend.wire import Page, etag, page_limit
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class CharacterController(Controller):
+    """Characters."""
+
+    path = "/characters"
+    tags = ("Characters",)
+
+    @get(operation_id="listCharacters", summary="List and search characters")
+    async def list_characters(
+        self,
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+        limit: FromQuery[int] = 50,
+        after: FromQuery[UUID | None] = None,
+        search: Annotated[str, QueryParameter(max_length=200)] = "",
+    ) -> Page[CharacterItem]:
+        """Characters, newest first.
+
+        With `search`, those in whose name, nickname, creator or tags each of its words occurs,
+        whatever the case. A page of a search may be short, or empty, while `next` leads on.
+        """
+        return await characters.list_page(
+            identity, limit=page_limit(limit), after=after, search=search
+        )
+
+    @post(operation_id="createCharacter", summary="Make a character")
+    async def create_character(
+        self,
+        data: JSONBody[NewCharacter],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> Response[CharacterView]:
+        """Make a character of the fields of a card (Character Card V3)."""
+        return _tagged(await characters.create(identity, data))
+
+    @post(
+        "/import",
+        operation_id="importCharacter",
+        summary="Import a card file",
+        operation_class=FileOperation,
+        request_max_body_size=MAX_UPLOAD_BYTES,
+    )
+    async def import_character(
+        self,
+        request: AnyRequest,
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> ImportedCharacter:
+        """Make a character of a PNG, CHARX, JSON or YAML card of any version.
+
+        What the card holds beyond the fields known here is kept, and comes back on export. A file
+        that is refused leaves nothing behind.
+        """
+        return await characters.import_file(identity, await read_file(request))
+
+    @get("/{character_id:uuid}", operation_id="getCharacter", summary="Read a character")
+    async def get_character(
+        self,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> Response[CharacterView]:
+        """A character, with all fields of its card."""
+        return _tagged(await characters.get(identity, character_id))
+
+    @patch("/{character_id:uuid}", operation_id="patchCharacter", summary="Change a character")
+    async def patch_character(
+        self,
+        request: AnyRequest,
+        character_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> Response[CharacterView]:
+        """Merge into the card's fields: what is absent stays, null goes back to the default."""
+        view = await characters.patch(
+            identity, character_id, data, if_match=request.headers.get("if-match")
+        )
+        return _tagged(view)
+
+    @delete("/{character_id:uuid}", operation_id="deleteCharacter", summary="Delete a character")
+    async def delete_character(
+        self,
+        request: AnyRequest,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> None:
+        """Delete a character with its picture and files. Chats that it took part in stay."""
+        await characters.delete(identity, character_id, if_match=request.headers.get("if-match"))
+
+    @get(
+        "/{character_id:uuid}/export",
+        operation_id="exportCharacter",
+        summary="Export a card file",
+        media_type="image/png",
+    )
+    async def export_character(
+        self,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+        file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "png",
+        spec: FromQuery[ExportSpec] = "v3",
+    ) -> Response[bytes]:
+        """The card as a file that other tools read, and that imports back to the same.
+
+        A PNG carries the card as version 3 and as version 2; `spec` chooses for JSON alone. A
+        character without a picture gets a placeholder.
+        """
+        file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
+        return file_answer(file)
+
+    @get(
+        "/{character_id:uuid}/avatar",
+        operation_id="getCharacterAvatar",
+        summary="Read a character's picture",
+        media_type="image/webp",
+    )
+    async def get_avatar(
+        self,
+        request: AnyRequest,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+        size: FromQuery[AvatarSize] = "full",
+    ) -> Response[bytes]:
+        """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
+        return picture_answer(request, await characters.avatars.read(identity, character_id, size))
+
+    @put(
+        "/{character_id:uuid}/avatar",
+        status_code=204,
+        operation_id="putCharacterAvatar",
+        summary="Set a character's picture",
+        operation_class=ImageOperation,
+        request_max_body_size=MAX_UPLOAD_BYTES,
+    )
+    async def put_avatar(
+        self,
+        request: AnyRequest,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> None:
+        """Set the picture: a PNG, JPEG, WebP or GIF, which is encoded anew without metadata."""
+        await characters.avatars.replace(identity, character_id, await read_image(request))
+
+    @delete(
+        "/{character_id:uuid}/avatar",
+        operation_id="deleteCharacterAvatar",
+        summary="Delete a character's picture",
+    )
+    async def delete_avatar(
+        self,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> None:
+        """Delete the picture, in both sizes."""
+        await characters.avatars.remove(identity, character_id)
+
+
+CONTROLLERS = (CharacterController,)
+
+
+def _tagged(view: CharacterView) -> Response[CharacterView]:
+    return Response(view, headers={"ETag": etag(view.revision)})

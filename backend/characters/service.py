@@ -1,0 +1,220 @@
+"""Characters: listing, searching, making, changing, deleting, and their way in and out of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+from uuid import UUID
+
+import msgspec
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters import repository
+from backend.characters.avatars import PLACES, AvatarService
+from backend.characters.cards.merge import ExportSpec
+from backend.characters.cards.model import Card
+from backend.characters.exporting import ExportedFile, export_json, export_png
+from backend.characters.importing import check_card, import_rows, new_character
+from backend.characters.models import AVATAR_IMAGE, Avatar, Character
+from backend.characters.records import Summary, open_card, open_source, open_summary, seal_card
+from backend.characters.repository import StoredSummary
+from backend.characters.schemas import (
+    CharacterItem,
+    CharacterView,
+    ExportFormat,
+    ImportedCharacter,
+)
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.wire import Page, check_revision, merge_patch, reject_unknown
+
+SEARCHED_AT_ONCE = 5000
+"""Characters that one request looks through: their names are sealed, so no index finds them."""
+
+
+class CharacterService:
+    """What a user does with characters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._threads = CapacityLimiter(PLACES)
+        self.avatars = AvatarService(
+            database,
+            self._threads,
+            link=Avatar.character_id,
+            get_holder=repository.get_character,
+        )
+
+    async def list_page(
+        self, identity: Identity, *, limit: int, after: UUID | None, search: str
+    ) -> Page[CharacterItem]:
+        """Characters, newest first.
+
+        With a `search`, those in whose name, nickname, creator or tags each of its words occurs; a
+        page ends after `SEARCHED_AT_ONCE` characters, however few were found among them.
+        """
+        words = search.casefold().split()
+        bound = SEARCHED_AT_ONCE if words else limit
+        async with self._database.read() as session:
+            rows = await repository.list_characters(
+                session, owner_id=identity.user_id, limit=bound + 1, after=after
+            )
+        items: list[CharacterItem] = []
+        for looked_at, row in enumerate(rows):
+            if looked_at == bound or len(items) == limit:
+                return Page(items=items, next=str(rows[looked_at - 1].id))
+            summary = open_summary(identity.sealer, row.id, row.sealed_summary)
+            if _matches(summary, words):
+                items.append(_item(row, summary))
+        return Page(items=items)
+
+    async def create(self, identity: Identity, card: Card) -> CharacterView:
+        """Make a character. Raises `CardError` for a card without a name or over a limit."""
+        card = await to_thread.run_sync(check_card, card, limiter=self._threads)
+        character = new_character(identity.sealer, card)
+        async with self._database.write() as session:
+            session.add(character)
+        return _view(character, card, has_avatar=False)
+
+    async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
+        """Raises `CharacterNotFoundError`."""
+        async with self._database.read() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=identity.user_id
+            )
+            has_avatar = await _has_avatar(session, character)
+        card = open_card(identity.sealer, character.id, character.sealed_card)
+        return _view(character, card, has_avatar=has_avatar)
+
+    async def patch(
+        self,
+        identity: Identity,
+        character_id: UUID,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+    ) -> CharacterView:
+        """Merge into a card: what is absent stays, null goes back to the default.
+
+        Raises `CharacterNotFoundError`, `PreconditionFailedError`, `ValidationError`, `CardError`.
+        """
+        reject_unknown(patch, Card)
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=identity.user_id, lock=True
+            )
+            check_revision(if_match, character.revision)
+            card = merge_patch(open_card(sealer, character.id, character.sealed_card), patch)
+            # Under no limiter: nobody who holds the row waits behind pictures.
+            card = await to_thread.run_sync(check_card, card)
+            seal_card(sealer, character, card)
+            character.revision += 1
+            character.updated_at = now()
+            has_avatar = await _has_avatar(session, character)
+        return _view(character, card, has_avatar=has_avatar)
+
+    async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
+        """Delete a character with its picture and files; its chats stay.
+
+        Raises `CharacterNotFoundError`, `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=identity.user_id, lock=True
+            )
+            check_revision(if_match, character.revision)
+            await session.delete(character)
+
+    async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
+        """Make a character of a card file (PNG, CHARX, JSON, YAML). What is refused stores nothing.
+
+        Raises `CardError`, `TooLargeError`.
+        """
+        rows = await to_thread.run_sync(import_rows, identity.sealer, data, limiter=self._threads)
+        async with self._database.write() as session:
+            session.add(rows.character)
+            await session.flush()
+            session.add_all(rows.assets)
+            if rows.avatar is not None:
+                session.add(rows.avatar)
+        view = _view(rows.character, rows.card, has_avatar=rows.avatar is not None)
+        return ImportedCharacter(character=view, warnings=rows.warnings)
+
+    async def export(
+        self,
+        identity: Identity,
+        character_id: UUID,
+        *,
+        file_format: ExportFormat,
+        spec: ExportSpec,
+    ) -> ExportedFile:
+        """A file that imports back to the same card. A PNG is of both versions, whatever `spec`.
+
+        Raises `CharacterNotFoundError`.
+        """
+        owner_id, sealer = identity.user_id, identity.sealer
+        async with self._database.read() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=owner_id, source=True
+            )
+            stored = await repository.find_avatar(
+                session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
+            )
+        card = open_card(sealer, character.id, character.sealed_card)
+        source = open_source(sealer, character.id, character.sealed_source)
+        match file_format:
+            case "json":
+                return await to_thread.run_sync(
+                    export_json, card, source, spec, limiter=self._threads
+                )
+            case "png":
+                picture = (
+                    sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed) if stored else None
+                )
+                return await to_thread.run_sync(
+                    export_png, card, source, picture, limiter=self._threads
+                )
+            case _:
+                assert_never(file_format)
+
+
+def _matches(summary: Summary, words: Sequence[str]) -> bool:
+    if not words:
+        return True
+    fields = (summary.name, summary.nickname, summary.creator, *summary.tags)
+    text = "\n".join(fields).casefold()
+    return all(word in text for word in words)
+
+
+def _item(row: StoredSummary, summary: Summary) -> CharacterItem:
+    return CharacterItem(
+        id=row.id,
+        name=summary.name,
+        nickname=summary.nickname,
+        tags=summary.tags,
+        creator=summary.creator,
+        has_avatar=row.has_avatar,
+        revision=row.revision,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def _view(character: Character, card: Card, *, has_avatar: bool) -> CharacterView:
+    return CharacterView(
+        **msgspec.structs.asdict(card),
+        id=character.id,
+        has_avatar=has_avatar,
+        revision=character.revision,
+        created_at=character.created_at,
+        updated_at=character.updated_at,
+    )
+
+
+async def _has_avatar(session: AsyncSession, character: Character) -> bool:
+    return await repository.has_avatar(
+        session, Avatar.character_id, character.id, owner_id=character.user_id
+    )
