@@ -67,20 +67,22 @@ class Message(Base):
     """
 
     __tablename__ = "messages"
+    # The conditions of the partial indexes stand as SQLAlchemy spells them in queries: SQLite uses
+    # such an index only where the query repeats its condition word for word.
     __table_args__ = (
         Index(None, "chat_id", "position"),
         Index(
             "ix_messages_active_path",
             "chat_id",
             "path_tokens",
-            sqlite_where=text("is_active"),
+            sqlite_where=text("is_active = 1"),
             postgresql_where=text("is_active"),
         ),
         Index(
             "ix_messages_active_position",
             "chat_id",
             "position",
-            sqlite_where=text("is_active"),
+            sqlite_where=text("is_active = 1"),
             postgresql_where=text("is_active"),
         ),
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, Row, delete, func, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Row, delete, func, inspect, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -44,11 +44,11 @@ async def attach(
     message.path_tokens = (parent.path_tokens if parent else 0) + own
     if chat.leaf_id == message.parent_id:
         # The common case, a line at the end: no row differs but a sibling that was left earlier.
-        await _deselect(session, chat, [message.parent_id])
+        if parent is None or inspect(parent).persistent:
+            await _deselect(session, chat, [message.parent_id])
         message.is_active = message.is_selected = True
         chat.leaf_id = message.id
         session.add(message)
-        await session.flush()
         return
     message.is_active = message.is_selected = False
     session.add(message)

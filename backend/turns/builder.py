@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import BudgetSettings
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
-from backend.chats.repository import StoredLine
+from backend.chats.repository import StoredLines
 from backend.chats.settings import ChatSettings
 from backend.context.assembly import Assembled, History, Item, assemble, plan
 from backend.context.budget import Budget, eviction_point
@@ -29,7 +31,7 @@ from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.counting import CountCache
 from backend.turns.gather import Gathered, Gatherer, author_of, text_of
-from backend.turns.ratios import ratio_key, ratio_of
+from backend.turns.ratios import RatioCache
 from backend.turns.schemas import TurnRequest
 
 ASSISTS = {
@@ -82,6 +84,8 @@ class Built:
 ModelChooser = Callable[[Identity, ChatSettings], tuple[ModelSpec, Sampling]]
 """What `ChatService.effective_model` does."""
 
+Check = Callable[[AsyncSession], Awaitable[None]]
+
 
 class PromptBuilder:
     """Builds the prompt of the turn that would come now."""
@@ -97,6 +101,7 @@ class PromptBuilder:
         self._prompts = prompts
         self._settings = settings
         self._counts = counts
+        self._ratios = RatioCache()
 
     async def build(
         self,
@@ -106,21 +111,24 @@ class PromptBuilder:
         *,
         user_name: str,
         choose_model: ModelChooser,
+        check: Check | None = None,
         suggestions: int = 0,
     ) -> Built:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
+        `check` looks first, in the same view of the database, whether the turn may come at all.
+
         Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`.
         """
         async with self._database.read() as session:
+            if check is not None:
+                await check(session)
             gatherer = Gatherer(session, identity, user_name=user_name)
             gathered = await gatherer.gather(chat_id, request)
             spec, sampling = choose_model(identity, gathered.settings)
             stored_unit = CountUnit.parse(gathered.chat.count_unit)
             unit = _unit(spec, gathered)
-            ratio = ratio_of(
-                await gatherer.ratio(ratio_key(spec, unit.tokenizer)), spec, unit.tokenizer
-            )
+            ratio = await self._ratios.get(session, spec, unit.tokenizer)
             budget = self._budget(identity, gathered, spec, ratio)
             inputs = self._inputs(identity, gathered, request, unit, suggestions=suggestions)
             sections = SectionBuilder(
@@ -137,6 +145,7 @@ class PromptBuilder:
             lines, path_tokens = await gatherer.history(
                 gathered,
                 budget=math.floor(fixed.history_budget / scale),
+                authors=unit.names or unit != stored_unit,
                 eviction_point=eviction_point,
             )
         history = _open(identity, lines, unit, recount=unit != stored_unit)
@@ -282,33 +291,21 @@ def _first(chain: Sequence[BudgetSettings], name: str, default: int) -> int:
     return default
 
 
-def _open(
-    identity: Identity, lines: Sequence[StoredLine], unit: CountUnit, *, recount: bool
-) -> History:
+def _open(identity: Identity, lines: StoredLines, unit: CountUnit, *, recount: bool) -> History:
     """The lines unsealed, as they are sent."""
     texts = identity.sealer.open_many(
-        MESSAGE_CONTENT, ((line.id, line.sealed_content) for line in lines)
+        MESSAGE_CONTENT, zip(lines.ids, lines.sealed_contents, strict=True)
     )
+    tokens = list(lines.tokens)
     if unit.names or recount:
         authors = identity.sealer.open_many(
-            MESSAGE_AUTHOR, ((line.id, line.sealed_author) for line in lines)
+            MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
         )
-        tokens = (
-            unit.count_many(list(zip(authors, texts, strict=True)))
-            if recount
-            else [line.tokens for line in lines]
-        )
-        texts = [
-            line_text(author, text, names=unit.names)
-            for author, text in zip(authors, texts, strict=True)
-        ]
-    else:
-        tokens = [line.tokens for line in lines]
-    return History(
-        [PromptMessage(line.role, text) for line, text in zip(lines, texts, strict=True)],
-        tokens,
-        [line.position for line in lines],
-    )
+        spoken = list(zip(authors, texts, strict=True))
+        if recount:
+            tokens = unit.count_many(spoken)
+        texts = [line_text(author, text, names=unit.names) for author, text in spoken]
+    return History(list(map(PromptMessage, lines.roles, texts)), tokens, list(lines.positions))
 
 
 def _macros(

@@ -19,14 +19,15 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats import repository as chats
+from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import StoredLine
+from backend.chats.repository import StoredLines
 from backend.chats.service import read_settings
 from backend.chats.settings import ChatSettings
 from backend.context.macros import Variables
 from backend.errors import ValidationError
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
-from backend.turns.models import TokenRatio, TurnKind
+from backend.turns.models import TurnKind
 from backend.turns.schemas import TurnRequest
 
 RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
@@ -101,9 +102,9 @@ class Gatherer:
         `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
         """
         owner_id, sealer = self._identity.user_id, self._identity.sealer
-        chat = await chats.get_chat(self._session, chat_id, owner_id=owner_id)
+        chat, leaf, sealed_globals = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
-        target = await self._target(chat, request)
+        target = await self._target(chat, leaf, request)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
         cards = await characters.find_cards(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
@@ -127,34 +128,49 @@ class Gatherer:
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
-            variables=await self._variables(chat),
+            variables=self._variables(chat, sealed_globals),
             recent=await self._recent(target) if _quote_history(settings, cards) else [],
         )
 
     async def history(
-        self, gathered: Gathered, *, budget: int, eviction_point: Callable[[int, int], int]
-    ) -> tuple[Sequence[StoredLine], int]:
+        self,
+        gathered: Gathered,
+        *,
+        budget: int,
+        authors: bool,
+        eviction_point: Callable[[int, int], int],
+    ) -> tuple[StoredLines, int]:
         """The lines that fit `budget` stored tokens, and what the whole path takes."""
         leaf = gathered.target.leaf
         if leaf is None:
-            return [], 0
+            return StoredLines(), 0
         lines = await chats.active_lines(
             self._session,
             gathered.chat.id,
             from_sum=eviction_point(leaf.path_tokens, budget),
             to_position=leaf.position,
+            authors=authors,
         )
         return lines, leaf.path_tokens
 
-    async def ratio(self, key: str) -> TokenRatio | None:
-        """What was learned of a model's token counts."""
-        return await self._session.get(TokenRatio, key)
+    async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
+        """A chat, its leaf, and the user's global variables, still sealed: one query."""
+        row = (
+            await self._session.execute(
+                select(Chat, Message, User.sealed_variables)
+                .join(User, User.id == Chat.user_id)
+                .outerjoin(Message, Message.id == Chat.leaf_id)
+                .where(Chat.id == chat_id, Chat.user_id == self._identity.user_id)
+            )
+        ).one_or_none()
+        if row is None:
+            raise ChatNotFoundError
+        return row[0], row[1], row[2]
 
-    async def _target(self, chat: Chat, request: TurnRequest) -> Target:
+    async def _target(self, chat: Chat, leaf: Message | None, request: TurnRequest) -> Target:
         _check_request(request)
         if request.regenerate_of is not None:
             return await self._regeneration(chat, request.regenerate_of)
-        leaf = await self._session.get(Message, chat.leaf_id) if chat.leaf_id else None
         if leaf is not None and leaf.status == "streaming":
             # What was said so far is no line to build on yet; whoever stores will get the 409.
             leaf = await self._session.get(Message, leaf.parent_id) if leaf.parent_id else None
@@ -205,20 +221,14 @@ class Gatherer:
             kind="regenerate", line_kind="user_line", leaf=above, line=parent, parent=parent
         )
 
-    async def _variables(self, chat: Chat) -> Variables:
-        sealer = self._identity.sealer
-        sealed = await self._session.scalar(
-            select(User.sealed_variables).where(User.id == self._identity.user_id)
-        )
+    def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
+        sealer, user_id = self._identity.sealer, self._identity.user_id
+        local = chat.sealed_variables
         return Variables(
-            local=_decoded(
-                sealer.open_bytes(CHAT_VARIABLES, chat.id, chat.sealed_variables)
-                if chat.sealed_variables
-                else None
-            ),
+            local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
             global_=_decoded(
-                sealer.open_bytes(USER_VARIABLES, self._identity.user_id, sealed)
-                if sealed
+                sealer.open_bytes(USER_VARIABLES, user_id, sealed_globals)
+                if sealed_globals
                 else None
             ),
         )

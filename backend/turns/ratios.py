@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import time
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.upsert import upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import learn_ratio, starting_ratio
 from backend.turns.models import TokenRatio
+
+RELOAD_EVERY = 30.0
+"""Seconds for which a ratio is not read again: other processes learn as well, slowly."""
+
+
+class RatioCache:
+    """The ratios that this process has read lately."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}
+
+    async def get(self, session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
+        """Real tokens of a model for one counted with a vocabulary."""
+        key = ratio_key(spec, tokenizer)
+        ratio, read_at = self._known.get(key, (0.0, -RELOAD_EVERY))
+        if time.monotonic() - read_at >= RELOAD_EVERY:
+            ratio = ratio_of(await session.get(TokenRatio, key), spec, tokenizer)
+            self._known[key] = ratio, time.monotonic()
+        return ratio
 
 
 def ratio_key(spec: ModelSpec, tokenizer: str) -> str:

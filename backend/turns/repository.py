@@ -26,10 +26,12 @@ async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> T
     return turn
 
 
-async def running_turn(session: AsyncSession, chat_id: UUID) -> Turn | None:
+async def running_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
     """The turn that runs in a chat."""
     return await session.scalar(
-        select(Turn).where(Turn.chat_id == chat_id, Turn.state == "running")
+        select(Turn).where(
+            Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state == "running"
+        )
     )
 
 

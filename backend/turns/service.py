@@ -29,7 +29,7 @@ from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
 from backend.turns import repository
-from backend.turns.builder import Built, PromptBuilder
+from backend.turns.builder import Built, Check, PromptBuilder
 from backend.turns.errors import (
     ChatChangedError,
     NotContinuableError,
@@ -88,7 +88,13 @@ class TurnService:
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 
     async def build(
-        self, identity: Identity, chat_id: UUID, request: TurnRequest, *, suggestions: int = 0
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        request: TurnRequest,
+        *,
+        check: Check | None = None,
+        suggestions: int = 0,
     ) -> Built:
         """The prompt of the turn that would come now; nothing is stored."""
         return await self._builder.build(
@@ -97,6 +103,7 @@ class TurnService:
             request,
             user_name=self._name_of(identity),
             choose_model=self._chats.effective_model,
+            check=check,
             suggestions=suggestions,
         )
 
@@ -112,24 +119,27 @@ class TurnService:
             self._messages.check_text(request.text)
         turn_id = request.turn_id or new_id()
         fingerprint = _fingerprint(identity, chat_id, request)
-        async with self._database.read() as session:
-            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
-            if request.turn_id and await self._is_replay(session, identity, turn_id, fingerprint):
-                return Prepared(turn_id, None)
-            await _check_free(session, chat)
-        for _ in range(ATTEMPTS):
-            built = await self.build(identity, chat_id, request)
-            try:
-                run = await self._begin(identity, built, request, turn_id, fingerprint)
-            except (IntegrityError, TurnInProgressError):
-                # Another turn came first: the same one sent twice, or somebody else's.
-                async with self._database.read() as session:
-                    if await self._is_replay(session, identity, turn_id, fingerprint):
-                        return Prepared(turn_id, None)
-                    await _check_free(session, chat)
-                continue
-            if run is not None:
-                return Prepared(turn_id, run)
+
+        async def check(session: AsyncSession) -> None:
+            """Look for this very turn, and for another one that runs."""
+            if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
+                raise _ReplayError
+            running = await repository.running_turn(session, chat_id, owner_id=identity.user_id)
+            if running is not None:
+                raise TurnInProgressError(running.id)
+
+        try:
+            for _ in range(ATTEMPTS):
+                built = await self.build(identity, chat_id, request, check=check)
+                try:
+                    run = await self._begin(identity, built, request, turn_id, fingerprint)
+                except IntegrityError:
+                    # Another turn came first, and the next look will say which.
+                    continue
+                if run is not None:
+                    return Prepared(turn_id, run)
+        except _ReplayError:
+            return Prepared(turn_id, None)
         raise ChatChangedError("Look at it again, and send the line once more.")
 
     def start(self, run: Run) -> None:
@@ -237,16 +247,6 @@ class TurnService:
         for task in list(self._recounts):
             task.cancel()
 
-    async def _is_replay(
-        self, session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
-    ) -> bool:
-        turn = await repository.find_turn(session, turn_id)
-        if turn is None:
-            return False
-        if turn.user_id != identity.user_id or turn.request_digest != fingerprint:
-            raise TurnIdReusedError("Make a new one for each turn.")
-        return True
-
     async def _begin(
         self,
         identity: Identity,
@@ -261,7 +261,6 @@ class TurnService:
             chat = await chats.get_chat(
                 session, gathered.chat.id, owner_id=identity.user_id, lock=True
             )
-            await _check_free(session, chat)
             if (chat.leaf_id, chat.revision) != (gathered.chat.leaf_id, gathered.chat.revision):
                 return None
             turn = Turn(
@@ -274,11 +273,11 @@ class TurnService:
                 request_digest=fingerprint,
                 totals=msgspec.json.encode(built.totals).decode(),
                 lease_until=now() + LEASE,
+                user_message_id=target.line.id if target.line else None,
             )
             session.add(turn)
-            await session.flush()
-            unit = CountUnit.parse(chat.count_unit)
             parent = target.parent or target.leaf
+            line: Message | None = None
             if request.text is not None:
                 line = draft_message(
                     identity.sealer,
@@ -288,16 +287,14 @@ class TurnService:
                         text=request.text,
                         persona_id=gathered.persona_id,
                     ),
-                    unit=unit,
+                    unit=CountUnit.parse(chat.count_unit),
                 )
+                turn.user_message_id = line.id
                 await tree.attach(session, chat, line, parent=parent)
-                turn.user_message_id, parent = line.id, line
                 await save_variables(
                     session, identity.sealer, chat, gathered.variables, built.variables
                 )
-            elif target.line is not None:
-                turn.user_message_id = target.line.id
-            reply = await self._reply_row(session, identity, chat, built, parent)
+            reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
             run = self._run(identity, built, turn, reply if target.continued else None)
@@ -335,8 +332,6 @@ class TurnService:
             ),
             unit=CountUnit.parse(chat.count_unit),
         )
-        if target.kind == "regenerate":
-            parent = target.parent
         await tree.attach(session, chat, reply, parent=parent)
         return reply
 
@@ -394,11 +389,20 @@ class TurnService:
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
 
 
-async def _check_free(session: AsyncSession, chat: Chat) -> None:
-    """Raise `TurnInProgressError` while a turn runs in the chat."""
-    running = await repository.running_turn(session, chat.id)
-    if running is not None:
-        raise TurnInProgressError(running.id)
+class _ReplayError(Exception):
+    """The very same turn was started before."""
+
+
+async def _is_replay(
+    session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
+) -> bool:
+    """Whether this request started this turn before. Raises `TurnIdReusedError`."""
+    turn = await repository.find_turn(session, turn_id)
+    if turn is None:
+        return False
+    if turn.user_id != identity.user_id or turn.request_digest != fingerprint:
+        raise TurnIdReusedError("Make a new one for each turn.")
+    return True
 
 
 def _fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:

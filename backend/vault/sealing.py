@@ -118,31 +118,51 @@ class Sealer:
 
     def open_bytes(self, column: Column, row_id: UUID, blob: bytes) -> bytes:
         """The bytes of a blob. Raises `SealBrokenError`."""
-        if len(blob) < OVERHEAD:
-            raise SealBrokenError
-        version, number = HEADER.unpack_from(blob)
-        cipher = self._ciphers.get(number)
-        if version != FORMAT or cipher is None:
-            raise SealBrokenError
+        cipher, prefix = self._opener(column, blob)
         body = HEADER.size + NONCE_BYTES
         try:
-            return cipher.decrypt(
-                blob[HEADER.size : body],
-                blob[body:],
-                self._prefix(column, number) + row_id.bytes,
-            )
+            return cipher.decrypt(blob[HEADER.size : body], blob[body:], prefix + row_id.bytes)
         except InvalidTag as error:
             raise SealBrokenError from error
 
-    def open_many(self, column: Column, rows: Iterable[tuple[UUID, bytes]]) -> list[str]:
-        """The texts of many rows of one column, in order. Raises `SealBrokenError`."""
-        return [self.open_bytes(column, row_id, blob).decode() for row_id, blob in rows]
+    def open_many(self, column: Column, rows: Iterable[tuple[bytes, bytes]]) -> list[str]:
+        """The texts of many rows of one column, in order, by (row id's 16 bytes, blob).
+
+        One pass with nothing looked up twice: a full window is thousands of rows. Raises
+        `SealBrokenError`.
+        """
+        texts: list[str] = []
+        header, decrypt, prefix = b"", None, b""
+        body = HEADER.size + NONCE_BYTES
+        try:
+            for row_id, blob in rows:
+                if blob[: HEADER.size] != header:
+                    header = blob[: HEADER.size]
+                    cipher, prefix = self._opener(column, blob)
+                    decrypt = cipher.decrypt
+                if decrypt is None:
+                    raise SealBrokenError
+                data = decrypt(blob[HEADER.size : body], blob[body:], prefix + row_id)
+                texts.append(data.decode())
+        except (InvalidTag, ValueError) as error:
+            raise SealBrokenError from error
+        return texts
 
     def reseal(self, column: Column, row_id: UUID, blob: bytes) -> bytes | None:
         """The same text under the newest data key; None when it is under it already."""
         if key_number(blob) == self._current:
             return None
         return self.seal_bytes(column, row_id, self.open_bytes(column, row_id, blob))
+
+    def _opener(self, column: Column, blob: bytes) -> tuple[AESGCM, bytes]:
+        """The cipher of a blob, and its associated data up to the row's id."""
+        if len(blob) < OVERHEAD:
+            raise SealBrokenError
+        version, number = HEADER.unpack_from(blob)
+        cipher = self._ciphers.get(number)
+        if version != FORMAT or cipher is None:
+            raise SealBrokenError
+        return cipher, self._prefix(column, number)
 
     def _prefix(self, column: Column, number: int) -> bytes:
         prefix = self._prefixes.get((column, number))

@@ -325,14 +325,14 @@ def upgrade() -> None:
             "ix_messages_active_path",
             ["chat_id", "path_tokens"],
             unique=False,
-            sqlite_where=sa.text("is_active"),
+            sqlite_where=sa.text("is_active = 1"),
             postgresql_where=sa.text("is_active"),
         )
         batch_op.create_index(
             "ix_messages_active_position",
             ["chat_id", "position"],
             unique=False,
-            sqlite_where=sa.text("is_active"),
+            sqlite_where=sa.text("is_active = 1"),
             postgresql_where=sa.text("is_active"),
         )
         batch_op.create_index(
@@ -441,12 +441,12 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_messages_chat_id_position"))
         batch_op.drop_index(
             "ix_messages_active_position",
-            sqlite_where=sa.text("is_active"),
+            sqlite_where=sa.text("is_active = 1"),
             postgresql_where=sa.text("is_active"),
         )
         batch_op.drop_index(
             "ix_messages_active_path",
-            sqlite_where=sa.text("is_active"),
+            sqlite_where=sa.text("is_active = 1"),
             postgresql_where=sa.text("is_active"),
         )
 

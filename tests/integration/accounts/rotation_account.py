@@ -1,0 +1,162 @@
+"""Accounts with a text in every sealed column that there is, whichever tables there come to be."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Table, insert, select, update
+
+import backend
+from backend.accounts import repository
+from backend.accounts.keyring import open_sealer
+from backend.accounts.models import DataKey, User
+from backend.accounts.names import load_instance_keys
+from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.accounts.service import AccountService
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.settings import Settings
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
+from backend.vault.slots import PasswordKdf
+
+PASSWORD = "a lighthouse in the fog"
+CHEAP = PasswordKdf(salt=bytes(16), memory_kib=64, passes=1, lanes=1)
+BACKEND = Path(backend.__file__).parent
+
+MODELS: Sequence[ModuleType] = [
+    importlib.import_module(f"backend.{path.parent.name}.models")
+    for path in sorted(BACKEND.glob("*/models.py"))
+]
+"""Every module of models: imported, so that `Base.metadata` is complete."""
+
+Texts = dict[tuple[str, str, UUID], str]
+"""What is stored, by table, column and row."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Somebody who has signed up, and the key that their password opens."""
+
+    database: Database
+    name: str
+    user_id: UUID
+    user_key: bytes
+
+    async def sealer(self) -> Sealer:
+        """What a request of theirs would have right now."""
+        async with self.database.read() as session:
+            rows = await repository.data_keys(session, self.user_id)
+        return open_sealer(self.user_id, rows, user_key=self.user_key)
+
+    async def key_numbers(self) -> list[int]:
+        query = select(DataKey.number).where(DataKey.user_id == self.user_id)
+        async with self.database.read() as session:
+            return sorted(await session.scalars(query))
+
+    async def rows(self, sealed: SealedTable) -> list[dict[str, Any]]:
+        """Their rows of a table, by id."""
+        query = select(sealed.table).where(sealed.owner == self.user_id).order_by(sealed.id)
+        async with self.database.read() as session:
+            return [dict(row) for row in (await session.execute(query)).mappings()]
+
+    async def blobs(self) -> dict[tuple[str, str, UUID], bytes]:
+        """Every blob of theirs."""
+        return {
+            (sealed.table.name, column.name, row["id"]): row[column.name]
+            for sealed in described_tables()
+            for row in await self.rows(sealed)
+            for column in sealed.columns
+            if row[column.name] is not None
+        }
+
+    async def texts(self) -> Texts:
+        """Every text of theirs. Raises `SealBrokenError` unless all of them open."""
+        sealer = await self.sealer()
+        sealed_as = {
+            (sealed.table.name, column.name): sealed.place(column)
+            for sealed in described_tables()
+            for column in sealed.columns
+        }
+        return {
+            (table, name, row_id): sealer.open(sealed_as[table, name], row_id, blob)
+            for (table, name, row_id), blob in (await self.blobs()).items()
+        }
+
+    async def fill(self, count: int = 1) -> None:
+        """Write `count` rows into every table with sealed columns, a text into each of these."""
+        sealer = await self.sealer()
+        for number in range(count):
+            made: dict[str, UUID] = {"users": self.user_id}
+            async with self.database.write() as session:
+                for sealed in described_tables():
+                    row = _row(sealed, sealer, made, number)
+                    made[sealed.table.name] = row["id"]
+                    if sealed.table is User.__table__:
+                        query = update(User).where(User.id == self.user_id)
+                        await session.execute(query.values(_sealed_of(sealed, row)))
+                    else:
+                        await session.execute(insert(sealed.table).values(row))
+
+
+async def sign_up(database: Database, name: str, root: RootKeys) -> Account:
+    """An account as people make it, but for a password that is quickly stretched."""
+    unlocked = await (await accounts(database, root)).sign_up(name, PASSWORD, invitation=None)
+    return Account(database, name, unlocked.user.id, unlocked.user_key)
+
+
+async def log_in(database: Database, name: str, root: RootKeys) -> bytes:
+    """The user key. Raises what a log-in raises."""
+    unlocked = await (await accounts(database, root)).unlock(name, PASSWORD, address="::1")
+    return unlocked.user_key
+
+
+async def accounts(database: Database, root: RootKeys) -> AccountService:
+    """A server's service of accounts, as it is after a start."""
+    settings = Settings(registration="open")
+    instance = await load_instance_keys(database, root)
+    return AccountService(database, root, instance, settings, kdf=CHEAP)
+
+
+def _row(sealed: SealedTable, sealer: Sealer, made: dict[str, UUID], number: int) -> dict[str, Any]:
+    """A row with a text in each sealed column; what refers to other tables, to rows made before."""
+    refers = {
+        column.name: made[key.column.table.name]
+        for column in sealed.table.columns
+        for key in column.foreign_keys
+        if key.column.table.name in made
+    }
+    row_id = refers.get("id") or made.get(sealed.table.name) or new_id()
+    row: dict[str, Any] = {**_plain(sealed.table, number), **refers, "id": row_id}
+    for column in sealed.columns:
+        row[column.name] = sealer.seal(
+            sealed.place(column), row_id, f"{sealed.table.name}.{column.name} {number}"
+        )
+    return row
+
+
+def _plain(table: Table, number: int) -> dict[str, Any]:
+    """Some value for each column that needs one."""
+    values: dict[str, Any] = {}
+    for column in table.columns:
+        if column.nullable or column.default is not None or column.foreign_keys:
+            continue
+        kind = column.type.python_type
+        if kind is bytes:
+            values[column.name] = new_id().bytes
+        elif kind is datetime:
+            values[column.name] = now()
+        else:
+            values[column.name] = kind(number)
+    return values
+
+
+def _sealed_of(sealed: SealedTable, row: dict[str, Any]) -> dict[str, Any]:
+    return {column.name: row[column.name] for column in sealed.columns}

@@ -1,0 +1,444 @@
+"""Rotation of an account's data key: every text moves, none is lost, the old key goes last."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import LargeBinary, insert, select, text, update
+
+from backend.accounts.errors import UserNotFoundError
+from backend.accounts.models import User
+from backend.accounts.rotation import (
+    DataKeyRotation,
+    ensure_data_key,
+    mark_all_due,
+    rotate_data_key,
+)
+from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.accounts.rotation_texts import BATCH_BYTES, BATCH_ROWS, batches
+from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message
+from backend.database.base import Base, new_id
+from backend.database.engine import Database
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Column, SealBrokenError, Sealer, key_number
+from tests.integration.accounts.rotation_account import MODELS, Account, sign_up
+
+pytestmark = pytest.mark.anyio
+
+ROOT = RootKeys({1: b"r" * 32})
+AT_ONCE = timedelta(0)
+
+
+class Progress:
+    """What was reported."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        self.steps.append((done, total))
+
+
+@pytest.fixture
+async def account(database: Database) -> Account:
+    """Somebody with two rows in every table that can hold a text."""
+    account = await sign_up(database, "Edith", ROOT)
+    await account.fill(2)
+    return account
+
+
+async def rotate(account: Account, *, grace: timedelta = AT_ONCE) -> DataKeyRotation:
+    return await rotate_data_key(
+        account.database, account.user_id, account.user_key, Progress(), grace=grace
+    )
+
+
+async def numbers_in_use(account: Account) -> set[int]:
+    return {key_number(blob) for blob in (await account.blobs()).values()}
+
+
+def test_every_sealed_column_keeps_the_rule_by_which_rotation_finds_it() -> None:
+    for table in Base.metadata.tables.values():
+        for column in table.columns:
+            if not column.name.startswith("sealed_"):
+                continue
+            assert isinstance(column.type, LargeBinary), column
+            (key,) = table.primary_key.columns
+            assert (key.name, key.type.python_type) == ("id", UUID), table
+            if table.name == "users":
+                continue
+            assert not table.c.user_id.nullable, table
+            (owner,) = table.c.user_id.foreign_keys
+            assert (owner.target_fullname, owner.ondelete) == ("users.id", "CASCADE"), table
+
+
+def test_the_columns_that_texts_are_sealed_for_are_those_that_rotation_finds() -> None:
+    named = {
+        value for module in MODELS for value in vars(module).values() if isinstance(value, Column)
+    }
+    found = {sealed.place(each) for sealed in described_tables() for each in sealed.columns}
+
+    assert named == found
+
+
+def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None:
+    binary = {
+        f"{table.name}.{column.name}"
+        for table in Base.metadata.tables.values()
+        for column in table.columns
+        if isinstance(column.type, LargeBinary) and not column.name.startswith("sealed_")
+    }
+
+    assert binary == {
+        "context_texts.digest",
+        "data_keys.wrapped",
+        "idempotent_requests.key_digest",
+        "idempotent_requests.request_digest",
+        "instance_keys.wrapped",
+        "invitations.lookup",
+        "key_slots.kdf",
+        "key_slots.lookup",
+        "key_slots.wrapped",
+        "login_failures.key",
+        "turns.request_digest",
+        "users.name_lookup",
+        "users.settings_mac",
+        "users.wrapped_name",
+    }
+
+
+async def test_every_text_comes_under_the_new_key_and_the_old_key_goes(account: Account) -> None:
+    texts = await account.texts()
+
+    rotation = await rotate(account)
+
+    assert rotation.number == 2
+    assert (rotation.damaged, rotation.kept) == (0, ())
+    assert await account.key_numbers() == [2]
+    assert await numbers_in_use(account) == {2}
+    assert await account.texts() == texts
+    assert {table for table, _, _ in texts} == {each.table.name for each in described_tables()}
+
+
+async def test_nothing_but_the_seals_changes(account: Account) -> None:
+    def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in row.items() if not name.startswith("sealed_")}
+            for row in rows
+        ]
+
+    before = [plain(await account.rows(sealed)) for sealed in described_tables()]
+    await rotate(account)
+
+    assert [plain(await account.rows(sealed)) for sealed in described_tables()] == before
+
+
+async def test_other_accounts_are_left_alone(account: Account) -> None:
+    other = await sign_up(account.database, "Agnes", ROOT)
+    await other.fill()
+    blobs = await other.blobs()
+
+    await rotate(account)
+
+    assert await other.blobs() == blobs
+    assert await other.key_numbers() == [1]
+
+
+async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -> None:
+    account = await sign_up(database, "Edith", ROOT)
+    progress = Progress()
+
+    rotation = await rotate_data_key(
+        database, account.user_id, account.user_key, progress, grace=AT_ONCE
+    )
+
+    assert rotation == DataKeyRotation(number=2, resealed=0, damaged=0, kept=())
+    assert progress.steps == [(0, 0)]
+    assert await account.key_numbers() == [2]
+
+
+async def test_progress_is_told_from_nothing_to_everything(account: Account) -> None:
+    rows = sum([len(await account.rows(sealed)) for sealed in described_tables()])
+    # The password and the recovery slot hold no text.
+    total, progress = rows - 2, Progress()
+
+    await rotate_data_key(account.database, account.user_id, account.user_key, progress)
+
+    assert progress.steps[0] == (0, total)
+    assert progress.steps[-1] == (total, total)
+    assert all(one[0] <= next_one[0] for one, next_one in pairwise(progress.steps))
+
+
+async def test_the_old_key_stays_for_as_long_as_a_running_turn_may_still_write_with_it(
+    account: Account,
+) -> None:
+    in_a_running_turn = await account.sealer()
+    rotation = await rotate(account, grace=timedelta(days=1))
+    assert rotation.kept == (1,)
+    assert await account.key_numbers() == [1, 2]
+
+    await edit(account, await a_message(account), in_a_running_turn, "A late reply")
+    again = await rotate(account, grace=AT_ONCE)
+
+    assert (again.number, again.resealed, again.kept) == (2, 1, ())
+    assert await account.key_numbers() == [2]
+    assert "A late reply" in (await account.texts()).values()
+
+
+async def test_an_unfinished_rotation_is_finished_before_another_begins(account: Account) -> None:
+    await rotate(account, grace=timedelta(days=1))
+
+    again = await rotate(account, grace=timedelta(days=1))
+
+    assert (again.number, again.resealed) == (2, 0)
+    assert await account.key_numbers() == [1, 2]
+
+
+async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
+    account: Account,
+) -> None:
+    texts = await account.texts()
+    await rotate(account, grace=timedelta(days=1))
+    await mark_all_due(account.database)
+
+    rotation = await rotate(account)
+
+    assert rotation.number == 3
+    assert await account.key_numbers() == [3]
+    assert await account.texts() == texts
+
+
+async def test_a_damaged_text_holds_up_none_of_the_others(account: Account) -> None:
+    texts = await account.texts()
+    message = await a_message(account)
+    async with account.database.write() as session:
+        row = await session.get_one(Message, message)
+        row.sealed_content = damaged = row.sealed_content[:-1] + b"?"
+
+    rotation = await rotate(account)
+
+    assert (rotation.damaged, rotation.kept) == (1, (1,))
+    blobs = await account.blobs()
+    assert blobs.pop(("messages", "sealed_content", message)) == damaged
+    assert {key_number(blob) for blob in blobs.values()} == {2}
+    assert len(blobs) == len(texts) - 1
+
+
+async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
+    account: Account,
+) -> None:
+    one, other = [row["id"] for row in await account.rows(table_of(Message))]
+    async with account.database.write() as session:
+        rows = {each: await session.get_one(Message, each) for each in (one, other)}
+        rows[one].sealed_content = rows[other].sealed_content
+
+    rotation = await rotate(account)
+
+    assert rotation.damaged == 1
+    with pytest.raises(SealBrokenError):
+        await account.texts()
+
+
+async def test_with_a_wrong_user_key_nothing_happens(account: Account) -> None:
+    before = await account.blobs()
+
+    with pytest.raises(SealBrokenError):
+        await rotate_data_key(account.database, account.user_id, b"x" * 32, Progress())
+
+    assert await account.blobs() == before
+    assert await account.key_numbers() == [1]
+
+
+async def test_an_account_that_is_not_there_is_named_as_such(database: Database) -> None:
+    with pytest.raises(UserNotFoundError):
+        await rotate_data_key(database, new_id(), b"x" * 32, Progress())
+
+
+async def test_a_table_that_no_model_describes_stops_the_rotation_before_it_begins(
+    account: Account,
+) -> None:
+    kind = "BLOB" if account.database.is_sqlite else "BYTEA"
+    async with account.database.write() as session:
+        await session.execute(text(f"CREATE TABLE notes (id INTEGER, sealed_note {kind})"))
+
+    with pytest.raises(RuntimeError, match=r"notes\.sealed_note"):
+        await rotate(account)
+
+    assert await account.key_numbers() == [1]
+
+
+async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
+    await account.fill(300)
+    messages = [row["id"] for row in await account.rows(table_of(Message))]
+    written: dict[UUID, str] = {}
+
+    is_over = asyncio.Event()
+
+    async def keep_editing() -> None:
+        for number, message in enumerate(messages * 3):
+            if is_over.is_set():
+                return
+            await edit(account, message, await account.sealer(), f"edit {number}")
+            written[message] = f"edit {number}"
+
+    editing = asyncio.create_task(keep_editing())
+    await rotate(account, grace=timedelta(days=1))
+    is_over.set()
+    await editing
+
+    texts = await account.texts()
+    assert written
+    assert {each: texts["messages", "sealed_content", each] for each in written} == written
+
+
+@pytest.mark.postgres
+async def test_a_row_that_somebody_has_locked_is_left_for_the_next_time(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    account = await sign_up(database, "Edith", ROOT)
+    await account.fill(2)
+    message, sealer = await a_message(account), await account.sealer()
+    async with database.write() as session:
+        row = await session.get_one(Message, message, with_for_update=True)
+        first = await rotate(account)
+        row.sealed_content = sealer.seal(MESSAGE_CONTENT, message, "Written meanwhile")
+    second = await rotate(account)
+
+    assert first.kept == (1,)
+    assert (second.resealed, second.kept) == (1, ())
+    texts = await account.texts()
+    assert texts["messages", "sealed_content", message] == "Written meanwhile"
+    await database.dispose()
+
+
+@pytest.mark.slow
+async def test_ten_thousand_messages_are_resealed(database: Database) -> None:
+    account = await sign_up(database, "Edith", ROOT)
+    sealer, chat = await account.sealer(), new_id()
+    ids = [new_id() for _ in range(10_000)]
+    title = sealer.seal(CHAT_TITLE, chat, "A long night")
+    rows = [
+        {
+            "id": each,
+            "user_id": account.user_id,
+            "chat_id": chat,
+            "position": number,
+            "role": "user",
+            "tokens": 500,
+            "path_tokens": 500 * number,
+            "sealed_author": sealer.seal(Column("messages", "sealed_author"), each, "Edith"),
+            "sealed_content": sealer.seal(MESSAGE_CONTENT, each, f"{number} " * 400),
+        }
+        for number, each in enumerate(ids)
+    ]
+    async with database.write() as session:
+        session.add(
+            Chat(id=chat, user_id=account.user_id, sealed_title=title, count_unit="o200k_base")
+        )
+        await session.flush()
+        await session.execute(insert(Message), rows)
+    progress = Progress()
+
+    rotation = await rotate_data_key(
+        database, account.user_id, account.user_key, progress, grace=AT_ONCE
+    )
+
+    assert (rotation.resealed, rotation.kept) == (10_001, ())
+    assert len(progress.steps) > 10_000 / BATCH_ROWS
+    texts = await account.texts()
+    assert all(
+        texts["messages", "sealed_content", each] == f"{number} " * 400
+        for number, each in enumerate(ids)
+    )
+
+
+sizes = st.lists(st.integers(0, 2 * BATCH_BYTES), max_size=3 * BATCH_ROWS)
+
+
+@settings(deadline=None, database=None)
+@given(sizes)
+def test_batches_leave_out_nothing_and_are_never_too_heavy(sizes: list[int]) -> None:
+    page = [(UUID(int=number), size) for number, size in enumerate(sizes)]
+
+    found = list(batches(page))
+
+    assert [each for ids in found for each in ids] == [each for each, _ in page]
+    for ids in found:
+        assert 1 <= len(ids) <= BATCH_ROWS
+        assert len(ids) == 1 or sum(sizes[each.int] for each in ids) <= BATCH_BYTES
+
+
+async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(
+    account: Account,
+) -> None:
+    texts = await account.texts()
+    assert await mark_all_due(account.database) == 1
+    assert await mark_all_due(account.database) == 0
+
+    made = await asyncio.gather(*(arrive(account) for _ in range(4)))
+
+    assert sorted(made) == [False, False, False, True]
+    assert await account.key_numbers() == [1, 2]
+    assert await account.texts() == texts
+    assert (await account.sealer()).current_key == 2
+    assert await arrive(account) is False
+
+
+async def test_without_need_no_key_is_made_at_a_log_in(account: Account) -> None:
+    assert await arrive(account) is False
+    assert await account.key_numbers() == [1]
+
+
+async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) -> None:
+    await mark_all_due(account.database)
+
+    with pytest.raises(SealBrokenError):
+        async with account.database.write() as session:
+            user = await session.get_one(User, account.user_id)
+            await ensure_data_key(session, user, b"x" * 32)
+
+    assert await account.key_numbers() == [1]
+    assert await arrive(account) is True
+
+
+async def test_every_account_is_due_until_it_has_logged_in(database: Database) -> None:
+    edith, agnes = [await sign_up(database, name, ROOT) for name in ("Edith", "Agnes")]
+
+    assert await mark_all_due(database) == 2
+    await arrive(edith)
+
+    query = select(User.id).where(User.new_data_key_due)
+    async with database.read() as session:
+        assert list(await session.scalars(query)) == [agnes.user_id]
+
+
+async def arrive(account: Account) -> bool:
+    """What a log-in does about data keys."""
+    async with account.database.read() as session:
+        user = await session.get_one(User, account.user_id)
+    async with account.database.write() as session:
+        return await ensure_data_key(session, user, account.user_key)
+
+
+def table_of(model: type[Base]) -> SealedTable:
+    (found,) = (each for each in described_tables() if each.table is model.__table__)
+    return found
+
+
+async def a_message(account: Account) -> UUID:
+    found: UUID = (await account.rows(table_of(Message)))[0]["id"]
+    return found
+
+
+async def edit(account: Account, message: UUID, sealer: Sealer, words: str) -> None:
+    sealed = sealer.seal(MESSAGE_CONTENT, message, words)
+    async with account.database.write() as session:
+        await session.execute(
+            update(Message).where(Message.id == message).values(sealed_content=sealed)
+        )

@@ -1,0 +1,156 @@
+"""An application with the characters' routes alone, and people who use it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from litestar import Litestar, Request
+from litestar.di import Provide
+from litestar.testing import AsyncTestClient
+from sqlalchemy import Connection, inspect, text
+
+from backend import http
+from backend.accounts.identity import Identity
+from backend.accounts.models import User
+from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
+from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
+from backend.characters.personas import PersonaService
+from backend.characters.service import CharacterService
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.vault.sealing import KEY_BYTES, Sealer
+
+CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
+CARD_FIXTURES = (
+    "syn_v1.json",
+    "syn_v2_only_mixedcase_Chara.png",
+    "syn_v2_and_v3_precedence.png",
+    "syn_v3.json",
+    "syn_v3.charx",
+)
+ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For tests of what the database has no part in: a copy of SQLite's is made much faster."""
+
+AROUND_THE_CARD = {"id", "has_avatar", "revision", "created_at", "updated_at"}
+
+
+def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
+    """The header `x-user` says who asks."""
+
+    def who(request: Request[Any, Any, Any]) -> Identity:
+        return identities[request.headers["x-user"]]
+
+    characters, personas = CharacterService(database), PersonaService(database)
+    return Litestar(
+        route_handlers=[*CHARACTER_CONTROLLERS, *PERSONA_CONTROLLERS],
+        dependencies={
+            "identity": Provide(who, sync_to_thread=False),
+            "characters": Provide(lambda: characters, sync_to_thread=False),
+            "personas": Provide(lambda: personas, sync_to_thread=False),
+        },
+        exception_handlers=http.EXCEPTION_HANDLERS,
+        # The client runs the application in an event loop of its own.
+        on_shutdown=[database.dispose],
+        logging_config=None,
+    )
+
+
+async def sign_up(database: Database) -> Identity:
+    """An account with random keys."""
+    user_id, user_key = new_id(), os.urandom(KEY_BYTES)
+    user = User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b"")
+    async with database.write() as session:
+        session.add(user)
+    return Identity(
+        user_id=user_id,
+        slot_id=new_id(),
+        kind="session",
+        scope="manage",
+        is_administrator=False,
+        key_mode="per_job",
+        sealer=Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key),
+        user_key=user_key,
+        sealed_settings=None,
+        settings_revision=0,
+        created_at=now(),
+        wrapped_name=b"",
+    )
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who is signed in."""
+
+    name: str
+    identity: Identity
+    client: AsyncTestClient[Litestar]
+
+    async def ask(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> httpx.Response:
+        return await self.client.request(
+            method, path, headers={"x-user": self.name, **(headers or {})}, **options
+        )
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        return await self.ask("GET", path, **options)
+
+    async def post(self, path: str, **options: Any) -> httpx.Response:
+        return await self.ask("POST", path, **options)
+
+    async def put(self, path: str, **options: Any) -> httpx.Response:
+        return await self.ask("PUT", path, **options)
+
+    async def patch(self, path: str, **options: Any) -> httpx.Response:
+        return await self.ask("PATCH", path, **options)
+
+    async def delete(self, path: str, **options: Any) -> httpx.Response:
+        return await self.ask("DELETE", path, **options)
+
+    async def make(self, path: str = "/characters", **members: Any) -> dict[str, Any]:
+        return body(await self.post(path, json=members), status=201)
+
+    async def upload(self, data: bytes) -> httpx.Response:
+        return await self.post("/characters/import", files={"file": ("card", data)})
+
+    async def import_card(self, data: bytes) -> dict[str, Any]:
+        return body(await self.upload(data), status=201)
+
+
+def body(response: httpx.Response, *, status: int = 200) -> dict[str, Any]:
+    """The answer's JSON, when it is the answer that was hoped for."""
+    assert response.status_code == status, response.text
+    return cast("dict[str, Any]", response.json())
+
+
+def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
+    """The answer's problem, when it is the one expected."""
+    assert response.headers["content-type"] == MEDIA_TYPE, response.text
+    found = body(response, status=status)
+    assert (found["type"], found["status"]) == (TYPE_PREFIX + slug, status)
+    return found
+
+
+def card_of(character: Mapping[str, Any]) -> dict[str, Any]:
+    """The card's fields alone."""
+    return {name: value for name, value in character.items() if name not in AROUND_THE_CARD}
+
+
+async def count_rows(database: Database) -> dict[str, int]:
+    """How many rows every table has."""
+
+    def count(connection: Connection) -> dict[str, int]:
+        return {
+            table: connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0  # noqa: S608  names of our own tables
+            for table in inspect(connection).get_table_names()
+        }
+
+    async with database.engine.connect() as connection:
+        return await connection.run_sync(count)

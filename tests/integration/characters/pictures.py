@@ -1,0 +1,43 @@
+"""Pictures and archives made for tests."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+METADATA = "taken at home, 52.37 N 4.90 E"
+
+
+def picture(
+    kind: str = "PNG", *, width: int = 1500, height: int = 900, color: str = "teal"
+) -> bytes:
+    """A plain picture with a telltale text in its metadata."""
+    target = io.BytesIO()
+    options: dict[str, object] = {"comment": METADATA.encode()}
+    if kind == "PNG":
+        info = PngInfo()
+        info.add_text("Comment", METADATA)
+        options = {"pnginfo": info}
+    elif kind == "WEBP":
+        options = {"xmp": METADATA.encode()}
+    Image.new("RGB", (width, height), color).save(target, kind, **options)
+    return target.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    """The picture of a file, decoded to its last pixel."""
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    """A zip archive."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, data in files.items():
+            zipped.writestr(name, data)
+    return target.getvalue()

@@ -1,0 +1,324 @@
+"""Cards from files, and back into files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+from sqlalchemy import select, text
+
+from backend.characters.cards.png import SIGNATURE, chunks, find_texts
+from backend.characters.models import ASSET_DATA, ASSET_DESCRIPTION, CharacterAsset
+from backend.characters.records import AssetDescription
+from backend.database.engine import Database
+from tests.integration.characters.people import (
+    CARD_FIXTURES,
+    CARDS,
+    ON_SQLITE_ALONE,
+    Person,
+    body,
+    card_of,
+    count_rows,
+    problem,
+)
+from tests.integration.characters.pictures import archive, opened, picture
+
+pytestmark = pytest.mark.anyio
+
+PNG_CARD = (CARDS / "syn_v2_and_v3_precedence.png").read_bytes()
+CHARX_CARD = (CARDS / "syn_v3.charx").read_bytes()
+JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
+
+
+def without_picture(data: bytes) -> bytes:
+    """The PNG with its pixels taken out: the card is all that is left."""
+    kept = (chunk.whole for chunk in chunks(data) if chunk.kind != b"IDAT")
+    return b"".join((SIGNATURE, *kept))
+
+
+async def exported(person: Person, character_id: str, query: str) -> bytes:
+    answer = await person.get(f"/characters/{character_id}/export?{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+@pytest.mark.parametrize("name", CARD_FIXTURES)
+async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
+    imported = await ada.import_card((CARDS / name).read_bytes())
+
+    character = imported["character"]
+    assert imported["lorebook"] is None
+    assert body(await ada.get(f"/characters/{character['id']}")) == character
+    assert character["has_avatar"] is not name.endswith(".json")
+    avatar = await ada.get(f"/characters/{character['id']}/avatar")
+    assert avatar.status_code == (200 if character["has_avatar"] else 404)
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("query", ["format=png", "format=json", "format=json&spec=v2"])
+@pytest.mark.parametrize("name", CARD_FIXTURES)
+async def test_what_is_exported_imports_back_to_the_same_card(
+    ada: Person, name: str, query: str
+) -> None:
+    first = (await ada.import_card((CARDS / name).read_bytes()))["character"]
+
+    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
+
+    assert card_of(again) == card_of(first)
+    assert again["id"] != first["id"]
+
+
+async def test_an_embedded_lorebook_stays_in_the_card(ada: Person) -> None:
+    imported = await ada.import_card(JSON_CARD)
+
+    book = imported["character"]["character_book"]
+    assert book == json.loads(JSON_CARD)["data"]["character_book"]
+
+
+async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Person) -> None:
+    card = json.loads(JSON_CARD)
+    card["data"]["vendor_field"] = {"kept": [1, None]}
+    card["beside"] = 10**40
+    imported = await ada.import_card(json.dumps(card).encode())
+    path = f"/characters/{imported['character']['id']}"
+    await ada.patch(path, json={"name": "Renamed"})
+
+    back = json.loads((await ada.get(f"{path}/export?format=json")).content)
+
+    assert back["data"]["name"] == "Renamed"
+    assert back["data"]["vendor_field"] == {"kept": [1, None]}
+    assert back["beside"] == 10**40
+
+
+async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
+    character = (await ada.import_card(CHARX_CARD))["character"]
+    await ada.put(
+        f"/characters/{character['id']}/avatar",
+        content=picture(width=320, height=200),
+        headers={"Content-Type": "image/png"},
+    )
+
+    answer = await ada.get(f"/characters/{character['id']}/export")
+
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    texts = find_texts(answer.content)
+    assert [chunk.keyword() for chunk in texts.cards] == [b"ccv3", b"chara"]
+    assert opened(answer.content).size == (320, 200)
+
+
+async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada: Person) -> None:
+    made = await ada.make(name="Magda")
+
+    file = await exported(ada, made["id"], "format=png")
+
+    assert opened(file).format == "PNG"
+    assert card_of((await ada.import_card(file))["character"]) == card_of(made)
+
+
+@pytest.mark.parametrize(("spec", "name"), [("v2", "chara_card_v2"), ("v3", "chara_card_v3")])
+async def test_a_json_card_is_of_the_version_asked_for(ada: Person, spec: str, name: str) -> None:
+    made = await ada.make(name="Magda")
+
+    answer = await ada.get(f"/characters/{made['id']}/export?format=json&spec={spec}")
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["spec"] == name
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize(
+    ("name", "plain", "full"),
+    [
+        ("Magda", "Magda", "Magda"),
+        ('Ma"gda\r\nSet-Cookie: a=b', "Ma gda Set-Cookie ab", "Ma gda Set-Cookie a=b"),
+        ("../../etc/passwd", "etc passwd", "etc passwd"),
+        ("C:\\Windows\\me.exe", "C Windows me.exe", "C Windows me.exe"),
+        ("Élodie & 灯台守", "Elodie", "Élodie & 灯台守"),
+        ("灯台守", "character", "灯台守"),
+        ("photo\u202egnp.exe", "photo gnp.exe", "photo gnp.exe"),
+        ("nul", "character", "character"),
+        ("...", "character", "character"),
+        ("M" * 200, "M" * 80, "M" * 80),
+    ],
+)
+async def test_a_file_is_named_after_the_character_wherever_it_is_saved(
+    ada: Person, name: str, plain: str, full: str
+) -> None:
+    made = await ada.make(name=name)
+
+    answer = await ada.get(f"/characters/{made['id']}/export?format=json")
+
+    kind, ascii_name, extended = answer.headers["content-disposition"].split("; ")
+    assert kind == "attachment"
+    assert ascii_name == f'filename="{plain}.json"'
+    assert extended.startswith("filename*=UTF-8''")
+    assert unquote(extended.removeprefix("filename*=UTF-8''")) == f"{full}.json"
+
+
+async def test_the_files_of_an_archive_are_kept_sealed(ada: Person, database: Database) -> None:
+    character = (await ada.import_card(CHARX_CARD))["character"]
+
+    async with database.read() as session:
+        assets = list(await session.scalars(select(CharacterAsset).order_by(CharacterAsset.id)))
+
+    sealer = ada.identity.sealer
+    described = [
+        msgspec.json.decode(
+            sealer.open_bytes(ASSET_DESCRIPTION, asset.id, asset.sealed_description),
+            type=AssetDescription,
+        )
+        for asset in assets
+    ]
+    assert [(asset.path, asset.media_type) for asset in described] == [
+        ("assets/icon/images/main.png", "image/png"),
+        ("assets/emotion/images/happy.png", "image/png"),
+    ]
+    assert all(
+        sealer.open_bytes(ASSET_DATA, asset.id, asset.sealed_data).startswith(SIGNATURE)
+        for asset in assets
+    )
+    await ada.delete(f"/characters/{character['id']}")
+    assert (await count_rows(database))["character_assets"] == 0
+
+
+async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Person) -> None:
+    imported = await ada.import_card(without_picture(PNG_CARD))
+
+    assert imported["character"]["name"] == "RIGHT_ccv3"
+    assert imported["character"]["has_avatar"] is False
+    assert imported["warnings"] == [
+        "The card came without its picture: The picture is corrupt, or no PNG, JPEG, WebP or GIF."
+    ]
+
+
+def nested(depth: int) -> bytes:
+    return b'{"name": "Magda", "extensions": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+
+
+def with_members(**members: Any) -> bytes:
+    return json.dumps({"spec": "chara_card_v2", "data": {"name": "M", **members}}).encode()
+
+
+HOSTILE: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 422, "unreadable-card"),
+    "blank": (b" \n", 422, "unreadable-card"),
+    "no card": (b'{"hello": "world"}', 422, "unreadable-card"),
+    "no object": (b"[1, 2, 3]", 422, "unreadable-card"),
+    "no name": (b'{"description": "nobody"}', 422, "unreadable-card"),
+    "broken json": (JSON_CARD[:-20], 422, "unreadable-card"),
+    "deep json": (nested(65), 422, "card-limit"),
+    "very deep json": (nested(100_000), 422, "card-limit"),
+    "binary": (bytes(range(256)), 422, "unreadable-card"),
+    "lorebook": ((CARDS / "syn_lorebook_v3.json").read_bytes(), 422, "unreadable-card"),
+    "long text": (with_members(scenario="s" * 200_001), 422, "card-limit"),
+    "yaml tags": (b"name: !!python/object/apply:os.system [id]", 422, "unreadable-card"),
+    "yaml bomb": (
+        b"a: &a [x, x, x, x, x, x, x, x]\n"
+        + b"".join(
+            b"%c: &%c [%s]\n" % (b + 1, b + 1, b", ".join([b"*%c" % b] * 8))
+            for b in range(ord("a"), ord("j"))
+        ),
+        422,
+        "card-limit",
+    ),
+    "plain picture": (picture(), 422, "no-card-in-image"),
+    "jpeg": (picture("JPEG"), 422, "no-card-in-image"),
+    "cut png": (PNG_CARD[:-30], 422, "unreadable-card"),
+    "cut charx": (CHARX_CARD[:-30], 422, "unreadable-card"),
+    "charx without a card": (archive({"readme.txt": b"hi"}), 422, "unreadable-card"),
+    "charx that climbs": (
+        archive({"card.json": JSON_CARD, "../../evil.png": b"x"}),
+        422,
+        "unreadable-card",
+    ),
+    "charx bomb": (
+        archive({"card.json": JSON_CARD, "assets/zeros.png": bytes(30_000_000)}),
+        422,
+        "card-limit",
+    ),
+    "file over the limit": (bytes(20 * 1024 * 1024 + 1), 413, "too-large"),
+    "body over the limit": (bytes(22 * 1024 * 1024), 413, "too-large"),
+}
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_file_that_is_refused_leaves_nothing_behind(
+    ada: Person, database: Database, name: str
+) -> None:
+    data, status, slug = HOSTILE[name]
+    before = await count_rows(database)
+
+    refusal = problem(await ada.upload(data), status, slug)
+
+    assert refusal["detail"]
+    assert await count_rows(database) == before
+
+
+async def test_an_import_that_fails_half_way_leaves_nothing_behind(
+    ada: Person, database: Database
+) -> None:
+    async with database.write() as session:
+        await session.execute(text("DROP TABLE avatars"))
+    before = await count_rows(database)
+
+    answer = await ada.upload(CHARX_CARD)
+
+    assert answer.status_code >= 500
+    assert await count_rows(database) == before
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize(
+    ("options", "status", "slug"),
+    [
+        ({"json": {"name": "Magda"}}, 415, "unsupported-media-type"),
+        ({"data": {"file": "in a plain form"}}, 415, "unsupported-media-type"),
+        ({"files": {"card": JSON_CARD}}, 422, "validation-failed"),
+        ({"files": [("file", JSON_CARD), ("file", JSON_CARD)]}, 422, "validation-failed"),
+        ({"files": [("file", b"x")] * 17}, 400, "bad-request"),
+        (
+            {
+                "content": b"--x\r\ncut",
+                "headers": {"Content-Type": "multipart/form-data; boundary=x"},
+            },
+            400,
+            "bad-request",
+        ),
+        (
+            {"content": JSON_CARD, "headers": {"Content-Type": "multipart/form-data"}},
+            400,
+            "bad-request",
+        ),
+    ],
+    ids=["json", "plain form", "no file", "two files", "many parts", "cut", "no boundary"],
+)
+async def test_a_card_comes_as_one_file_in_a_form(
+    ada: Person, database: Database, options: dict[str, Any], status: int, slug: str
+) -> None:
+    before = await count_rows(database)
+
+    problem(await ada.post("/characters/import", **options), status, slug)
+
+    assert await count_rows(database) == before
+
+
+@ON_SQLITE_ALONE
+async def test_an_upload_is_never_written_to_a_temporary_file(
+    ada: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        pytest.fail("a temporary file was made")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    padded = json.loads(JSON_CARD) | {"padding": "p" * 3_000_000}
+
+    imported = await ada.import_card(json.dumps(padded).encode())
+
+    assert imported["character"]["name"] == "RIGHT_ccv3"

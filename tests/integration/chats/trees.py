@@ -1,0 +1,244 @@
+"""A chat's message tree twice: in the database, and as a few dictionaries that can't go wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.accounts.identity import Identity
+from backend.accounts.models import User
+from backend.chats import repository, tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import Draft, draft_message
+from backend.chats.messages import MessageService
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.recount import recount
+from backend.chats.service import ChatService
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.settings import Settings
+from backend.vault.sealing import KEY_BYTES, Sealer
+
+AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
+
+
+async def sign_up(database: Database) -> Identity:
+    """An account with random keys and no way in but this."""
+    user_id, user_key = new_id(), os.urandom(KEY_BYTES)
+    async with database.write() as session:
+        session.add(
+            User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b"")
+        )
+    return Identity(
+        user_id=user_id,
+        slot_id=new_id(),
+        kind="session",
+        scope="manage",
+        is_administrator=False,
+        key_mode="per_job",
+        sealer=Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key),
+        user_key=user_key,
+        sealed_settings=None,
+        settings_revision=0,
+        created_at=now(),
+        wrapped_name=b"",
+    )
+
+
+@dataclass
+class Node:
+    """What the model knows of a message."""
+
+    parent: UUID | None
+    role: Literal["user", "assistant"]
+    text: str
+    hidden: bool = False
+
+
+@dataclass
+class Expected:
+    """The tree as it ought to be. `nodes` keeps the order in which messages were made."""
+
+    unit: CountUnit
+    nodes: dict[UUID, Node] = field(default_factory=dict[UUID, Node])
+    selected: dict[UUID | None, UUID] = field(default_factory=dict[UUID | None, UUID])
+    leaf: UUID | None = None
+
+    def children(self, parent: UUID | None) -> list[UUID]:
+        return [key for key, node in self.nodes.items() if node.parent == parent]
+
+    def path(self, key: UUID | None) -> list[UUID]:
+        """From the root down."""
+        path: list[UUID] = []
+        while key is not None:
+            path.insert(0, key)
+            key = self.nodes[key].parent
+        return path
+
+    def subtree(self, key: UUID) -> Iterator[UUID]:
+        yield key
+        for child in self.children(key):
+            yield from self.subtree(child)
+
+    def add(self, key: UUID, node: Node) -> None:
+        self.nodes[key] = node
+        self.choose(key)
+
+    def choose(self, leaf: UUID | None) -> None:
+        self.leaf = leaf
+        for key in self.path(leaf):
+            self.selected[self.nodes[key].parent] = key
+
+    def end_below(self, key: UUID) -> UUID:
+        while key in self.selected:
+            key = self.selected[key]
+        return key
+
+    def remove(self, key: UUID) -> int:
+        """Take a subtree out; how many went."""
+        parent = self.nodes[key].parent
+        family = self.children(parent)
+        place = family.index(key)
+        heir = family[place - 1] if place else next(iter(family[1:]), None)
+        if key in self.path(self.leaf):
+            self.choose(self.end_below(heir) if heir else parent)
+        elif self.selected.get(parent) == key and heir:
+            self.selected[parent] = heir
+        gone = list(self.subtree(key))
+        for each in gone:
+            del self.nodes[each]
+            self.selected.pop(each, None)
+        if self.selected.get(parent) == key:
+            del self.selected[parent]
+        return len(gone)
+
+    def tokens(self, key: UUID) -> int:
+        node = self.nodes[key]
+        return self.unit.count(AUTHORS[node.role], node.text)
+
+    def path_tokens(self, key: UUID) -> int:
+        return sum(self.tokens(each) for each in self.path(key) if not self.nodes[each].hidden)
+
+
+class Grove:
+    """One chat in the database, changed together with its model."""
+
+    def __init__(self, database: Database, identity: Identity) -> None:
+        self.database = database
+        self.identity = identity
+        self.chats = ChatService(database, ModelRegistry(DemoConfig()))
+        self.messages = MessageService(database, Settings())
+        self.expected = Expected(CountUnit("o200k_base", names=False))
+        self.chat_id = UUID(int=0)
+
+    async def plant(self, *greetings: str) -> None:
+        """Open the chat; its greetings are roots, the first of them active."""
+        opened = await self.chats.open(
+            self.identity,
+            title="A chat",
+            character_ids=[],
+            persona_id=None,
+            greetings=[
+                Draft(role="assistant", author=AUTHORS["assistant"], text=text)
+                for text in greetings
+            ],
+        )
+        self.chat_id = opened.id
+        for row in await self.rows():
+            text = self.identity.sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+            self.expected.nodes[row.id] = Node(None, "assistant", text)
+        if greetings:
+            self.expected.choose(next(iter(self.expected.nodes)))
+
+    async def rows(self) -> list[Message]:
+        query = select(Message).where(Message.chat_id == self.chat_id).order_by(Message.id)
+        async with self.database.read() as session:
+            return list(await session.scalars(query))
+
+    async def attach(self, text: str, *, parent: UUID | None) -> UUID:
+        """Add a message below another one, as turns do."""
+        above = self.expected.nodes[parent].role if parent else "user"
+        role: Literal["user", "assistant"] = "user" if above == "assistant" else "assistant"
+        async with self.database.write() as session:
+            chat = await repository.get_chat(
+                session, self.chat_id, owner_id=self.identity.user_id, lock=True
+            )
+            message = draft_message(
+                self.identity.sealer,
+                Draft(role=role, author=AUTHORS[role], text=text),
+                unit=CountUnit.parse(chat.count_unit),
+            )
+            row = await session.get(Message, parent) if parent else None
+            await tree.attach(session, chat, message, parent=row)
+        self.expected.add(message.id, Node(parent, role, text))
+        return message.id
+
+    async def append(self, text: str) -> UUID:
+        return await self.attach(text, parent=self.expected.leaf)
+
+    async def regenerate(self, key: UUID, text: str) -> None:
+        await self.attach(text, parent=self.expected.nodes[key].parent)
+
+    async def edit(self, key: UUID, text: str) -> None:
+        view = await self.messages.edit(self.identity, key, text)
+        old = self.expected.nodes[key]
+        self.expected.add(view.id, Node(old.parent, old.role, text, old.hidden))
+
+    async def activate(self, key: UUID, *, follow: bool) -> None:
+        await self.messages.activate(self.identity, key, follow=follow)
+        self.expected.choose(self.expected.end_below(key) if follow else key)
+
+    async def hide(self, key: UUID, *, hidden: bool) -> None:
+        await self.messages.hide(self.identity, key, hidden=hidden)
+        self.expected.nodes[key].hidden = hidden
+
+    async def delete(self, key: UUID) -> None:
+        gone = await self.messages.delete(self.identity, key)
+        assert gone.deleted == self.expected.remove(key)
+        assert gone.leaf_id == self.expected.leaf
+
+    async def recount(self, unit: CountUnit) -> None:
+        assert await recount(self.database, self.identity.sealer, self.chat_id, unit)
+        self.expected.unit = unit
+
+    async def fork(self, key: UUID) -> Grove:
+        """The path to a message, as a chat of its own; this one stays as it is."""
+        view = await self.chats.fork(self.identity, self.chat_id, message_id=key, title=None)
+        copy = Grove(self.database, self.identity)
+        copy.chat_id = view.id
+        copy.expected.unit = self.expected.unit
+        rows = sorted(await copy.rows(), key=lambda row: row.position)
+        parent: UUID | None = None
+        for original, row in zip(self.expected.path(key), rows, strict=True):
+            node = self.expected.nodes[original]
+            copy.expected.add(row.id, Node(parent, node.role, node.text, node.hidden))
+            parent = row.id
+        return copy
+
+    async def check(self) -> None:
+        """Compare every row with the model."""
+        expected, sealer = self.expected, self.identity.sealer
+        rows = {row.id: row for row in await self.rows()}
+        async with self.database.read() as session:
+            chat = await session.get_one(Chat, self.chat_id)
+        assert chat.count_unit == str(expected.unit)
+        assert chat.leaf_id == expected.leaf
+        assert rows.keys() == expected.nodes.keys()
+        active = expected.path(expected.leaf)
+        assert [row.id for row in sorted(rows.values(), key=lambda row: row.position)
+                if row.is_active] == active
+        for key, node in expected.nodes.items():
+            row = rows[key]
+            assert sealer.open(MESSAGE_CONTENT, key, row.sealed_content) == node.text
+            assert sealer.open(MESSAGE_AUTHOR, key, row.sealed_author) == AUTHORS[node.role]
+            assert (row.parent_id, row.role, row.hidden) == (node.parent, node.role, node.hidden)
+            assert row.position == len(expected.path(key)) - 1
+            assert row.is_selected == (expected.selected.get(node.parent) == key)
+            assert row.tokens == expected.tokens(key)
+            assert row.path_tokens == expected.path_tokens(key)

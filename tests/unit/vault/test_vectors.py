@@ -1,0 +1,214 @@
+"""What is stored stays readable: the exact bytes of every form that lies in a database or a file.
+
+A change that fails here makes existing installations unreadable: it needs a new format number, or
+a migration, and not a new vector. The first tests put the forms together by hand, from RFC 5869,
+RFC 2104 and AES-GCM alone, so that another program could read them from this description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from backend.accounts.keyring import new_data_key, open_sealer, settings_mac
+from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
+from backend.vault.root import RootKeys, add_root_key, load_root_keys
+from backend.vault.sealing import Column, Sealer, derive, digest, open_with
+from backend.vault.slots import (
+    PasswordKdf,
+    SlotKind,
+    unwrap_with_password,
+    unwrap_with_secret,
+    wrap_with_password,
+    wrap_with_secret,
+)
+
+KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
+USER = UUID("00112233-4455-6677-8899-aabbccddeeff")
+ROW = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
+CONTENT = Column("messages", "sealed_content")
+TEXT = "Où est Ædith?"
+PASSWORD = "correct horse battery staple"
+ROOT = RootKeys({3: KEY})
+
+BLOB = (
+    "0100000007000102030405060708090a0b"
+    "08c16f3ba096b63b4ec7f3e2c58147fff7c5c17dfd16ab4c96aba9c91973c8"
+)
+SLOTS: dict[SlotKind, str] = {
+    "recovery": (
+        "000102030405060708090a0bc7b919021753cc44fbea4e435c651e812a7da3a02a46234d7950834085976c4d"
+        "fb8dfeaf6bc1539e61b2685450760143"
+    ),
+    "session": (
+        "000102030405060708090a0b960722218d9db1ec568b7b6eaf23f5185131c6157a3d2e6d411a07d7c91491b4"
+        "c2b5a27ff65e606627d4dd48252ef0d8"
+    ),
+    "api_key": (
+        "000102030405060708090a0b89615bdd60cb5d6c72bea5ce12af64ff8ee9d94b6fa50e4b098a7871f7725dd5"
+        "6338722f71975aa07304be6a63b132c3"
+    ),
+}
+PASSWORD_SLOT = (
+    "000102030405060708090a0bec3694e0cb6737da1f3cb68a1c08e31cf4939366673e0fa10b4459dc569755c1"
+    "16c3478d2e0dad0f616fccf4323ee4d524458528d16a4bcdb88d4ae4bfc9f13038009932ea75b0b50d1eaef1"
+)
+INSTANCE_KEY = (
+    "000102030405060708090a0bcc16b4c0eb4717fa3f1c96aa1eae9a26ab5538d5649836cd828746714bcd8410"
+    "133b569d779ecd6e005f12601186e509"
+)
+ROOT_FILE = "1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n"
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is random is 00 01 02 ... instead."""
+
+    def count(length: int) -> bytes:
+        return bytes(range(length))
+
+    monkeypatch.setattr(os, "urandom", count)
+
+
+def hkdf(key: bytes, info: str) -> bytes:
+    extracted = hmac.digest(bytes(32), key, "sha256")
+    return hmac.digest(extracted, info.encode() + b"\x01", "sha256")
+
+
+def test_a_blob_can_be_opened_by_its_description_alone() -> None:
+    blob = bytes.fromhex(BLOB)
+    associated = (
+        b"\x01\x00\x00\x00\x07"  # format, data key
+        b"\x00\x08messages\x00\x0esealed_content" + USER.bytes + ROW.bytes
+    )
+
+    assert blob[:5] == associated[:5]
+    assert AESGCM(KEY).decrypt(blob[5:17], blob[17:], associated).decode() == TEXT
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_a_slot_can_be_opened_by_its_description_alone(kind: SlotKind) -> None:
+    blob = bytes.fromhex(SLOTS[kind])
+    key = hkdf(SECRET, f"talekeeper/slot/{kind}")
+    associated = f"slot/{kind}/".encode() + ROW.bytes + USER.bytes
+
+    assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == USER_KEY
+
+
+def test_a_password_slot_can_be_opened_by_its_description_alone() -> None:
+    blob = bytes.fromhex(PASSWORD_SLOT)
+    associated = b"slot/password/" + ROW.bytes + USER.bytes
+    outer = AESGCM(hkdf(KEY, "talekeeper/wrapping"))
+    inner = AESGCM(hkdf(stretched(), "talekeeper/slot/password"))
+
+    once = outer.decrypt(blob[:12], blob[12:], associated)
+
+    assert inner.decrypt(once[:12], once[12:], associated) == USER_KEY
+
+
+def test_a_digest_is_an_hmac_over_parts_behind_their_lengths() -> None:
+    message = b"\x00\x00\x00\x04name\x00\x00\x00\x05edith"
+
+    assert digest(KEY, b"name", b"edith") == hmac.digest(KEY, message, hashlib.sha256)
+
+
+def test_a_derived_key_is_hkdf_for_a_purpose() -> None:
+    assert derive(KEY, "terms") == hkdf(KEY, "talekeeper/terms")
+
+
+def test_a_sealed_text_keeps_its_form(counting: None) -> None:
+    sealer = Sealer(USER, {7: KEY}, user_key=USER_KEY)
+
+    assert sealer.seal_bytes(CONTENT, ROW, TEXT.encode()).hex() == BLOB
+    assert sealer.seal(CONTENT, ROW, TEXT).hex() == BLOB
+    assert sealer.open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_a_slot_keeps_its_form(counting: None, kind: SlotKind) -> None:
+    wrapped = wrap_with_secret(kind, ROW, USER, secret=SECRET, user_key=USER_KEY)
+
+    assert wrapped.hex() == SLOTS[kind]
+    assert unwrap_with_secret(kind, ROW, USER, secret=SECRET, blob=wrapped) == USER_KEY
+
+
+def test_a_password_slot_keeps_its_form(counting: None) -> None:
+    version, wrapped = wrap_with_password(
+        ROW, USER, stretched=stretched(), user_key=USER_KEY, root=ROOT
+    )
+
+    assert (version, wrapped.hex()) == (3, PASSWORD_SLOT)
+    assert (
+        unwrap_with_password(
+            ROW, USER, stretched=stretched(), blob=wrapped, root_version=version, root=ROOT
+        )
+        == USER_KEY
+    )
+
+
+def test_the_instance_key_keeps_its_form(counting: None) -> None:
+    version, wrapped = ROOT.wrap(USER_KEY, context=INSTANCE_CONTEXT)
+
+    assert (version, wrapped.hex()) == (3, INSTANCE_KEY)
+
+
+def test_the_root_key_file_keeps_its_form(counting: None, tmp_path: Path) -> None:
+    path = tmp_path / "root.key"
+
+    load_root_keys(path, create=True)
+    assert path.read_text() == ROOT_FILE
+    add_root_key(path)
+    assert path.read_text() == ROOT_FILE.replace("1:", "2:") + ROOT_FILE
+
+
+def test_a_data_key_keeps_its_form(counting: None) -> None:
+    row = new_data_key(USER, 7, user_key=USER_KEY)
+    opened = open_with(
+        hkdf(USER_KEY, "talekeeper/data-keys"),
+        row.wrapped,
+        context=b"data-key/" + USER.bytes + b"\x00\x00\x00\x07",
+    )
+
+    assert opened == KEY
+    assert (
+        open_sealer(USER, [row], user_key=USER_KEY).open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
+    )
+
+
+def test_what_is_computed_from_keys_stays_as_it_is() -> None:
+    instance = InstanceKeys(KEY)
+    full_cost = PasswordKdf(salt=bytes(range(16)))
+    computed = {
+        "a derived key": derive(USER_KEY, "terms"),
+        "a digest": digest(KEY, b"name", b"edith"),
+        "a password, stretched at little cost": stretched(),
+        "a password, stretched at full cost": full_cost.stretch(PASSWORD),
+        "the settings' MAC": settings_mac(USER_KEY, key_mode="per_job", kdf=b"{}"),
+        "a name's hash": instance.find_name(" Ædith "),
+        "a throttle's hash": instance.find_throttle("account", "edith"),
+    }
+
+    assert {name: value.hex() for name, value in computed.items()} == {
+        "a derived key": "b0fc814a0576a22e86e9ac5e015bf8973ce443c3cc16d4bef6de226caf6a46b3",
+        "a digest": "bda092c053888efb24c55ffdba5604f39e5677dd4ac96997edeea05aeb01f549",
+        "a password, stretched at little cost": (
+            "9992982626d0fa7b38ee9ce8e7951eeb239679653fcbb197fd39264d51652da5"
+        ),
+        "a password, stretched at full cost": (
+            "853b272a44db1421c02962669a55eb0994f3cab385ed1c4c79253eee19bab49e"
+        ),
+        "the settings' MAC": "09a2e5de71297a0589ec5149c7317b43892ea0867d4f99e72031c880b83252c9",
+        "a name's hash": "8f831d38e3784252dd75af92b1fe6ed0f2428746433ac05fd1849eadc0e960af",
+        "a throttle's hash": "34f06d95caacb21e650ef01c11f5cee83f4e765b8cbfc3b6badf6613255b7dd3",
+    }
+
+
+def stretched() -> bytes:
+    kdf = PasswordKdf(salt=bytes(range(16)), memory_kib=256, passes=2, lanes=2)
+    return kdf.stretch(PASSWORD)
