@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ PLAIN_COOKIE = "talekeeper_session"
 SECURE_COOKIE = "__Host-talekeeper_session"
 CSRF_COOKIE = "csrftoken"
 CSRF_HEADER = "x-csrftoken"
+CSRF_ADVICE = f"Send the cookie {CSRF_COOKIE} back in the header {CSRF_HEADER}."
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
 """Route option: nobody needs to be signed in."""
@@ -46,7 +48,11 @@ def is_secure(connection: Connection) -> bool:
 def is_loopback(connection: Connection) -> bool:
     """Whether the browser reached us by a name of this machine alone."""
     host = connection.url.hostname or ""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        # A name, and others than this one may be anybody's: 127.0.0.1.example.org, say.
+        return host == "localhost"
 
 
 def session_token(connection: Connection) -> str | None:
@@ -118,21 +124,23 @@ class IdentityMiddleware(ASGIMiddleware):
         """Name who asks, or refuse a request that another site may have sent."""
         connection: Connection = Request(scope, receive, send)
         if (key := bearer_token(connection)) is not None:
-            scope["user"] = await self._sessions.authenticate(key)
+            scope["user"] = await self._sessions.authenticate(key, "api_key")
             await next_app(scope, receive, send)
             return
         unsafe = _method(scope) not in SAFE_METHODS
         if unsafe:
             self._check_same_site(connection)
         token = session_token(connection)
-        scope["user"] = await self._sessions.authenticate(token) if token else None
+        scope["user"] = await self._sessions.authenticate(token, "session") if token else None
         if unsafe and scope["user"] is not None:
+            # Without the header Litestar would look for the token in a form, and so read an upload
+            # into a temporary file, in the clear.
+            if CSRF_HEADER not in connection.headers:
+                raise CrossSiteError(CSRF_ADVICE)
             try:
                 await CSRFMiddleware(next_app, self._csrf)(scope, receive, send)
             except PermissionDeniedException as error:
-                raise CrossSiteError(
-                    f"Send the cookie {CSRF_COOKIE} back in the header {CSRF_HEADER}."
-                ) from error
+                raise CrossSiteError(CSRF_ADVICE) from error
             return
         await next_app(scope, receive, send)
 
@@ -141,7 +149,7 @@ class IdentityMiddleware(ASGIMiddleware):
         origin = connection.headers.get("origin")
         own = self._public_origin or f"{connection.url.scheme}://{connection.url.netloc}"
         if site in {"cross-site", "same-site"} or (
-            origin is not None and _origin(origin) != _origin(own)
+            origin is not None and not _same_origin(origin, own)
         ):
             raise CrossSiteError("It came from a page of another origin.")
 
@@ -169,6 +177,13 @@ def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
 
 def _method(scope: Scope) -> str:
     return str(scope.get("method", "GET"))
+
+
+def _same_origin(one: str, other: str) -> bool:
+    try:
+        return _origin(one) == _origin(other)
+    except ValueError:  # no URL at all
+        return False
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from hmac import compare_digest
 from uuid import UUID
 
-from backend.accounts.models import DataKey
+from backend.accounts.errors import TamperedAccountError
+from backend.accounts.models import DataKey, User
 from backend.vault.sealing import KEY_BYTES, Sealer, derive, digest, open_with, seal_with
 
 KEY_MODES = ("per_job", "sealed")
@@ -33,6 +35,13 @@ def open_sealer(user_id: UUID, rows: Iterable[DataKey], *, user_key: bytes) -> S
 def settings_mac(user_key: bytes, *, key_mode: str, kdf: bytes) -> bytes:
     """Guards what decides how well the key is kept: whoever writes rows can't make it weaker."""
     return digest(derive(user_key, "settings-mac"), key_mode.encode(), kdf)
+
+
+def check_settings_mac(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
+    """Raise `TamperedAccountError` unless the account's key mode and KDF are what its owner set."""
+    mac = settings_mac(user_key, key_mode=user.key_mode, kdf=kdf or b"")
+    if not compare_digest(mac, user.settings_mac):
+        raise TamperedAccountError("Ask the administrator to look at the database.")
 
 
 def _context(user_id: UUID, number: int) -> bytes:

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError, UserNotFoundError
 from backend.accounts.models import DataKey, InstanceKey, Invitation, KeySlot, User
@@ -35,9 +36,13 @@ async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
     return await session.scalar(select(User).where(User.name_lookup == name_lookup))
 
 
-async def get_user(session: AsyncSession, user_id: UUID) -> User:
-    """Raises `UserNotFoundError`."""
-    user = await session.get(User, user_id)
+async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> User:
+    """Raises `UserNotFoundError`.
+
+    `lock` lets one transaction at a time change the account's password, recovery code or mode: the
+    slots that are read after it are those that the MAC of its settings speaks of.
+    """
+    user = await session.get(User, user_id, with_for_update=True if lock else None)
     if user is None:
         raise UserNotFoundError
     return user
@@ -84,18 +89,21 @@ async def delete_slots(
 
 async def find_by_token(
     session: AsyncSession, lookup: bytes, kind: SlotKind
-) -> tuple[KeySlot, User, list[DataKey]] | None:
-    """The slot that a token opens, its account and the account's data keys: one query."""
+) -> tuple[KeySlot, User, list[DataKey], bytes | None] | None:
+    """The slot that a token opens, its account, the account's data keys and KDF: one query."""
+    password = aliased(KeySlot)
     query = (
-        select(KeySlot, User, DataKey)
+        select(KeySlot, User, DataKey, password.kdf)
         .join(User, User.id == KeySlot.user_id)
         .join(DataKey, DataKey.user_id == User.id)
+        .outerjoin(password, (password.user_id == User.id) & (password.kind == "password"))
         .where(KeySlot.lookup == lookup, KeySlot.kind == kind)
     )
     rows = (await session.execute(query)).all()
     if not rows:
         return None
-    return rows[0][0], rows[0][1], [row[2] for row in rows]
+    slot, user, _, kdf = rows[0]
+    return slot, user, [row[2] for row in rows], kdf
 
 
 async def data_keys(session: AsyncSession, user_id: UUID) -> list[DataKey]:
@@ -121,6 +129,24 @@ async def use_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> 
     return taken is not None
 
 
-async def slots_by_id(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySlot]:
-    """Those of the slots that are still there."""
-    return list(await session.scalars(select(KeySlot).where(KeySlot.id.in_(slot_ids))))
+async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySlot]:
+    """Those of the slots that are still there, of accounts that are not disabled."""
+    query = (
+        select(KeySlot)
+        .join(User, User.id == KeySlot.user_id)
+        .where(KeySlot.id.in_(slot_ids), ~User.is_disabled)
+    )
+    return list(await session.scalars(query))
+
+
+async def delete_ended_sessions(
+    session: AsyncSession, user_id: UUID, *, at: datetime, unused_since: datetime
+) -> None:
+    """Delete an account's sessions that have run out, or that nobody has used since."""
+    await session.execute(
+        delete(KeySlot).where(
+            KeySlot.user_id == user_id,
+            KeySlot.kind == "session",
+            or_(KeySlot.expires_at <= at, KeySlot.last_used_at <= unused_since),
+        )
+    )

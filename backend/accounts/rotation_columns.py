@@ -12,7 +12,17 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Column as TableColumn
-from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, and_, func, inspect, or_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Table,
+    and_,
+    func,
+    inspect,
+    literal,
+    or_,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
@@ -43,7 +53,7 @@ class SealedTable:
     def size(self) -> ColumnElement[int]:
         """Bytes in a row's sealed columns."""
         lengths = (func.coalesce(func.length(column), 0) for column in self.columns)
-        return sum(lengths, start=func.coalesce(0))
+        return sum(lengths, start=literal(0))
 
     def stale(self, user_id: UUID, number: int) -> ColumnElement[bool]:
         """Of the rows of a user, those with a blob under a data key older than `number`."""

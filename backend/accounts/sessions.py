@@ -7,7 +7,7 @@ from uuid import UUID
 
 from backend.accounts import repository
 from backend.accounts.identity import Identity, Scope, TokenKind
-from backend.accounts.keyring import open_sealer
+from backend.accounts.keyring import check_settings_mac, open_sealer
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
@@ -24,6 +24,7 @@ from backend.vault.slots import (
 
 SESSION_PREFIX = "ts_"
 API_KEY_PREFIX = "tk_"
+PREFIXES: dict[TokenKind, str] = {"session": SESSION_PREFIX, "api_key": API_KEY_PREFIX}
 TOUCH_EVERY = timedelta(minutes=1)
 
 
@@ -36,10 +37,16 @@ class SessionService:
         self._absolute = timedelta(days=settings.session_absolute_days)
 
     async def open_session(self, unlocked: Unlocked, *, label: str) -> tuple[str, KeySlot]:
-        """Start a session: (token, its slot). The token is handed out once and stored nowhere."""
+        """Start a session: (token, its slot). The token is handed out once and stored nowhere.
+
+        The account's sessions that have run out are cleared away by the way.
+        """
         token, secret = new_token(SESSION_PREFIX)
-        slot_id, user_id = new_id(), unlocked.user.id
+        slot_id, user_id, at = new_id(), unlocked.user.id, now()
         async with self._database.write() as session:
+            await repository.delete_ended_sessions(
+                session, user_id, at=at, unused_since=at - self._idle
+            )
             sealer = open_sealer(
                 user_id, await repository.data_keys(session, user_id), user_key=unlocked.user_key
             )
@@ -53,8 +60,9 @@ class SessionService:
                 lookup=lookup_hash(secret),
                 scope="manage",
                 sealed_label=sealer.seal(SLOT_LABEL, slot_id, label[:300]),
-                last_used_at=now(),
-                expires_at=now() + self._absolute,
+                created_at=at,
+                last_used_at=at,
+                expires_at=at + self._absolute,
             )
             session.add(slot)
         return token, slot
@@ -81,13 +89,13 @@ class SessionService:
             session.add(slot)
         return token, slot
 
-    async def authenticate(self, token: str) -> Identity | None:
-        """Whose token this is, with the account's keys; None when it opens nothing."""
-        if (secret := token_secret(token, SESSION_PREFIX)) is not None:
-            return await self._authenticate(secret, kind="session")
-        if (secret := token_secret(token, API_KEY_PREFIX)) is not None:
-            return await self._authenticate(secret, kind="api_key")
-        return None
+    async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
+        """Whose token this is, with the account's keys; None when it opens nothing.
+
+        Raises `TamperedAccountError`.
+        """
+        secret = token_secret(token, PREFIXES[kind])
+        return None if secret is None else await self._authenticate(secret, kind=kind)
 
     async def list_slots(self, identity: Identity, kind: TokenKind) -> list[KeySlot]:
         """The account's sessions or API keys that have not ended, newest first."""
@@ -108,7 +116,7 @@ class SessionService:
     async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
         """Which of these sessions and keys have not ended: for streams that outlive a request."""
         async with self._database.read() as session:
-            slots = await repository.slots_by_id(session, slot_ids)
+            slots = await repository.usable_slots(session, slot_ids)
         return {slot.id for slot in slots if not self._ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
@@ -116,7 +124,7 @@ class SessionService:
             found = await repository.find_by_token(session, lookup_hash(secret), kind)
         if found is None:
             return None
-        slot, user, data_keys = found
+        slot, user, data_keys, kdf = found
         at = now()
         if user.is_disabled or self._ended(slot, at):
             return None
@@ -124,6 +132,7 @@ class SessionService:
             user_key = unwrap_with_secret(kind, slot.id, user.id, secret=secret, blob=slot.wrapped)
         except WrongSecretError:
             return None
+        check_settings_mac(user, user_key, kdf=kdf)
         if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)

@@ -27,7 +27,7 @@ from backend.characters.models import (
 )
 from backend.characters.records import AssetDescription, seal_card
 from backend.database.base import new_id
-from backend.errors import TooLargeError
+from backend.errors import TooLargeError, ValidationError
 from backend.vault.sealing import Sealer
 
 
@@ -83,10 +83,14 @@ def new_character(sealer: Sealer, card: Card, *, source: dict[str, Any] | None =
 def check_card(card: Card) -> Card:
     """The card as it would be read from a file: what can be typed in can be exported and imported.
 
-    CPU-bound. Raises `CardError` (no name) or `CardLimitError`, as an import does.
+    CPU-bound. Raises `CardError` (no name) or `CardLimitError`, as an import does, and
+    `ValidationError` for what an import would bend.
     """
     envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": card}
-    return normalise(parse_json(msgspec.json.encode(envelope))).card
+    found = normalise(parse_json(msgspec.json.encode(envelope)))
+    if found.warnings:
+        raise ValidationError(f"It would not be stored as it is: {' '.join(found.warnings)}")
+    return found.card
 
 
 def _asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:

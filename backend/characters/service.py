@@ -71,7 +71,7 @@ class CharacterService:
         return Page(items=items)
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
-        """Make a character. Raises `CardError` for a card without a name or over a limit."""
+        """Make a character. Raises `CardError`, `ValidationError` (see `check_card`)."""
         card = await to_thread.run_sync(check_card, card, limiter=self._threads)
         character = new_character(identity.sealer, card)
         async with self._database.write() as session:

@@ -120,9 +120,9 @@ async def log_in(database: Database, name: str, root: RootKeys) -> bytes:
 
 async def accounts(database: Database, root: RootKeys) -> AccountService:
     """A server's service of accounts, as it is after a start."""
-    settings = Settings(registration="open")
+    values: dict[str, Any] = {"_env_file": None, "registration": "open"}
     instance = await load_instance_keys(database, root)
-    return AccountService(database, root, instance, settings, kdf=CHEAP)
+    return AccountService(database, root, instance, Settings(**values), kdf=CHEAP)
 
 
 def _row(sealed: SealedTable, sealer: Sealer, made: dict[str, UUID], number: int) -> dict[str, Any]:

@@ -18,19 +18,20 @@ from backend.database.engine import Database
 rotation.BATCH_SLOTS = rotation_texts.BATCH_ROWS = 5
 
 
-def report(done: int, total: int) -> None:
-    print(done, total, flush=True)
+def tell(*words: object) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 async def main(kind: str, url: str, *rest: str) -> None:
     database = Database(url)
-    print("begin", flush=True)
+    tell("begin")
     if kind == "root":
-        await rotation.rotate_root_key(database, path=Path(rest[0]), value=None, report=report)
+        await rotation.rotate_root_key(database, path=Path(rest[0]), value=None, report=tell)
     else:
         user_id, user_key = UUID(rest[0]), bytes.fromhex(rest[1])
-        await rotation.rotate_data_key(database, user_id, user_key, report, grace=timedelta(0))
-    print("end", flush=True)
+        await rotation.rotate_data_key(database, user_id, user_key, tell, grace=timedelta(0))
+    tell("end")
     await database.dispose()
 
 

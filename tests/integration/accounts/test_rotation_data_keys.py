@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -399,9 +400,7 @@ async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) 
     await mark_all_due(account.database)
 
     with pytest.raises(SealBrokenError):
-        async with account.database.write() as session:
-            user = await session.get_one(User, account.user_id)
-            await ensure_data_key(session, user, b"x" * 32)
+        await arrive(replace(account, user_key=b"x" * 32))
 
     assert await account.key_numbers() == [1]
     assert await arrive(account) is True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from litestar import Litestar
 
+from backend.accounts.identity import Identity
+from backend.characters.personas import PersonaService
+from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
 from backend.database.engine import Database
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
@@ -97,6 +101,18 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
     assert (await count_rows(database))["avatars"] == 1
     red, green, blue = opened((await ada.get(f"{holder}/avatar")).content).getpixel((5, 5)) or ()  # type: ignore[misc]  # Pillow types pixels of any mode
     assert red > 200 > green + blue
+
+
+async def test_of_pictures_set_at_the_same_time_one_is_left(
+    database: Database, identities: dict[str, Identity]
+) -> None:
+    personas, owner = PersonaService(database), identities["ada"]
+    persona_id = (await personas.create(owner, PersonaFields(name="Ada"))).id
+    pictures = [picture(color=color) for color in ("teal", "red", "white")]
+
+    await asyncio.gather(*(personas.avatars.replace(owner, persona_id, data) for data in pictures))
+
+    assert (await count_rows(database))["avatars"] == 1
 
 
 async def test_a_deleted_picture_is_gone(ada: Person, database: Database, holder: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from backend.accounts.identity import Identity
 from backend.characters import service
+from backend.characters.cards.model import Card
+from backend.characters.service import CharacterService
 from backend.database.engine import Database
 from tests.integration.characters.people import (
     ON_SQLITE_ALONE,
@@ -74,6 +78,7 @@ async def test_only_a_name_is_needed(ada: Person) -> None:
         ({"name": "Magda", "nmae": "Magda"}, "validation-failed", "nmae"),
         ({"description": "No name."}, "validation-failed", "name"),
         ({"name": "Magda", "tags": "sea"}, "validation-failed", "array"),
+        ({"name": "Magda", "creation_date": -1}, "validation-failed", "`creation_date`"),
         ({"name": "  "}, "unreadable-card", "`name` is missing or blank"),
         ({"name": "M" * 201}, "card-limit", "201 characters; 200 are allowed"),
         ({"name": "Magda", "scenario": "s" * 200_001}, "card-limit", "`scenario`"),
@@ -160,6 +165,22 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
     assert body(await ada.get(path)) == changed
     again = await ada.ask(method, path, headers={"If-Match": '"0", "2"'}, **late)
     assert again.is_success
+
+
+async def test_changes_at_the_same_time_are_all_kept(
+    database: Database, identities: dict[str, Identity]
+) -> None:
+    characters, owner = CharacterService(database), identities["ada"]
+    made = await characters.create(owner, Card(name="Magda"))
+    fields = ("nickname", "creator", "scenario", "personality", "system_prompt")
+
+    await asyncio.gather(
+        *(characters.patch(owner, made.id, {field: field}, if_match=None) for field in fields)
+    )
+
+    changed = await characters.get(owner, made.id)
+    assert [getattr(changed, field) for field in fields] == list(fields)
+    assert changed.revision == 1 + len(fields)
 
 
 async def test_a_deleted_character_leaves_nothing(ada: Person, database: Database) -> None:
