@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from litestar import Litestar, Router
+from litestar import Controller, Litestar, Router
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
@@ -18,17 +18,20 @@ import backend
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
 from backend.accounts.door import Door, IdentityMiddleware, guard, provide_identity
+from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
 from backend.accounts.names import InstanceKeys, load_instance_keys
 from backend.accounts.profile import AdministrationService, ProfileService
 from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService
 from backend.accounts.watch import SessionWatch
 from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
+from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
 from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chats.messages import MessageService
 from backend.chats.service import ChatService
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.registry import (
     DemoConfig,
@@ -59,6 +62,21 @@ API = "/api/v1"
 SWEEP_EVERY = 15.0
 JSON_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of a route that says nothing else: a card with every field full."""
+
+API_CONTROLLERS: Sequence[type[Controller]] = (
+    *ACCOUNT_CONTROLLERS,
+    *ADMIN_CONTROLLERS,
+    *CHARACTER_CONTROLLERS,
+    *PERSONA_CONTROLLERS,
+    *OPENING_CONTROLLERS,
+    *CHAT_CONTROLLERS,
+    *TURN_CONTROLLERS,
+    *MODEL_CONTROLLERS,
+)
+"""Everything below `API`, behind the guard."""
+
+PLAIN_CONTROLLERS: Sequence[type[Controller]] = (HealthController,)
+"""What stands beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +170,9 @@ def build_registry(settings: Settings) -> ModelRegistry:
 
 def create_app(parts: Parts) -> Litestar:
     """The application: routes, guards, and what runs beside them."""
-    api = Router(
-        API,
-        route_handlers=[
-            *ACCOUNT_CONTROLLERS,
-            *ADMIN_CONTROLLERS,
-            *CHARACTER_CONTROLLERS,
-            *OPENING_CONTROLLERS,
-            *CHAT_CONTROLLERS,
-            *TURN_CONTROLLERS,
-            *MODEL_CONTROLLERS,
-        ],
-        guards=[guard],
-    )
+    api = Router(API, route_handlers=API_CONTROLLERS, guards=[guard])
     return Litestar(
-        route_handlers=[api, HealthController],
+        route_handlers=[api, *PLAIN_CONTROLLERS],
         dependencies=_dependencies(parts),
         middleware=[
             PrometheusConfig(
@@ -176,6 +182,9 @@ def create_app(parts: Parts) -> Litestar:
                 parts.sessions,
                 csrf_secret=parts.instance.csrf_secret,
                 public_origin=parts.settings.public_origin,
+            ),
+            IdempotencyMiddleware(
+                parts.database, max_body=parts.settings.max_body_mb * 1024 * 1024
             ),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
@@ -229,13 +238,14 @@ async def _running(parts: Parts) -> AsyncIterator[None]:
 
 
 async def _sweep(parts: Parts) -> None:
-    """Look after turns that other processes left behind."""
+    """Look after turns that other processes left behind, and drop what has served its time."""
     while True:
         await asyncio.sleep(SWEEP_EVERY)
         try:
             await parts.turns.recover(all_running=False)
+            await forget_old(parts.database, at=now())
         except Exception as error:  # the next round tries again
-            log.warning("turn.sweep_failed", exc_info=error)
+            log.warning("server.sweep_failed", exc_info=error)
 
 
 def _load_tokenizers(registry: ModelRegistry) -> None:

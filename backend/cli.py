@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = "_".join(str(part) for part in each["loc"]).upper()
             print(f"TALEKEEPER_{name}: {each['msg']}".replace("TALEKEEPER_: ", ""), file=sys.stderr)
         return 2
+    # The data folder and what is written into it are nobody else's to read.
+    os.umask(0o077)
     configure_logging(settings.log_level, settings.log_format)
     command: Command = options.command
     try:
@@ -155,25 +157,22 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.rotate import rotate_data_keys, rotate_root_keys  # noqa: PLC0415  # as above
+    from backend import rotate  # noqa: PLC0415  # other commands do not need it
 
+    if options.what == "data" and bool(options.user) == options.all:
+        raise UsageError("rotate-keys data needs either --user NAME or --all.")
+    password = _ask_password() if options.user else ""
     with _lock(settings):
         database = await _ready_database(settings)
         try:
             if options.what == "root":
-                message = await rotate_root_keys(database, settings, _progress)
-            elif options.user:
-                message = await rotate_data_keys(
-                    database,
-                    settings,
-                    name=options.user,
-                    password=_ask_password(),
-                    report=_progress,
-                )
+                message = await rotate.rotate_root_keys(database, settings, _progress)
             elif options.all:
-                message = await rotate_data_keys(database, settings)
+                message = await rotate.make_data_keys_due(database)
             else:
-                raise UsageError("rotate-keys data needs --user NAME or --all.")
+                message = await rotate.rotate_user_data_key(
+                    database, settings, name=options.user, password=password, report=_progress
+                )
         finally:
             await database.dispose()
     print(message)
@@ -223,6 +222,8 @@ def _listen(settings: Settings) -> Iterator[socket.socket]:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        # From here on a client waits until the server is up, and is not turned away.
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise UsageError(

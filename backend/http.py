@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
+import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response
-from litestar.enums import ScopeType
+from litestar.enums import ParamType, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.exceptions import ValidationException as LitestarValidationException
+from litestar.serialization import decode_json, encode_json
 from litestar.types import (
     ASGIApp,
     ExceptionHandlersMap,
@@ -27,6 +30,7 @@ from backend.logs import bind_request, get_logger
 log = get_logger(__name__)
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
+HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(:[0-9]{1,5})?")
 HEADERS: dict[str, str] = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
@@ -42,6 +46,7 @@ HEADERS: dict[str, str] = {
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
+_CHALLENGES = {errors.UnauthenticatedError.status: {"WWW-Authenticate": "Bearer"}}
 
 _BY_STATUS: dict[int, type[AppError]] = {
     kind.status: kind
@@ -87,7 +92,10 @@ def observe(app: ASGIApp) -> ASGIApp:
 
         with bind_request(request_id):
             try:
-                await app(scope, receive, sending)
+                if _is_readable(scope):
+                    await app(scope, receive, sending)
+                else:
+                    await _send(errors.BadRequestError("Its address is malformed."), sending)
             finally:
                 log.info(
                     "request.finished",
@@ -98,6 +106,28 @@ def observe(app: ASGIApp) -> ASGIApp:
                 )
 
     return observed
+
+
+def _is_readable(scope: Scope) -> bool:
+    """Whether host and query are such that an URL can be made of them; nothing later checks."""
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    return scope["query_string"].isascii() and all(map(_is_host, hosts)) and len(hosts) <= 1
+
+
+def _is_host(value: bytes) -> bool:
+    match = HOST.fullmatch(value)
+    return match is not None and int((match[2] or b":0")[1:]) < 2**16
+
+
+async def _send(problem: AppError, send: Send) -> None:
+    """Answer with a problem where there is no Litestar to do it."""
+    body = encode_json(problem.to_problem())
+    headers = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _missing(present: Any, *, https: bool) -> list[tuple[bytes, bytes]]:
@@ -111,12 +141,14 @@ def _template(scope: Scope) -> str:
     return str(scope.get("path_template") or "unmatched")
 
 
-def _answer(problem: AppError) -> Response[dict[str, Any]]:
+def _answer(
+    problem: AppError, headers: Mapping[str, str] | None = None
+) -> Response[dict[str, Any]]:
     return Response(
         problem.to_problem(),
         status_code=problem.status,
         media_type=MEDIA_TYPE,
-        headers=problem.headers,
+        headers={**_CHALLENGES.get(problem.status, {}), **problem.headers, **(headers or {})},
     )
 
 
@@ -138,21 +170,38 @@ def _from_litestar(_: Request[Any, Any, Any], error: HTTPException) -> Response[
         return _unexpected(_, error)
     kind = _BY_STATUS.get(error.status_code, errors.BadRequestError)
     detail = "" if kind in {errors.NotFoundError, errors.MethodNotAllowedError} else error.detail
-    return _answer(kind(detail))
+    return _answer(kind(detail), error.headers)
 
 
 def _faults(error: LitestarValidationException) -> list[dict[str, str]]:
     extra: Any = error.extra
     entries: list[Any] = extra if isinstance(extra, list) else [extra] if extra else []
-    return [
-        {
-            "member": str(entry.get("key", "")),
-            "in": str(entry.get("source", "body")),
-            "message": str(entry.get("message", "")),
-        }
-        for entry in entries
-        if isinstance(entry, dict)
-    ]
+    return [_fault(entry) for entry in entries if isinstance(entry, dict)]
+
+
+def _fault(entry: dict[str, Any]) -> dict[str, str]:
+    """One of Litestar's complaints, without its inner names.
+
+    The whole body goes by the name `data` there, and what is absent by the `KeyError` it caused.
+    """
+    key, source = str(entry.get("key", "")), entry.get("source", "body")
+    message = str(entry.get("message", ""))
+    return {
+        "member": "" if key == "data" else key,
+        "in": source.value if isinstance(source, ParamType) else str(source),
+        "message": "It is missing." if message == repr(key) else message,
+    }
+
+
+def _undecodable(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """A body that is not UTF-8, or is nested too deep; the same from elsewhere is a fault of ours.
+
+    Litestar's decoder lets these two through.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code is decode_json.__code__:
+        return _answer(errors.BadRequestError("The JSON text is not UTF-8, or is nested too deep."))
+    return _unexpected(request, error)
 
 
 def _unexpected(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
@@ -166,8 +215,16 @@ def _unexpected(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
     )
 
 
+def _too_deep(_: Request[Any, Any, Any], _error: RecursionError) -> Response[dict[str, Any]]:
+    """Only what came in can nest that deeply: Talekeeper's own work has an explicit stack."""
+    return _answer(errors.BadRequestError("It is nested too deeply."))
+
+
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     AppError: _known,
+    RecursionError: _too_deep,
     HTTPException: _from_litestar,
+    UnicodeDecodeError: _undecodable,
+    RecursionError: _undecodable,
     Exception: _unexpected,
 }

@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
+from litestar import Controller
+from litestar.handlers import HTTPRouteHandler
 from pydantic.fields import FieldInfo
 
 import backend
+from backend.accounts.door import NEEDS, PUBLIC
+from backend.app import API, API_CONTROLLERS, PLAIN_CONTROLLERS
 from backend.errors import AppError
 from backend.settings import Settings
 
@@ -96,7 +100,43 @@ def app_errors() -> Iterator[type[AppError]]:
         yield from subclasses
 
 
-PARTS: dict[str, Callable[[], str]] = {"settings": settings_tables, "errors": errors_table}
+def routes_table() -> str:
+    """A row for each route, under the tag that it has."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for prefix, controllers in ((API, API_CONTROLLERS), ("", PLAIN_CONTROLLERS)):
+        for controller in controllers:
+            for handler in vars(controller).values():
+                if isinstance(handler, HTTPRouteHandler):
+                    rows = found.setdefault((vars(controller).get("tags") or ["Other"])[0], [])
+                    rows += _route_rows(prefix, controller, handler)
+    return "\n\n".join(
+        f"### {tag}\n\n{_table(('Route', 'Needs', 'What it does'), rows)}"
+        for tag, rows in found.items()
+    )
+
+
+def _route_rows(
+    prefix: str, controller: type[Controller], handler: HTTPRouteHandler
+) -> Iterator[tuple[str, str, str]]:
+    options = {**vars(controller).get("opt", {}), **handler.opt}
+    for method in sorted(handler.http_methods):
+        needs = options.get(NEEDS, "read" if method == "GET" else "chat")
+        for path in sorted(handler.paths or {""}):
+            route = (prefix + vars(controller).get("path", "") + path).replace("//", "/") or "/"
+            route = re.sub(r"\{(\w+):\w+\}", r"{\1}", route).rstrip("/") or "/"
+            meaning = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")[0]
+            yield (
+                f"`{method} {route}`",
+                "" if options.get(PUBLIC) else f"`{needs}`",
+                meaning.replace("\n", " "),
+            )
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings_tables,
+    "errors": errors_table,
+    "routes": routes_table,
+}
 
 
 def _setting_groups() -> list[tuple[str, list[str]]]:

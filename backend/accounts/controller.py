@@ -1,41 +1,29 @@
-"""Accounts, sessions, API keys, administration: `/accounts`, `/sessions`, `/me`, ..."""
+"""Accounts: signing up, in, and back in; the account that asks (`/me`)."""
 
 from typing import Any
-from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 
-from backend.accounts.door import (
-    NEEDS,
-    PUBLIC,
-    Door,
-    expired_cookies,
-)
-from backend.accounts.errors import SessionNotFoundError
+from backend.accounts.door import NEEDS, PUBLIC, Door, expired_cookies
 from backend.accounts.identity import Identity
-from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.profile import ProfileService
 from backend.accounts.schemas import (
-    ApiKeyView,
     Confirmation,
     LogIn,
-    MadeApiKey,
-    NewApiKey,
     PasswordChange,
     Recovery,
     RecoveryCode,
-    SessionView,
     SignedUp,
     SignUp,
     UserView,
 )
 from backend.accounts.service import AccountService
-from backend.accounts.sessions import SessionService
 from backend.accounts.settings import UserSettings
-from backend.errors import BadRequestError
-from backend.wire import Page, etag
+from backend.accounts.throttle import address_block
+from backend.accounts.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
+from backend.wire import etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -99,47 +87,6 @@ class DoorController(Controller):
         return await door.open(request, unlocked, body, status=201)
 
 
-class SessionController(Controller):
-    """The account's sessions."""
-
-    path = "/sessions"
-    tags = ("Accounts",)
-    opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
-
-    @get(operation_id="listSessions", summary="List sessions")
-    async def list_sessions(
-        self, identity: NamedDependency[Identity], sessions: NamedDependency[SessionService]
-    ) -> Page[SessionView]:
-        """Where the account is signed in."""
-        return Page(
-            items=[
-                SessionView(
-                    id=slot.id,
-                    label=_label(identity, slot),
-                    is_current=slot.id == identity.slot_id,
-                    created_at=slot.created_at,
-                    last_used_at=slot.last_used_at,
-                    expires_at=slot.expires_at,
-                )
-                for slot in await sessions.list_slots(identity, "session")
-            ]
-        )
-
-    @delete("/{session_id:str}", operation_id="endSession", summary="End a session")
-    async def end_session(
-        self,
-        request: AnyRequest,
-        session_id: FromPath[str],
-        identity: NamedDependency[Identity],
-        sessions: NamedDependency[SessionService],
-    ) -> Response[None]:
-        """End a session by its id, or this one with `current`. Its streams close within 5 s."""
-        slot_id = identity.slot_id if session_id == "current" else _session_id(session_id)
-        await sessions.end(slot_id, owner_id=identity.user_id, kind="session")
-        mine = slot_id == identity.slot_id
-        return Response(None, cookies=expired_cookies(request) if mine else [])
-
-
 class MeController(Controller):
     """The account that asks."""
 
@@ -162,7 +109,7 @@ class MeController(Controller):
         accounts: NamedDependency[AccountService],
         profile: NamedDependency[ProfileService],
     ) -> UserView:
-        """Set `key_mode`.
+        """Set `key_mode`; null goes back to the default, `per_job`.
 
         `per_job` lets work that a reply causes finish while you are away, `sealed` lets it run
         only while you are signed in.
@@ -223,64 +170,11 @@ class MeController(Controller):
         return Response(settings, headers={"ETag": etag(revision)})
 
 
-class ApiKeyController(Controller):
-    """API keys, for programs: `Authorization: Bearer tk_...`."""
-
-    path = "/api-keys"
-    tags = ("Accounts",)
-    opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
-
-    @get(operation_id="listApiKeys", summary="List API keys")
-    async def list_keys(
-        self, identity: NamedDependency[Identity], sessions: NamedDependency[SessionService]
-    ) -> Page[ApiKeyView]:
-        """The account's API keys; their tokens are not kept."""
-        slots = await sessions.list_slots(identity, "api_key")
-        return Page(items=[_key_view(identity, slot) for slot in slots])
-
-    @post(operation_id="makeApiKey", summary="Make an API key")
-    async def make_key(
-        self,
-        data: JSONBody[NewApiKey],
-        identity: NamedDependency[Identity],
-        sessions: NamedDependency[SessionService],
-    ) -> MadeApiKey:
-        """Make a key. Scopes: `read` looks, `chat` also writes and plays, `manage` may do all."""
-        if data.expires_at is not None and data.expires_at.tzinfo is None:
-            raise BadRequestError("expires_at needs a time zone, such as a final Z.")
-        token, slot = await sessions.make_api_key(
-            identity, label=data.label, scope=data.scope, expires_at=data.expires_at
-        )
-        return MadeApiKey(key=_key_view(identity, slot), token=token)
-
-    @delete("/{key_id:uuid}", operation_id="endApiKey", summary="End an API key")
-    async def end_key(
-        self,
-        key_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        sessions: NamedDependency[SessionService],
-    ) -> None:
-        """The key opens nothing from now on."""
-        await sessions.end(key_id, owner_id=identity.user_id, kind="api_key")
-
-
-CONTROLLERS = (
-    DoorController,
-    SessionController,
-    MeController,
-    ApiKeyController,
-)
+CONTROLLERS = (DoorController, MeController, *TOKEN_CONTROLLERS)
 
 
 def _address(request: AnyRequest) -> str:
-    return request.client.host if request.client else ""
-
-
-def _session_id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError as error:
-        raise SessionNotFoundError from error
+    return address_block(request.client.host) if request.client else ""
 
 
 def _own_view(identity: Identity, accounts: AccountService) -> UserView:
@@ -290,21 +184,4 @@ def _own_view(identity: Identity, accounts: AccountService) -> UserView:
         is_administrator=identity.is_administrator,
         key_mode=identity.key_mode,
         created_at=identity.created_at,
-    )
-
-
-def _label(identity: Identity, slot: KeySlot) -> str:
-    if slot.sealed_label is None:
-        return ""
-    return identity.sealer.open(SLOT_LABEL, slot.id, slot.sealed_label)
-
-
-def _key_view(identity: Identity, slot: KeySlot) -> ApiKeyView:
-    return ApiKeyView(
-        id=slot.id,
-        label=_label(identity, slot),
-        scope=slot.scope,
-        created_at=slot.created_at,
-        last_used_at=slot.last_used_at,
-        expires_at=slot.expires_at,
     )

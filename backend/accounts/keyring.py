@@ -12,6 +12,7 @@ from backend.accounts.models import DataKey, User
 from backend.vault.sealing import KEY_BYTES, Sealer, derive, digest, open_with, seal_with
 
 KEY_MODES = ("per_job", "sealed")
+DEFAULT_KEY_MODE = "per_job"
 
 
 def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:

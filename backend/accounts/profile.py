@@ -12,7 +12,12 @@ from sqlalchemy import delete, select
 from backend.accounts import repository
 from backend.accounts.errors import InvitationNotFoundError, LastAdministratorError
 from backend.accounts.identity import Identity
-from backend.accounts.keyring import KEY_MODES, settings_mac
+from backend.accounts.keyring import (
+    DEFAULT_KEY_MODE,
+    KEY_MODES,
+    check_settings_mac,
+    settings_mac,
+)
 from backend.accounts.models import USER_SETTINGS, Invitation, User
 from backend.accounts.service import INVITATION_PREFIX
 from backend.accounts.settings import UserSettings
@@ -56,18 +61,23 @@ class ProfileService:
         return settings, user.settings_revision
 
     async def patch_account(self, identity: Identity, patch: dict[str, Any]) -> User:
-        """Change the key mode, with the MAC that keeps it from being changed by other hands."""
+        """Change the key mode, with the MAC that keeps it from being changed by other hands.
+
+        What is absent stays, null goes back to the default. Raises `ValidationError`,
+        `TamperedAccountError`.
+        """
         reject_unknown(patch, frozenset({"key_mode"}))
-        mode = patch.get("key_mode")
-        if mode not in KEY_MODES:
-            raise ValidationError(f"key_mode is one of {', '.join(KEY_MODES)}.")
         async with self._database.write() as session:
-            user = await repository.get_user(session, identity.user_id)
-            slot = await repository.slot_of_kind(session, user.id, "password")
-            user.key_mode = mode
-            user.settings_mac = settings_mac(
-                identity.user_key, key_mode=mode, kdf=(slot.kdf if slot else None) or b""
-            )
+            user = await repository.get_user(session, identity.user_id, lock=True)
+            if "key_mode" in patch:
+                mode = DEFAULT_KEY_MODE if patch["key_mode"] is None else patch["key_mode"]
+                if mode not in KEY_MODES:
+                    raise ValidationError(f"key_mode is one of {', '.join(KEY_MODES)}.")
+                slot = await repository.slot_of_kind(session, user.id, "password")
+                kdf = (slot.kdf if slot else None) or b""
+                check_settings_mac(user, identity.user_key, kdf=kdf)
+                user.key_mode = mode
+                user.settings_mac = settings_mac(identity.user_key, key_mode=mode, kdf=kdf)
         return user
 
     def _check_model(self, settings: UserSettings) -> None:

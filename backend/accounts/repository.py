@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -116,17 +116,27 @@ async def touch_slot(session: AsyncSession, slot_id: UUID, at: datetime) -> None
     await session.execute(update(KeySlot).where(KeySlot.id == slot_id).values(last_used_at=at))
 
 
+async def has_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> bool:
+    """Whether an invitation is there to be taken."""
+    query = select(Invitation.id).where(_usable_invitation(lookup, at))
+    return await session.scalar(query) is not None
+
+
 async def use_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> bool:
     """Take an invitation, once; whether it was there to be taken."""
     taken: Any = await session.scalar(
         update(Invitation)
-        .where(
-            Invitation.lookup == lookup, Invitation.used_at.is_(None), Invitation.expires_at > at
-        )
+        .where(_usable_invitation(lookup, at))
         .values(used_at=at)
         .returning(Invitation.id)
     )
     return taken is not None
+
+
+def _usable_invitation(lookup: bytes, at: datetime) -> ColumnElement[bool]:
+    return and_(
+        Invitation.lookup == lookup, Invitation.used_at.is_(None), Invitation.expires_at > at
+    )
 
 
 async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySlot]:

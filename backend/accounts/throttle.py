@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv6Address, ip_address, ip_network
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,6 +18,7 @@ from backend.database.upsert import upsert
 FREE_ATTEMPTS = 5
 LONGEST_DELAY = 900
 FORGOTTEN_AFTER = timedelta(days=1)
+SWEEP_EVERY = timedelta(hours=1)
 
 
 def delay_after(failures: int) -> int:
@@ -26,15 +28,35 @@ def delay_after(failures: int) -> int:
     return int(min(2.0 ** min(failures - FREE_ATTEMPTS, 30), LONGEST_DELAY))
 
 
+def address_block(address: str) -> str:
+    """What failed attempts from an address are counted under.
+
+    An IPv4 address counts for itself. Of IPv6, one customer has at least a /64 to choose from, so
+    the whole of it counts as one.
+    """
+    try:
+        parsed = ip_address(address)
+    except ValueError:  # a Unix socket's peer has none
+        return address
+    if isinstance(parsed, IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped or ip_network((parsed.packed, 64), strict=False))
+    return str(parsed)
+
+
 class Throttle:
     """Counts attempts before they are tried, so that many at once gain nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._swept_at = datetime.min.replace(tzinfo=UTC)
 
     async def admit(self, keys: Sequence[bytes]) -> None:
         """Count an attempt under each key. Raises `TooManyAttemptsError` while one must wait."""
         at = now()
+        if at - self._swept_at > SWEEP_EVERY:
+            self._swept_at = at
+            await self._sweep(at)
         async with self._database.write() as session:
             # In a fixed order, so that two attempts never wait for each other.
             for key in sorted(keys):
@@ -53,14 +75,28 @@ class Throttle:
                 .values(failures=LoginFailures.failures - 1)
             )
 
-    async def _admit_one(self, session: AsyncSession, key: bytes, at: datetime) -> None:
-        row = await session.scalar(
-            select(LoginFailures).where(LoginFailures.key == key).with_for_update()
+    async def _sweep(self, at: datetime) -> None:
+        """Forget what is forgiven by age: whoever tries many names must not fill the table."""
+        stale = (
+            select(LoginFailures.key)
+            .where(LoginFailures.last_at <= at - FORGOTTEN_AFTER)
+            .with_for_update(skip_locked=True)
         )
-        failures = row.failures if row and at - row.last_at < FORGOTTEN_AFTER else 0
-        if row and failures:
-            ready_at = row.last_at + timedelta(seconds=delay_after(failures))
-            if at < ready_at:
-                raise TooManyAttemptsError(int((ready_at - at).total_seconds()) + 1)
-        values = {"failures": failures + 1, "last_at": at}
-        await upsert(session, LoginFailures, {"key": key, **values}, key=["key"], update=values)
+        async with self._database.write() as session:
+            await session.execute(delete(LoginFailures).where(LoginFailures.key.in_(stale)))
+
+    async def _admit_one(self, session: AsyncSession, key: bytes, at: datetime) -> None:
+        # The row is there before it is read, so that the first attempts of all wait for its lock
+        # as well, and do not each take themselves for the first.
+        fresh = {"key": key, "failures": 0, "last_at": at}
+        await upsert(session, LoginFailures, fresh, key=["key"], update={})
+        row = (
+            await session.scalars(
+                select(LoginFailures).where(LoginFailures.key == key).with_for_update()
+            )
+        ).one()
+        failures = row.failures if at - row.last_at < FORGOTTEN_AFTER else 0
+        ready_at = row.last_at + timedelta(seconds=delay_after(failures))
+        if at < ready_at:
+            raise TooManyAttemptsError(int((ready_at - at).total_seconds()) + 1)
+        row.failures, row.last_at = failures + 1, at

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from backend.accounts.sessions import SessionService
-from backend.errors import UnavailableError
+from backend.logs import get_logger
+
+log = get_logger(__name__)
 
 LOOK_EVERY = 2.0
 
@@ -58,8 +60,9 @@ class SessionWatch:
             watched = set(self._streams)
             if not watched:
                 continue
-            with contextlib.suppress(UnavailableError):
-                # While the database does not answer, streams go on.
-                self._ended |= (watched - await self._sessions.still_open(watched)) & set(
-                    self._streams
-                )
+            try:
+                still_open = await self._sessions.still_open(watched)
+            except Exception as error:  # streams go on, and the next round looks again
+                log.warning("session.watch_failed", exc_info=error)
+            else:
+                self._ended |= (watched - still_open) & set(self._streams)

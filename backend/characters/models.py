@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 
@@ -15,9 +15,10 @@ class Character(Base):
     """A character: what lists show, the card, and the card as it came in."""
 
     __tablename__ = "characters"
+    __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[OwnerId]
+    user_id: Mapped[ListedOwnerId]
     sealed_summary: Mapped[bytes]
     sealed_card: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
@@ -54,9 +55,10 @@ class Persona(Base):
     """Who the user is in a chat."""
 
     __tablename__ = "personas"
+    __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[OwnerId]
+    user_id: Mapped[ListedOwnerId]
     sealed_persona: Mapped[bytes]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]

@@ -22,7 +22,7 @@ from litestar.openapi.spec import (
 )
 
 # The parser that Litestar itself uses; its package has no types.
-from multipart import (  # type: ignore[import-untyped]
+from multipart import (
     MultipartError,
     MultipartSegment,
     PushMultipartParser,

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.generation.model import Role
 from backend.vault.sealing import Column
 
@@ -22,9 +22,10 @@ class Chat(Base):
     """
 
     __tablename__ = "chats"
+    __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[OwnerId]
+    user_id: Mapped[ListedOwnerId]
     sealed_title: Mapped[bytes]
     sealed_settings: Mapped[bytes | None]
     sealed_variables: Mapped[bytes | None]

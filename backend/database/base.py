@@ -43,6 +43,9 @@ class Base(DeclarativeBase):
 
 PrimaryId = Annotated[UUID, mapped_column(primary_key=True, default=new_id)]
 OwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)]
+ListedOwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"))]
+"""For tables that are listed page by page: they have an index on owner and id together."""
+
 CreatedAt = Annotated[datetime, mapped_column(default=now)]
 UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 """When a user's text in the row last changed: services set it, flags and sums leave it alone."""

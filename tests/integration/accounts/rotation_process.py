@@ -13,9 +13,10 @@ from uuid import UUID
 
 from backend.accounts import rotation, rotation_texts
 from backend.database.engine import Database
+from tests.integration.accounts.rotation_account import MODELS
 
 # Small batches: more points at which to be killed.
-rotation.BATCH_SLOTS = rotation_texts.BATCH_ROWS = 5
+rotation.BATCH_SLOTS, rotation_texts.BATCH_ROWS = 1, 5
 
 
 def tell(*words: object) -> None:
@@ -25,6 +26,7 @@ def tell(*words: object) -> None:
 
 async def main(kind: str, url: str, *rest: str) -> None:
     database = Database(url)
+    assert MODELS  # with every model imported, every sealed column is known
     tell("begin")
     if kind == "root":
         await rotation.rotate_root_key(database, path=Path(rest[0]), value=None, report=tell)

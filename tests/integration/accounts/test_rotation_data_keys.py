@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import LargeBinary, insert, select, text, update
 
+from backend.accounts import rotation_texts
 from backend.accounts.errors import UserNotFoundError
 from backend.accounts.models import User
 from backend.accounts.rotation import (
@@ -37,13 +38,20 @@ ROOT = RootKeys({1: b"r" * 32})
 AT_ONCE = timedelta(0)
 
 
-class Progress:
-    """What was reported."""
+class PowerCutError(Exception):
+    """The rotation ends here."""
 
-    def __init__(self) -> None:
+
+class Progress:
+    """What was reported; a power cut at the step that is named."""
+
+    def __init__(self, *, cut_at: int | None = None) -> None:
         self.steps: list[tuple[int, int]] = []
+        self._cut_at = cut_at
 
     def __call__(self, done: int, total: int) -> None:
+        if len(self.steps) == self._cut_at:
+            raise PowerCutError
         self.steps.append((done, total))
 
 
@@ -193,6 +201,26 @@ async def test_the_old_key_stays_for_as_long_as_a_running_turn_may_still_write_w
     assert "A late reply" in (await account.texts()).values()
 
 
+@pytest.mark.parametrize("cut_at", [0, 1, 7, 21])
+async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
+    account: Account, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    monkeypatch.setattr(rotation_texts, "BATCH_ROWS", 1)
+    texts = await account.texts()
+    with pytest.raises(PowerCutError):
+        await rotate_data_key(
+            account.database, account.user_id, account.user_key, Progress(cut_at=cut_at)
+        )
+    assert await account.key_numbers() == [1, 2]
+    assert await account.texts() == texts
+
+    rotation = await rotate(account)
+
+    assert (rotation.number, rotation.kept) == (2, ())
+    assert await numbers_in_use(account) == {2}
+    assert await account.texts() == texts
+
+
 async def test_an_unfinished_rotation_is_finished_before_another_begins(account: Account) -> None:
     await rotate(account, grace=timedelta(days=1))
 
@@ -276,7 +304,7 @@ async def test_a_table_that_no_model_describes_stops_the_rotation_before_it_begi
 
 
 async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
-    await account.fill(300)
+    await account.fill(100)
     messages = [row["id"] for row in await account.rows(table_of(Message))]
     written: dict[UUID, str] = {}
 

@@ -67,7 +67,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_characters")),
     )
     with op.batch_alter_table("characters", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_characters_user_id"), ["user_id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_characters_user_id_id"), ["user_id", "id"], unique=False
+        )
 
     op.create_table(
         "data_keys",
@@ -166,7 +168,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_personas")),
     )
     with op.batch_alter_table("personas", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_personas_user_id"), ["user_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_personas_user_id_id"), ["user_id", "id"], unique=False)
 
     op.create_table(
         "avatars",
@@ -246,7 +248,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("chats", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_chats_persona_id"), ["persona_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_chats_user_id"), ["user_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_chats_user_id_id"), ["user_id", "id"], unique=False)
 
     op.create_table(
         "chat_characters",
@@ -460,7 +462,7 @@ def downgrade() -> None:
 
     op.drop_table("chat_characters")
     with op.batch_alter_table("chats", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_chats_user_id"))
+        batch_op.drop_index(batch_op.f("ix_chats_user_id_id"))
         batch_op.drop_index(batch_op.f("ix_chats_persona_id"))
 
     op.drop_table("chats")
@@ -474,7 +476,7 @@ def downgrade() -> None:
 
     op.drop_table("avatars")
     with op.batch_alter_table("personas", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_personas_user_id"))
+        batch_op.drop_index(batch_op.f("ix_personas_user_id_id"))
 
     op.drop_table("personas")
     with op.batch_alter_table("key_slots", schema=None) as batch_op:
@@ -494,7 +496,7 @@ def downgrade() -> None:
 
     op.drop_table("data_keys")
     with op.batch_alter_table("characters", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_characters_user_id"))
+        batch_op.drop_index(batch_op.f("ix_characters_user_id_id"))
 
     op.drop_table("characters")
     op.drop_table("users")

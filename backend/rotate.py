@@ -1,0 +1,67 @@
+"""What `talekeeper rotate-keys` does; each of it can be interrupted and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Every table has to be known for every sealed text to be found.
+import backend.characters.models
+import backend.chats.models
+import backend.turns.models  # noqa: F401  # as above
+from backend.accounts.names import load_instance_keys
+from backend.accounts.rotation import mark_all_due, rotate_data_key, rotate_root_key
+from backend.accounts.service import AccountService
+from backend.database.engine import Database
+from backend.settings import Settings
+from backend.vault.root import load_root_keys
+from backend.vault.slots import DEFAULT_KDF
+
+Report = Callable[[int, int], None]
+
+
+async def rotate_root_keys(database: Database, settings: Settings, report: Report) -> str:
+    """Put a new root key in the place of the old one; says in a sentence how it ended."""
+    result = await rotate_root_key(
+        database,
+        path=settings.resolved_root_key_file,
+        value=settings.root_key.get_secret_value() if settings.root_key else None,
+        report=report,
+    )
+    message = f"Everything is under version {result.version} of the root key now."
+    if result.removable:
+        older = ", ".join(str(version) for version in result.removable)
+        return f"{message} Version {older} can be taken out of TALEKEEPER_ROOT_KEY."
+    return f"{message} Make a new copy of {settings.resolved_root_key_file}."
+
+
+async def make_data_keys_due(database: Database) -> str:
+    """Have everyone get a new data key at the next log-in; says how many that is."""
+    count = await mark_all_due(database)
+    return (
+        f"{count} accounts get a new data key at their next log-in. What was written before stays "
+        "under the old one until it is written anew, or until `--user` seals it anew."
+    )
+
+
+async def rotate_user_data_key(
+    database: Database, settings: Settings, *, name: str, password: str, report: Report
+) -> str:
+    """Seal all texts of one user anew under a new data key; says how it ended.
+
+    Raises `WrongCredentialsError`: nobody's texts can be opened without their password.
+    """
+    root = load_root_keys(
+        settings.resolved_root_key_file,
+        value=settings.root_key.get_secret_value() if settings.root_key else None,
+    )
+    instance = await load_instance_keys(database, root)
+    accounts = AccountService(database, root, instance, settings, kdf=DEFAULT_KDF)
+    unlocked = await accounts.unlock(name, password, address="")
+    result = await rotate_data_key(database, unlocked.user.id, unlocked.user_key, report)
+    message = f"{result.resealed:,} texts are under data key {result.number} now."
+    if result.damaged:
+        message += f" {result.damaged:,} could not be opened and were left as they are."
+    if result.kept:
+        older = ", ".join(str(number) for number in result.kept)
+        message += f" Key {older} is kept for now; run this again in a day to drop it."
+    return message

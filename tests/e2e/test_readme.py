@@ -1,0 +1,82 @@
+"""The README's walk-through, word for word, as a stranger would paste it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TALEKEEPER = Path(sys.executable).with_name("talekeeper")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A server in a process of its own, as `scripts/serve` starts it."""
+    command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    environment = {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251  # to hand it on without settings
+        if not name.startswith("TALEKEEPER_")
+    }
+    environment["TALEKEEPER_DEMO_TOKENS_PER_SECOND"] = "0"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+        process.terminate()
+
+
+def walk_through() -> str:
+    text = (ROOT / "README.md").read_text()
+    marked = re.search(
+        r"<!-- walk-through -->(.*?)<!-- end of the walk-through -->", text, flags=re.DOTALL
+    )
+    assert marked is not None
+    return "\n".join(re.findall(r"```sh\n(.*?)```", marked[1], flags=re.DOTALL))
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> None:
+    script = walk_through()
+    assert "http://127.0.0.1:8000" in script
+    # Only the address differs: another server may be listening on the usual one.
+    script = script.replace("http://127.0.0.1:8000", server).replace(
+        "docs/example-card.json", str(ROOT / "docs" / "example-card.json")
+    )
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    said = result.stdout
+    assert "recovery_code" in said
+    assert said.count("event: turn.completed") == 2
+    decoder = json.JSONDecoder()
+    context, end = decoder.raw_decode(said[said.index("{\n") :])
+    assert context["prompt"][0]["role"] == "system"
+    assert "Marlena" in context["prompt"][0]["text"]
+    page, _ = decoder.raw_decode(said[said.index("{\n") + end :].lstrip())
+    assert [line["role"] for line in page["items"]] == ["assistant", "user", "assistant"]
+    assert page["items"][-1]["sibling_count"] == 2
+    assert "{{" not in page["items"][0]["text"]
+
+
+def test_the_readme_names_only_files_that_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert links
+    missing = [link for link in links if not link.startswith("http") and not (ROOT / link).exists()]
+    assert missing == []

@@ -1,0 +1,113 @@
+"""A rotation that is killed, at whatever point, has lost nothing, and the next one finishes it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlalchemy import select
+
+from backend.accounts.models import InstanceKey, KeySlot
+from backend.accounts.rotation import rotate_data_key, rotate_root_key
+from backend.database.engine import Database
+from backend.vault.root import load_root_keys
+from backend.vault.sealing import key_number
+from tests.integration.accounts.rotation_account import log_in, sign_up
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROJECT = Path(__file__).parents[3]
+KILLS = 4
+
+
+async def run_and_kill(random: Random, *arguments: str) -> int | None:
+    """Let a rotation run for a while in a process of its own, and kill it; its exit status."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.accounts.rotation_process",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=PROJECT,
+    )
+    assert process.stdout is not None
+    for _ in range(random.randrange(1, 20)):
+        await process.stdout.readline()
+    await asyncio.sleep(random.random() / 100)
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
+    return process.returncode
+
+
+def ignore(_done: int, _total: int) -> None:
+    pass
+
+
+async def test_a_data_key_rotation_survives_being_killed(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    root, random = load_root_keys(tmp_path / "root.key", create=True), Random(1)
+    account = await sign_up(database, "Edith", root)
+    await account.fill(60)
+    texts = await account.texts()
+
+    statuses: list[int | None] = []
+    for _ in range(KILLS):
+        statuses.append(
+            await run_and_kill(
+                random, "data", database_url, str(account.user_id), account.user_key.hex()
+            )
+        )
+        assert await account.texts() == texts
+
+    assert -signal.SIGKILL in statuses
+    kept: tuple[int, ...] = (1,)
+    while kept:  # a killed process's locks are gone when PostgreSQL notices
+        kept = (
+            await rotate_data_key(
+                database, account.user_id, account.user_key, ignore, grace=timedelta(0)
+            )
+        ).kept
+    assert await account.texts() == texts
+    numbers = {key_number(blob) for blob in (await account.blobs()).values()}
+    assert numbers == set(await account.key_numbers())
+    assert len(numbers) == 1
+    assert 1 not in numbers
+
+
+async def test_a_root_key_rotation_survives_being_killed(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    path, random = tmp_path / "root.key", Random(2)
+    names = [f"Edith {number}" for number in range(20)]
+    people = {
+        name: await sign_up(database, name, load_root_keys(path, create=True)) for name in names
+    }
+
+    statuses: list[int | None] = []
+    for _ in range(KILLS):
+        statuses.append(await run_and_kill(random, "root", database_url, str(path)))
+        for name in random.sample(names, 5):
+            assert await log_in(database, name, load_root_keys(path)) == people[name].user_key
+
+    assert -signal.SIGKILL in statuses
+    result = await rotate_root_key(database, path=path, value=None, report=ignore)
+    assert load_root_keys(path).versions == [result.version]
+    async with database.read() as session:
+        versions = {
+            *(await session.scalars(select(InstanceKey.root_version))),
+            *(
+                await session.scalars(
+                    select(KeySlot.root_version).where(KeySlot.kind == "password")
+                )
+            ),
+        }
+    assert versions == {result.version}
+    for name in names:
+        assert await log_in(database, name, load_root_keys(path)) == people[name].user_key

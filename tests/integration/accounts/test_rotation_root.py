@@ -1,0 +1,319 @@
+"""Rotation of the root key: from the file, from the setting, and after an accident."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+from backend.accounts import rotation
+from backend.accounts.models import InstanceKey, KeySlot
+from backend.accounts.names import load_instance_keys
+from backend.accounts.rotation import (
+    RotationResult,
+    refuse_older_root,
+    rotate_root,
+    rotate_root_key,
+)
+from backend.database.engine import Database
+from backend.vault.root import (
+    RootKeyError,
+    RootKeys,
+    add_root_key,
+    load_root_keys,
+    parse_root_keys,
+)
+from tests.integration.accounts.rotation_account import Account, log_in, sign_up
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("Edith", "Agnes", "Ida")
+OLD, NEW = (base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))
+BOTH = f"2:{NEW},1:{OLD}"
+
+
+class PowerCutError(Exception):
+    """The rotation ends here."""
+
+
+class Progress:
+    """What was reported; a power cut at the step that is named."""
+
+    def __init__(self, *, cut_at: int | None = None) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._cut_at = cut_at
+
+    def __call__(self, done: int, total: int) -> None:
+        if len(self.steps) == self._cut_at:
+            raise PowerCutError
+        self.steps.append((done, total))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A key file, made by the first start."""
+    path = tmp_path / "root.key"
+    load_root_keys(path, create=True)
+    return path
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot is a batch of its own."""
+    monkeypatch.setattr(rotation, "BATCH_SLOTS", 1)
+
+
+def read(path: Path) -> str:
+    return path.read_text()
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def populate(database: Database, root: RootKeys) -> list[Account]:
+    return [await sign_up(database, name, root) for name in NAMES]
+
+
+async def versions(database: Database) -> set[int | None]:
+    """The versions of the root key that something is under."""
+    slots = select(KeySlot.root_version).where(KeySlot.kind == "password")
+    async with database.read() as session:
+        return {
+            *(await session.scalars(select(InstanceKey.root_version))),
+            *(await session.scalars(slots)),
+        }
+
+
+async def assert_everybody_comes_in(
+    database: Database, people: list[Account], root: RootKeys
+) -> None:
+    for person in people:
+        assert await log_in(database, person.name, root) == person.user_key
+
+
+async def test_afterwards_everything_is_under_the_new_key_alone(
+    database: Database, path: Path
+) -> None:
+    before = load_root_keys(path)
+    people = await populate(database, before)
+
+    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=4, dropped=(1,))
+    assert load_root_keys(path).versions == [2]
+    assert await versions(database) == {2}
+    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    with pytest.raises(RootKeyError, match="version 2 is needed"):
+        await load_instance_keys(database, before)
+
+
+async def test_names_are_found_and_read_as_before(database: Database, path: Path) -> None:
+    before = await load_instance_keys(database, load_root_keys(path))
+
+    await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    after = await load_instance_keys(database, load_root_keys(path))
+    assert after.find_name("Edith") == before.find_name("Edith")
+    assert after.csrf_secret == before.csrf_secret
+
+
+async def test_it_can_be_done_again_and_again(database: Database, path: Path) -> None:
+    people = await populate(database, load_root_keys(path))
+
+    for version in (2, 3, 4):
+        result = await rotate_root_key(database, path=path, value=None, report=Progress())
+        assert (result.version, result.dropped) == (version, (version - 1,))
+
+    await assert_everybody_comes_in(database, people, load_root_keys(path))
+
+
+async def test_sessions_and_recovery_codes_are_not_under_the_root_key(
+    database: Database, path: Path
+) -> None:
+    await populate(database, load_root_keys(path))
+    query = select(KeySlot.id, KeySlot.wrapped).where(KeySlot.kind != "password")
+    async with database.read() as session:
+        before = (await session.execute(query)).all()
+
+    await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    async with database.read() as session:
+        assert (await session.execute(query)).all() == before
+    assert len(before) == len(NAMES)
+
+
+async def test_an_installation_without_accounts_can_be_rotated(
+    database: Database, path: Path
+) -> None:
+    progress = Progress()
+
+    result = await rotate_root_key(database, path=path, value=None, report=progress)
+
+    assert result == RotationResult(version=2, rewrapped=0, dropped=(1,))
+    assert progress.steps == [(0, 0)]
+
+
+async def test_progress_is_told_batch_by_batch(
+    database: Database, path: Path, one_by_one: None
+) -> None:
+    await populate(database, load_root_keys(path))
+    progress = Progress()
+
+    await rotate_root_key(database, path=path, value=None, report=progress)
+
+    assert progress.steps == [(0, 4), (2, 4), (3, 4), (4, 4)]
+
+
+async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
+    database: Database, tmp_path: Path
+) -> None:
+    path = tmp_path / "root.key"
+    people = await populate(database, parse_root_keys(OLD))
+
+    result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=4, removable=(1,))
+    assert not path.exists()
+    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+
+
+async def test_the_setting_may_still_name_both_when_it_is_done_already(
+    database: Database, path: Path
+) -> None:
+    await populate(database, parse_root_keys(BOTH))
+
+    result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=0, removable=(1,))
+
+
+async def test_with_one_key_in_the_setting_it_says_what_to_set(
+    database: Database, path: Path
+) -> None:
+    await populate(database, parse_root_keys(OLD))
+
+    with pytest.raises(RootKeyError, match="2:new,1:present") as caught:
+        await rotate_root_key(database, path=path, value=f"1:{OLD}", report=Progress())
+
+    assert OLD not in str(caught.value)
+
+
+@pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
+async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
+    database: Database, path: Path, one_by_one: None, cut_at: int
+) -> None:
+    people = await populate(database, load_root_keys(path))
+    with pytest.raises(PowerCutError):
+        await rotate_root_key(database, path=path, value=None, report=Progress(cut_at=cut_at))
+    unfinished = load_root_keys(path)
+    assert unfinished.versions == [1, 2]
+    await assert_everybody_comes_in(database, people, unfinished)
+
+    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert (result.version, result.dropped) == (2, (1,))
+    await assert_everybody_comes_in(database, people, load_root_keys(path))
+
+
+async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(_: Path) -> RootKeys:
+        raise PowerCutError
+
+    people = await populate(database, load_root_keys(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(rotation, "drop_old_root_keys", cut)
+        with pytest.raises(PowerCutError):
+            await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=0, dropped=(1,))
+    await assert_everybody_comes_in(database, people, load_root_keys(path))
+
+
+async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
+    database: Database, path: Path
+) -> None:
+    await populate(database, load_root_keys(path))
+    newcomer = await sign_up(database, "Maud", add_root_key(path))
+
+    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=4, dropped=(1,))
+    await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
+
+
+async def test_with_another_installations_key_nothing_is_touched(
+    database: Database, path: Path, tmp_path: Path
+) -> None:
+    await populate(database, load_root_keys(path))
+    foreign = tmp_path / "foreign.key"
+    load_root_keys(foreign, create=True)
+    text = read(foreign)
+
+    with pytest.raises(RootKeyError, match="not the key that it was wrapped under"):
+        await rotate_root_key(database, path=foreign, value=None, report=Progress())
+
+    assert read(foreign) == text
+    assert await versions(database) == {1}
+
+
+async def test_with_an_older_copy_of_the_file_nothing_is_touched(
+    database: Database, path: Path
+) -> None:
+    copy = read(path)
+    people = await populate(database, load_root_keys(path))
+    await rotate_root_key(database, path=path, value=None, report=Progress())
+    right = read(path)
+    write(path, copy)
+
+    with pytest.raises(RootKeyError, match="version 2 is needed"):
+        await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert read(path) == copy
+    await assert_everybody_comes_in(database, people, parse_root_keys(right))
+
+
+async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
+    database: Database, path: Path
+) -> None:
+    edith, agnes, ida = await populate(database, load_root_keys(path))
+    mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
+    async with database.write() as session:
+        await session.execute(update(KeySlot).where(*mine).values(wrapped=b"x" * 88))
+
+    with pytest.raises(RootKeyError, match=str(agnes.user_id)):
+        await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert load_root_keys(path).versions == [1, 2]
+    await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
+
+
+async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
+    database: Database, path: Path
+) -> None:
+    before = load_root_keys(path)
+    await populate(database, before)
+    both = add_root_key(path)
+
+    async with database.write() as session:
+        await refuse_older_root(session, before)
+        await refuse_older_root(session, both)
+    await rotate_root(database, both, Progress())
+
+    async with database.write() as session:
+        await refuse_older_root(session, both)
+        with pytest.raises(RootKeyError, match="Restart this server"):
+            await refuse_older_root(session, before)
+
+
+async def test_before_the_first_start_there_is_nothing_to_refuse(
+    database: Database, path: Path
+) -> None:
+    async with database.write() as session:
+        await refuse_older_root(session, load_root_keys(path))
