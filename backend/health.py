@@ -1,5 +1,6 @@
 """`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -13,6 +14,11 @@ from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.settings import Settings
+
+PATIENCE_SECONDS = 5.0
+"""How long `/ready` waits for a part that does not answer: shorter than those who ask it wait."""
+
+PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -87,14 +93,15 @@ class HealthController(Controller):
 
 async def _database_part(database: Database) -> Part:
     try:
-        await database.ping()
-    except DatabaseUnavailableError as error:
-        return Part(name="database", ready=False, detail=error.title)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await database.ping()
+    except (DatabaseUnavailableError, TimeoutError):
+        return Part(name="database", ready=False, detail=DatabaseUnavailableError.title)
     return Part(name="database", ready=True, detail=database.url.get_backend_name())
 
 
 def _is_near(request: Request[Any, Any, Any]) -> bool:
     """Asked from this machine itself, not through a proxy on it."""
-    forwarded = {"forwarded", "x-forwarded-for"} & {name.lower() for name in request.headers}
     client = request.client.host if request.client else ""
+    forwarded = PROXIES_SAY & {name.lower() for name in request.headers}
     return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}

@@ -6,8 +6,8 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from litestar import Request, Response
 from litestar.enums import ParamType, ScopeType
@@ -16,7 +16,6 @@ from litestar.exceptions import ValidationException as LitestarValidationExcepti
 from litestar.serialization import decode_json, encode_json
 from litestar.types import (
     ASGIApp,
-    ExceptionHandlersMap,
     Message,
     Receive,
     Scope,
@@ -28,6 +27,9 @@ from backend.errors import MEDIA_TYPE, AppError
 from backend.logs import bind_request, get_logger
 
 log = get_logger(__name__)
+
+AnyRequest = Request[Any, Any, Any]
+AnyResponse = Response[dict[str, Any]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(:[0-9]{1,5})?")
@@ -141,9 +143,7 @@ def _template(scope: Scope) -> str:
     return str(scope.get("path_template") or "unmatched")
 
 
-def _answer(
-    problem: AppError, headers: Mapping[str, str] | None = None
-) -> Response[dict[str, Any]]:
+def _answer(problem: AppError, headers: Mapping[str, str] | None = None) -> AnyResponse:
     return Response(
         problem.to_problem(),
         status_code=problem.status,
@@ -152,13 +152,13 @@ def _answer(
     )
 
 
-def _known(_: Request[Any, Any, Any], error: AppError) -> Response[dict[str, Any]]:
+def _known(_: AnyRequest, error: AppError) -> AnyResponse:
     if error.status >= 500:  # noqa: PLR2004  # the class of server errors
         log.warning("request.failed", problem=error.slug, exc_info=error)
     return _answer(error)
 
 
-def _from_litestar(_: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
+def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
     if isinstance(error, LitestarValidationException):
         return _answer(
             errors.ValidationError(
@@ -175,8 +175,8 @@ def _from_litestar(_: Request[Any, Any, Any], error: HTTPException) -> Response[
 
 def _faults(error: LitestarValidationException) -> list[dict[str, str]]:
     extra: Any = error.extra
-    entries: list[Any] = extra if isinstance(extra, list) else [extra] if extra else []
-    return [_fault(entry) for entry in entries if isinstance(entry, dict)]
+    entries = cast("list[object]", extra if isinstance(extra, list) else [extra])
+    return [_fault(cast("dict[str, Any]", each)) for each in entries if isinstance(each, dict)]
 
 
 def _fault(entry: dict[str, Any]) -> dict[str, str]:
@@ -193,18 +193,15 @@ def _fault(entry: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _undecodable(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """A body that is not UTF-8, or is nested too deep; the same from elsewhere is a fault of ours.
-
-    Litestar's decoder lets these two through.
-    """
+def _undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
+    """A body that is not UTF-8 (Litestar lets that through); from elsewhere a fault of ours."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and frames[-1].f_code is decode_json.__code__:
-        return _answer(errors.BadRequestError("The JSON text is not UTF-8, or is nested too deep."))
+        return _answer(errors.BadRequestError("The JSON text is not UTF-8."))
     return _unexpected(request, error)
 
 
-def _unexpected(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
     """Say nothing but an id; what happened stands in the log under it."""
     error_id = secrets.token_hex(8)
     log.error("request.crashed", error_id=error_id, exc_info=error)
@@ -215,16 +212,15 @@ def _unexpected(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
     )
 
 
-def _too_deep(_: Request[Any, Any, Any], _error: RecursionError) -> Response[dict[str, Any]]:
+def _too_deep(_: AnyRequest, _error: RecursionError) -> AnyResponse:
     """Only what came in can nest that deeply: Talekeeper's own work has an explicit stack."""
     return _answer(errors.BadRequestError("It is nested too deeply."))
 
 
-EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[AnyRequest, Any], AnyResponse]] = {
     AppError: _known,
     RecursionError: _too_deep,
     HTTPException: _from_litestar,
     UnicodeDecodeError: _undecodable,
-    RecursionError: _undecodable,
     Exception: _unexpected,
 }

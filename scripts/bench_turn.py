@@ -416,10 +416,14 @@ async def _stream_all(client: httpx.AsyncClient, streams: int, words: int) -> li
 
 
 async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int) -> list[float]:
-    """Seconds between the tokens of one stream; ends the run if a reply is another's."""
+    """Seconds between the tokens of one stream; ends the run if a reply is another's.
+
+    Each stream asks for a number of words of its own, by which its reply is known.
+    """
+    wanted = words + index
     await asyncio.sleep(index * 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"text": f"/demo long {words} marker{index:04d}"}).encode()
+    body = json.dumps({"text": f"/demo long {wanted}"}).encode()
     writer.write(
         (
             f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
@@ -436,9 +440,8 @@ async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int)
         elif line.startswith(b"data: ") and b'"text"' in line and len(arrivals) > len(text):
             text.append(json.loads(line[6:])["text"])
     writer.close()
-    reply = "".join(text)
-    if f"marker{index:04d}" not in reply:
-        raise SystemExit(f"Stream {index} did not get its own reply: {reply[:200]!r}")
+    if (count := len("".join(text).split())) != wanted:
+        raise SystemExit(f"Stream {index} was to get {wanted} words and got {count}.")
     return [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
 
 

@@ -6,8 +6,6 @@ import asyncio
 import unicodedata
 from functools import cache
 
-from zxcvbn.frequency_lists import FREQUENCY_LISTS
-
 from backend.accounts.errors import WeakPasswordError
 from backend.vault.slots import PasswordKdf
 
@@ -39,6 +37,9 @@ def check_password(password: str, *, name: str) -> str:
 
 @cache
 def _common() -> frozenset[str]:
+    # Late: a tenth of a second at each start, for something that only sign-ups need.
+    from zxcvbn.frequency_lists import FREQUENCY_LISTS  # noqa: PLC0415
+
     return frozenset(FREQUENCY_LISTS["passwords"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from uuid import UUID
 
 from backend.accounts.sessions import SessionService
@@ -29,7 +29,7 @@ class SessionWatch:
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
-    def watching(self, slot_id: UUID) -> Iterator[None]:
+    def watching(self, slot_id: UUID) -> Generator[None]:
         """Keep an eye on a session for the length of the block."""
         self._streams[slot_id] += 1
         if self._task is None:

@@ -24,6 +24,9 @@ from backend.database.engine import Database
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
+MAX_POSITION = 2**31 - 1
+"""What the column holds; a client may ask for anything."""
+
 
 class MessageService:
     """What a user does with the messages of a chat's tree."""
@@ -47,6 +50,8 @@ class MessageService:
         self, identity: Identity, chat_id: UUID, *, before: int | None, limit: int
     ) -> MessagePage:
         """The end of the active path above position `before`. Raises `ChatNotFoundError`."""
+        if before is not None:
+            before = min(max(before, 0), MAX_POSITION)
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await repository.active_page(session, chat.id, before=before, limit=limit)

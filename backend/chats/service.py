@@ -14,9 +14,11 @@ from backend.accounts.identity import Identity
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import Draft, copy_path, draft_message
+from backend.chats.errors import MessageBusyError
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
+    CHAT_VARIABLES,
     Chat,
     ChatCharacter,
     Message,
@@ -30,7 +32,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import Column, Sealer
 from backend.wire import check_revision, merge_patch
 
 
@@ -182,8 +184,8 @@ class ChatService:
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own.
 
-        Raises `ChatNotFoundError`, `MessageNotFoundError`, and `ValidationError` while the message
-        is being written.
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`, and
+        `MessageBusyError` while the message is being written.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -192,7 +194,7 @@ class ChatService:
             if message.chat_id != source.id:
                 raise ValidationError("The message is of another chat.")
             if message.status == "streaming":
-                raise ValidationError("Wait until the reply is there, or stop it.")
+                raise MessageBusyError("Stop it first, or wait until it is there.")
             path = await repository.path_to(session, message)
             members = await repository.character_ids(session, [source.id])
             fork_id = new_id()
@@ -204,7 +206,12 @@ class ChatService:
                     fork_id,
                     title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
                 ),
-                sealed_settings=_reseal(sealer, source, fork_id),
+                sealed_settings=_reseal(
+                    sealer, CHAT_SETTINGS, source.id, source.sealed_settings, fork_id
+                ),
+                sealed_variables=_reseal(
+                    sealer, CHAT_VARIABLES, source.id, source.sealed_variables, fork_id
+                ),
                 persona_id=source.persona_id,
                 count_unit=source.count_unit,
             )
@@ -244,8 +251,10 @@ async def _view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
     return view_chat(sealer, chat, members.get(chat.id, []))
 
 
-def _reseal(sealer: Sealer, source: Chat, chat_id: UUID) -> bytes | None:
-    if source.sealed_settings is None:
+def _reseal(
+    sealer: Sealer, column: Column, source_id: UUID, blob: bytes | None, copy_id: UUID
+) -> bytes | None:
+    """A sealed value of one row, sealed for another."""
+    if blob is None:
         return None
-    data = sealer.open_bytes(CHAT_SETTINGS, source.id, source.sealed_settings)
-    return sealer.seal_bytes(CHAT_SETTINGS, chat_id, data)
+    return sealer.seal_bytes(column, copy_id, sealer.open_bytes(column, source_id, blob))

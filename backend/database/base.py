@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
-from advanced_alchemy.types import GUID, DateTimeUTC
 from sqlalchemy import ForeignKey, LargeBinary, MetaData
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 from uuid_utils.compat import uuid7
+
+from backend.database.types import Id, UtcTime
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -35,8 +36,8 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012  # SQLAlchemy's own declaration
-        UUID: GUID(),
-        datetime: DateTimeUTC(timezone=True),
+        UUID: Id(),
+        datetime: UtcTime(),
         bytes: LargeBinary(),
     }
 

@@ -50,7 +50,8 @@ class Target:
 
     `leaf` ends the history; None before the first message. `line` is the message that stands as
     the user's line, when it is stored already. `parent` is what the reply will hang below when no
-    new line is stored. `continued` is the reply that goes on.
+    new line is stored. `continued` is the reply that goes on. `spoken_by` is whose reply goes on or
+    is written anew.
     """
 
     kind: TurnKind
@@ -59,6 +60,7 @@ class Target:
     line: Message | None = None
     parent: Message | None = None
     continued: Message | None = None
+    spoken_by: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +175,17 @@ class Gatherer:
             return await self._regeneration(chat, request.regenerate_of)
         if leaf is not None and leaf.status == "streaming":
             # What was said so far is no line to build on yet; whoever stores will get the 409.
-            leaf = await self._session.get(Message, leaf.parent_id) if leaf.parent_id else None
+            leaf = await self._parent(leaf)
         if request.continue_:
             if leaf is None or leaf.role != "assistant":
                 raise NotContinuableError("The last message is not a character's.")
-            return Target(kind="continue", line_kind="continue", leaf=leaf, continued=leaf)
+            return Target(
+                kind="continue",
+                line_kind="continue",
+                leaf=leaf,
+                continued=leaf,
+                spoken_by=leaf.character_id,
+            )
         if request.impersonate:
             return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
         if request.text is not None:
@@ -187,7 +195,7 @@ class Gatherer:
     async def _unanswered(self, leaf: Message | None, request: TurnRequest) -> Target:
         """What a reply without a new line answers."""
         if leaf is not None and leaf.role == "user":
-            above = await self._session.get(Message, leaf.parent_id) if leaf.parent_id else None
+            above = await self._parent(leaf)
             return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
         if leaf is None:
             return Target(kind="reply", line_kind="opening", leaf=None)
@@ -211,15 +219,23 @@ class Gatherer:
                 "regenerate_of is on another branch. Activate it first: the prompt is made of the "
                 "active path."
             )
-        if message.parent_id is None:
-            return Target(kind="regenerate", line_kind="opening", leaf=None)
-        parent = await self._session.get_one(Message, message.parent_id)
-        if parent.role != "user":
-            return Target(kind="regenerate", line_kind="next", leaf=parent, parent=parent)
-        above = await self._session.get(Message, parent.parent_id) if parent.parent_id else None
+        parent = await self._parent(message)
+        answers = parent is not None and parent.role == "user"
+        line_kind: LineKind = "user_line" if answers else "next" if parent else "opening"
         return Target(
-            kind="regenerate", line_kind="user_line", leaf=above, line=parent, parent=parent
+            kind="regenerate",
+            line_kind=line_kind,
+            leaf=await self._parent(parent) if answers else parent,
+            line=parent if answers else None,
+            parent=parent,
+            spoken_by=message.character_id,
         )
+
+    async def _parent(self, message: Message | None) -> Message | None:
+        """The message above one."""
+        if message is None or message.parent_id is None:
+            return None
+        return await self._session.get(Message, message.parent_id)
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id
@@ -269,11 +285,9 @@ def card_name(card: Card) -> str:
 def _speaker(
     cards: dict[UUID, Card], member_ids: Sequence[UUID], request: TurnRequest, target: Target
 ) -> Speaker:
-    wanted = request.speaker
-    if wanted is not None and wanted not in cards:
+    if request.speaker is not None and request.speaker not in cards:
         raise CharacterNotFoundError
-    if wanted is None and target.continued is not None:
-        wanted = target.continued.character_id
+    wanted = request.speaker or target.spoken_by
     for character_id in ([wanted] if wanted else []) + list(member_ids):
         if character_id in cards:
             card = cards[character_id]

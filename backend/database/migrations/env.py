@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from advanced_alchemy.types import GUID, DateTimeUTC
 from alembic import context
 
 from backend.database.base import Base
+from backend.database.types import Id, UtcTime
 
 
 def render_type(kind: str, value: Any, _: Any) -> str | Literal[False]:
     """Write our column types into a new revision by the names that its template imports."""
-    if kind == "type" and isinstance(value, GUID):
-        return "GUID()"
-    if kind == "type" and isinstance(value, DateTimeUTC):
-        return "DateTimeUTC(timezone=True)"
+    if kind == "type" and isinstance(value, Id | UtcTime):
+        return f"{type(value).__name__}()"
     return False
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from advanced_alchemy.types import GUID, DateTimeUTC
 from alembic import op
+
+from backend.database.types import Id, UtcTime
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}

@@ -242,9 +242,11 @@ async def test_a_fork_takes_members_persona_settings_and_variables_along(ada: Ac
     )
     for name in ("character_ids", "persona_id", "title"):
         assert fork[name] == ok(await ada.client.get(f"/api/v1/chats/{chat}"))[name]
-    assert ok(await ada.client.get(f"/api/v1/chats/{fork['id']}/settings")) == note | {
-        "authors_note": note["authors_note"]
-    }
+    settings = [
+        ok(await ada.client.get(f"/api/v1/chats/{each}/settings")) for each in (chat, fork["id"])
+    ]
+    assert settings[0] == settings[1]
+    assert settings[0]["authors_note"] == note["authors_note"]
     for each in (chat, fork["id"]):
         url = f"/api/v1/chats/{each}/context"
         context = ok(await ada.client.get(url, params={"text": "So?", "prompt": "true"}))

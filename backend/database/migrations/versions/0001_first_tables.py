@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from advanced_alchemy.types import GUID, DateTimeUTC
 from alembic import op
+
+from backend.database.types import Id, UtcTime
 
 revision = "0001"
 down_revision = None
@@ -24,7 +25,7 @@ def upgrade() -> None:
         "login_failures",
         sa.Column("key", sa.LargeBinary(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
-        sa.Column("last_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("last_at", UtcTime(), nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_login_failures")),
     )
     op.create_table(
@@ -36,7 +37,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "users",
-        sa.Column("id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
         sa.Column("name_lookup", sa.LargeBinary(), nullable=False),
         sa.Column("wrapped_name", sa.LargeBinary(), nullable=False),
         sa.Column("is_administrator", sa.Boolean(), nullable=False),
@@ -47,20 +48,20 @@ def upgrade() -> None:
         sa.Column("sealed_variables", sa.LargeBinary(), nullable=True),
         sa.Column("settings_revision", sa.Integer(), nullable=False),
         sa.Column("new_data_key_due", sa.Boolean(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_users")),
         sa.UniqueConstraint("name_lookup", name=op.f("uq_users_name_lookup")),
     )
     op.create_table(
         "characters",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("sealed_summary", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_card", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_source", sa.LargeBinary(), nullable=True),
         sa.Column("revision", sa.Integer(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("updated_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("updated_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_characters_user_id"), ondelete="CASCADE"
         ),
@@ -73,11 +74,11 @@ def upgrade() -> None:
 
     op.create_table(
         "data_keys",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("wrapped", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_data_keys_user_id"), ondelete="CASCADE"
         ),
@@ -89,13 +90,13 @@ def upgrade() -> None:
 
     op.create_table(
         "idempotent_requests",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("key_digest", sa.LargeBinary(), nullable=False),
         sa.Column("request_digest", sa.LargeBinary(), nullable=False),
         sa.Column("status", sa.Integer(), nullable=True),
         sa.Column("sealed_response", sa.LargeBinary(), nullable=True),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["user_id"],
             ["users.id"],
@@ -114,12 +115,12 @@ def upgrade() -> None:
 
     op.create_table(
         "invitations",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("created_by", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("created_by", Id(), nullable=False),
         sa.Column("lookup", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("expires_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("used_at", DateTimeUTC(timezone=True), nullable=True),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("expires_at", UtcTime(), nullable=False),
+        sa.Column("used_at", UtcTime(), nullable=True),
         sa.ForeignKeyConstraint(
             ["created_by"], ["users.id"], name=op.f("fk_invitations_created_by"), ondelete="CASCADE"
         ),
@@ -131,8 +132,8 @@ def upgrade() -> None:
 
     op.create_table(
         "key_slots",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("wrapped", sa.LargeBinary(), nullable=False),
         sa.Column("lookup", sa.LargeBinary(), nullable=True),
@@ -140,9 +141,9 @@ def upgrade() -> None:
         sa.Column("root_version", sa.Integer(), nullable=True),
         sa.Column("scope", sa.String(), nullable=False),
         sa.Column("sealed_label", sa.LargeBinary(), nullable=True),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("last_used_at", DateTimeUTC(timezone=True), nullable=True),
-        sa.Column("expires_at", DateTimeUTC(timezone=True), nullable=True),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("last_used_at", UtcTime(), nullable=True),
+        sa.Column("expires_at", UtcTime(), nullable=True),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_key_slots_user_id"), ondelete="CASCADE"
         ),
@@ -156,12 +157,12 @@ def upgrade() -> None:
 
     op.create_table(
         "personas",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("sealed_persona", sa.LargeBinary(), nullable=False),
         sa.Column("revision", sa.Integer(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("updated_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("updated_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_personas_user_id"), ondelete="CASCADE"
         ),
@@ -172,15 +173,15 @@ def upgrade() -> None:
 
     op.create_table(
         "avatars",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("character_id", GUID(), nullable=True),
-        sa.Column("persona_id", GUID(), nullable=True),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("character_id", Id(), nullable=True),
+        sa.Column("persona_id", Id(), nullable=True),
         sa.Column("media_type", sa.String(), nullable=False),
         sa.Column("thumbnail_media_type", sa.String(), nullable=False),
         sa.Column("sealed_image", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_thumbnail", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["character_id"],
             ["characters.id"],
@@ -202,12 +203,12 @@ def upgrade() -> None:
 
     op.create_table(
         "character_assets",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("character_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("character_id", Id(), nullable=False),
         sa.Column("sealed_description", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_data", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["character_id"],
             ["characters.id"],
@@ -227,17 +228,17 @@ def upgrade() -> None:
 
     op.create_table(
         "chats",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
         sa.Column("sealed_title", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_settings", sa.LargeBinary(), nullable=True),
         sa.Column("sealed_variables", sa.LargeBinary(), nullable=True),
-        sa.Column("persona_id", GUID(), nullable=True),
-        sa.Column("leaf_id", GUID(), nullable=True),
+        sa.Column("persona_id", Id(), nullable=True),
+        sa.Column("leaf_id", Id(), nullable=True),
         sa.Column("count_unit", sa.String(), nullable=False),
         sa.Column("revision", sa.Integer(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("updated_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("updated_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["persona_id"], ["personas.id"], name=op.f("fk_chats_persona_id"), ondelete="SET NULL"
         ),
@@ -252,8 +253,8 @@ def upgrade() -> None:
 
     op.create_table(
         "chat_characters",
-        sa.Column("chat_id", GUID(), nullable=False),
-        sa.Column("character_id", GUID(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
+        sa.Column("character_id", Id(), nullable=False),
         sa.Column("place", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(
             ["character_id"],
@@ -273,12 +274,12 @@ def upgrade() -> None:
 
     op.create_table(
         "context_texts",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("chat_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
         sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
         sa.Column("sealed_text", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["chat_id"], ["chats.id"], name=op.f("fk_context_texts_chat_id"), ondelete="CASCADE"
         ),
@@ -293,14 +294,14 @@ def upgrade() -> None:
 
     op.create_table(
         "messages",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("chat_id", GUID(), nullable=False),
-        sa.Column("parent_id", GUID(), nullable=True),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
+        sa.Column("parent_id", Id(), nullable=True),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
-        sa.Column("character_id", GUID(), nullable=True),
-        sa.Column("persona_id", GUID(), nullable=True),
+        sa.Column("character_id", Id(), nullable=True),
+        sa.Column("persona_id", Id(), nullable=True),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("hidden", sa.Boolean(), nullable=False),
         sa.Column("is_active", sa.Boolean(), nullable=False),
@@ -311,8 +312,8 @@ def upgrade() -> None:
         sa.Column("sealed_author", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_content", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_thinking", sa.LargeBinary(), nullable=True),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("updated_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("updated_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["chat_id"], ["chats.id"], name=op.f("fk_messages_chat_id"), ondelete="CASCADE"
         ),
@@ -345,15 +346,15 @@ def upgrade() -> None:
 
     op.create_table(
         "turns",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("chat_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("model", sa.String(), nullable=False),
         sa.Column("request_digest", sa.LargeBinary(), nullable=False),
-        sa.Column("user_message_id", GUID(), nullable=True),
-        sa.Column("reply_id", GUID(), nullable=True),
+        sa.Column("user_message_id", Id(), nullable=True),
+        sa.Column("reply_id", Id(), nullable=True),
         sa.Column("prefix_length", sa.Integer(), nullable=False),
         sa.Column("thinking_prefix_length", sa.Integer(), nullable=False),
         sa.Column("segments", sa.String(), nullable=False),
@@ -362,9 +363,9 @@ def upgrade() -> None:
         sa.Column("sealed_output", sa.LargeBinary(), nullable=True),
         sa.Column("sealed_problem", sa.LargeBinary(), nullable=True),
         sa.Column("stop_requested", sa.Boolean(), nullable=False),
-        sa.Column("lease_until", DateTimeUTC(timezone=True), nullable=True),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
-        sa.Column("finished_at", DateTimeUTC(timezone=True), nullable=True),
+        sa.Column("lease_until", UtcTime(), nullable=True),
+        sa.Column("created_at", UtcTime(), nullable=False),
+        sa.Column("finished_at", UtcTime(), nullable=True),
         sa.ForeignKeyConstraint(
             ["chat_id"], ["chats.id"], name=op.f("fk_turns_chat_id"), ondelete="CASCADE"
         ),
@@ -394,11 +395,11 @@ def upgrade() -> None:
 
     op.create_table(
         "context_records",
-        sa.Column("id", GUID(), nullable=False),
-        sa.Column("user_id", GUID(), nullable=False),
-        sa.Column("chat_id", GUID(), nullable=False),
+        sa.Column("id", Id(), nullable=False),
+        sa.Column("user_id", Id(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
         sa.Column("sealed_record", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at", DateTimeUTC(timezone=True), nullable=False),
+        sa.Column("created_at", UtcTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["chat_id"], ["chats.id"], name=op.f("fk_context_records_chat_id"), ondelete="CASCADE"
         ),
