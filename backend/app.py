@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from litestar import Controller, Litestar, Router
@@ -28,6 +28,7 @@ from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
 from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
+from backend.characters.uploads import MAX_UPLOAD_BYTES
 from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chats.messages import MessageService
 from backend.chats.service import ChatService
@@ -183,9 +184,7 @@ def create_app(parts: Parts) -> Litestar:
                 csrf_secret=parts.instance.csrf_secret,
                 public_origin=parts.settings.public_origin,
             ),
-            IdempotencyMiddleware(
-                parts.database, max_body=parts.settings.max_body_mb * 1024 * 1024
-            ),
+            IdempotencyMiddleware(parts.database, max_body=MAX_UPLOAD_BYTES),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lambda _: _running(parts)],
@@ -215,7 +214,7 @@ def _constant(value: object) -> Provide:
 
 
 @contextlib.asynccontextmanager
-async def _running(parts: Parts) -> AsyncIterator[None]:
+async def _running(parts: Parts) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     await parts.turns.recover(all_running=parts.settings.embedded)
     # What was imported stays: the collector need not walk it again and again. A full prompt makes

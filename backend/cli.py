@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ def _root_keys(settings: Settings, *, create: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _lock(settings: Settings) -> Iterator[None]:
+def _lock(settings: Settings) -> Generator[None]:
     """Hold the data folder for this process alone: in embedded mode there is only one."""
     if not settings.embedded:
         yield
@@ -216,7 +216,7 @@ def _lock(settings: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listen(settings: Settings) -> Iterator[socket.socket]:
+def _listen(settings: Settings) -> Generator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# Every table has to be known for every sealed text to be found.
-import backend.characters.models
-import backend.chats.models
-import backend.turns.models  # noqa: F401  # as above
 from backend.accounts.names import load_instance_keys
 from backend.accounts.rotation import mark_all_due, rotate_data_key, rotate_root_key
 from backend.accounts.service import AccountService
+from backend.characters import models as character_models
+from backend.chats import models as chat_models
 from backend.database.engine import Database
 from backend.settings import Settings
+from backend.turns import models as turn_models
 from backend.vault.root import load_root_keys
 from backend.vault.slots import DEFAULT_KDF
 
 Report = Callable[[int, int], None]
+
+TABLES = (character_models, chat_models, turn_models)
+"""Every table has to be known for every sealed text to be found."""
 
 
 async def rotate_root_keys(database: Database, settings: Settings, report: Report) -> str:

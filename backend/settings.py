@@ -134,7 +134,6 @@ class Settings(BaseSettings):
     )
 
     # Limits on what comes in
-    max_body_mb: int = Field(21, ge=1, le=200, description="Largest request body, in megabytes.")
     max_message_chars: int = Field(
         100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
     )

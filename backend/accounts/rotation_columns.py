@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Column as TableColumn
 from sqlalchemy import (
@@ -17,7 +16,6 @@ from sqlalchemy import (
     Connection,
     LargeBinary,
     Table,
-    and_,
     func,
     inspect,
     literal,
@@ -55,13 +53,11 @@ class SealedTable:
         lengths = (func.coalesce(func.length(column), 0) for column in self.columns)
         return sum(lengths, start=literal(0))
 
-    def stale(self, user_id: UUID, number: int) -> ColumnElement[bool]:
-        """Of the rows of a user, those with a blob under a data key older than `number`."""
+    def stale(self, number: int) -> ColumnElement[bool]:
+        """Rows with a blob under a data key older than `number`, whichever account's."""
         # Big-endian numbers: bytes compare as the numbers do.
         newest = HEADER.pack(FORMAT, number)
-        return and_(
-            self.owner == user_id, or_(*(header_of(column) < newest for column in self.columns))
-        )
+        return or_(*(header_of(column) < newest for column in self.columns))
 
     def place(self, column: TableColumn[Any]) -> Column:
         """The column as its blobs know it."""

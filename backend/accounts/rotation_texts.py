@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import ColumnElement, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.rotation_columns import SealedTable, header_of
@@ -52,7 +52,7 @@ class Resealer:
         async with self._database.read() as session:
             counts = [
                 await session.scalar(
-                    select(func.count()).select_from(sealed.table).where(self._stale(sealed))
+                    select(func.count()).select_from(sealed.table).where(*self._mine(sealed))
                 )
                 for sealed in self._tables
             ]
@@ -69,7 +69,7 @@ class Resealer:
     async def _page(self, sealed: SealedTable, after: UUID | None) -> list[tuple[UUID, int]]:
         query = (
             select(sealed.id, sealed.size)
-            .where(self._stale(sealed))
+            .where(*self._mine(sealed))
             .order_by(sealed.id)
             .limit(PAGE_ROWS)
         )
@@ -82,7 +82,8 @@ class Resealer:
         """Reseal some rows, each as it is now and not as it was when the page was read."""
         query = (
             select(sealed.id, *sealed.columns)
-            .where(sealed.id.in_(ids), self._stale(sealed))
+            # Not by owner too: SQLite would then go through all rows of the account for each batch.
+            .where(sealed.id.in_(ids), sealed.stale(self._sealer.current_key))
             # Never waits for a lock, so that it is no part of a deadlock.
             .with_for_update(key_share=True, skip_locked=True)
         )
@@ -110,8 +111,8 @@ class Resealer:
                 changed = True
         return change if changed else {}
 
-    def _stale(self, sealed: SealedTable) -> Any:
-        return sealed.stale(self._sealer.user_id, self._sealer.current_key)
+    def _mine(self, sealed: SealedTable) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return sealed.owner == self._sealer.user_id, sealed.stale(self._sealer.current_key)
 
 
 def batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:

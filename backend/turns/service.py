@@ -26,6 +26,7 @@ from backend.chats.recount import recount
 from backend.chats.service import ChatService
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
 from backend.turns import repository
@@ -97,6 +98,8 @@ class TurnService:
         suggestions: int = 0,
     ) -> Built:
         """The prompt of the turn that would come now; nothing is stored."""
+        if request.text:
+            self._messages.check_text(request.text)
         return await self._builder.build(
             identity,
             chat_id,
@@ -232,8 +235,14 @@ class TurnService:
         )
         model = self._registry.get(built.spec.id)
         answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
-        lines = answer.value.get("lines", []) if isinstance(answer.value, dict) else []
-        return [str(line).strip() for line in lines if str(line).strip()][: request.count]
+        try:
+            lines = msgspec.convert(answer.value, _Suggested).lines
+        except msgspec.ValidationError:
+            lines = []
+        texts = [text for line in lines if (text := line.strip())][: request.count]
+        if not texts:
+            raise ModelEmptyReplyError("It suggested nothing. Try again, or another model.")
+        return texts
 
     async def recover(self, *, all_running: bool) -> None:
         """Mark turns that a crash cut off."""
@@ -387,6 +396,12 @@ class TurnService:
             await recount(self._database, run.sealer, run.chat_id, run.built.unit)
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
+
+
+class _Suggested(msgspec.Struct):
+    """What a model is to answer when it is asked for suggestions."""
+
+    lines: list[str]
 
 
 class _ReplayError(Exception):

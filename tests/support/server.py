@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Running:
     server: uvicorn.Server
 
     @contextlib.asynccontextmanager
-    async def browser(self) -> AsyncIterator[httpx.AsyncClient]:
+    async def browser(self) -> AsyncGenerator[httpx.AsyncClient]:
         """A client that keeps cookies and sends the CSRF token back, as the page does."""
 
         async def send_token(request: httpx.Request) -> None:
@@ -93,7 +93,24 @@ class Running:
             yield client
 
     @contextlib.asynccontextmanager
-    async def account(self, name: str = "ada", **extra: Any) -> AsyncIterator[Account]:
+    async def signed_in(self, name: str, password: str = PASSWORD) -> AsyncGenerator[Account]:
+        """Log in from a browser of its own."""
+        async with self.browser() as client:
+            body = {"username": name, "password": password}
+            user = ok(await client.post("/api/v1/sessions", json=body), 201)
+            yield Account(client, name, "", user)
+
+    @contextlib.asynccontextmanager
+    async def program(self, token: str) -> AsyncGenerator[httpx.AsyncClient]:
+        """A client that sends an API key."""
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=30, trust_env=False
+        ) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def account(self, name: str = "ada", **extra: Any) -> AsyncGenerator[Account]:
         """Sign up; the first account administers, later ones need an invitation or open doors."""
         async with self.browser() as client:
             body = {"username": name, "password": PASSWORD, **extra}
@@ -104,7 +121,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(
     database_url: str, folder: Path, *, registry: ModelRegistry | None = None, **settings: Any
-) -> AsyncIterator[Running]:
+) -> AsyncGenerator[Running]:
     """Serve on a free port until the block ends."""
     values = {"registration": "open", "demo_tokens_per_second": 0, **settings}
     config = Settings(
@@ -121,6 +138,8 @@ async def running(
         server = uvicorn.Server(
             uvicorn.Config(
                 observe(create_app(parts)),
+                forwarded_allow_ips=list(config.trusted_proxies),
+                server_header=False,
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=2,

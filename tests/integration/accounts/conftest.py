@@ -1,0 +1,53 @@
+"""A server, and the accounts of people who use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from backend.vault.slots import PasswordKdf
+from tests.support.clock import Clock
+from tests.support.server import Account, Running, running
+
+
+@pytest.fixture
+async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def either(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    """The same on SQLite and on PostgreSQL, for what the database has a part in."""
+    async with running(database_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """The first account, and so the administrator's."""
+    async with server.account("Ada") as account:
+        yield account
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    clock.hang_at_the_door(monkeypatch)
+    return clock
+
+
+@pytest.fixture
+def stretches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """The costs (memory, passes, lanes) of every run of Argon2id."""
+    found: list[tuple[int, int, int]] = []
+    stretch = PasswordKdf.stretch
+
+    def counted(kdf: PasswordKdf, password: str) -> bytes:
+        found.append((kdf.memory_kib, kdf.passes, kdf.lanes))
+        return stretch(kdf, password)
+
+    monkeypatch.setattr(PasswordKdf, "stretch", counted)
+    return found

@@ -1,0 +1,116 @@
+"""What can be told of a request before anyone has signed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from litestar import Request
+
+from backend.accounts.door import (
+    CSRF_COOKIE,
+    PLAIN_COOKIE,
+    SECURE_COOKIE,
+    bearer_token,
+    expired_cookies,
+    is_loopback,
+    session_cookies,
+    session_token,
+)
+from backend.accounts.errors import InsecureTransportError
+
+AnyRequest = Request[Any, Any, Any]
+
+
+def request(host: str = "127.0.0.1:8000", *, scheme: str = "http", **headers: str) -> AnyRequest:
+    given = {"host": host, **headers}
+    return Request(
+        {  # type: ignore[typeddict-item]  # as much of it as is looked at
+            "type": "http",
+            "method": "GET",
+            "scheme": scheme,
+            "server": ("192.0.2.1", 80),
+            "path": "/",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "state": {},
+        }
+    )
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "127.8.8.8:1", "[::1]"])
+def test_names_of_this_machine_alone_are_loopback(host: str) -> None:
+    assert is_loopback(request(host))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "192.168.1.4:8000",
+        "tales.example",
+        "127.0.0.1.tales.example",
+        "127.tales.example",
+        "localhost.tales.example",
+        "[2001:db8::1]",
+        "0.0.0.0",
+        "",
+    ],
+)
+def test_a_name_that_only_looks_like_this_machine_is_not_loopback(host: str) -> None:
+    assert not is_loopback(request(host))
+
+
+@pytest.mark.parametrize("host", ["tales.example", "127.0.0.1.tales.example", "192.168.1.4:8000"])
+def test_no_session_is_opened_in_the_clear_over_a_network(host: str) -> None:
+    with pytest.raises(InsecureTransportError):
+        session_cookies(request(host), "ts_token", seconds=60, csrf="secret")
+
+
+def test_over_https_the_cookie_belongs_to_this_host_alone() -> None:
+    session, csrf = session_cookies(
+        request("tales.example", scheme="https"), "ts_token", seconds=60, csrf="secret"
+    )
+    assert session.key == SECURE_COOKIE == "__Host-talekeeper_session"
+    # What the prefix asks of a cookie: Secure, Path=/ and no Domain.
+    assert (session.secure, session.path, session.domain) == (True, "/", None)
+    assert (session.httponly, session.samesite) == (True, "lax")
+    assert (csrf.key, csrf.secure, csrf.httponly) == (CSRF_COOKIE, True, False)
+
+
+def test_on_this_machine_the_cookie_goes_by_a_plain_name() -> None:
+    session, csrf = session_cookies(request(), "ts_token", seconds=60, csrf="secret")
+    assert (session.key, session.secure, session.httponly) == (PLAIN_COOKIE, False, True)
+    assert (session.samesite, csrf.samesite) == ("lax", "lax")
+    assert not csrf.secure
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_ending_a_session_ends_the_cookies_that_began_it(scheme: str) -> None:
+    asked = request(scheme=scheme)
+    began = session_cookies(asked, "ts_token", seconds=60, csrf="secret")
+    ended = expired_cookies(asked)
+    assert [(each.key, each.path, each.secure) for each in ended] == [
+        (each.key, each.path, each.secure) for each in began
+    ]
+    assert {each.max_age for each in ended} == {0}
+
+
+def test_a_plain_cookie_opens_nothing_over_https() -> None:
+    assert session_token(request(scheme="https", cookie=f"{PLAIN_COOKIE}=ts_x")) is None
+    assert session_token(request(cookie=f"{SECURE_COOKIE}=ts_x")) is None
+    assert session_token(request(cookie=f"{PLAIN_COOKIE}=ts_x")) == "ts_x"
+
+
+@pytest.mark.parametrize(
+    ("header", "token"),
+    [
+        ("Bearer tk_abc", "tk_abc"),
+        ("bearer  tk_abc ", "tk_abc"),
+        ("Basic tk_abc", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("tk_abc", None),
+    ],
+)
+def test_a_bearer_key_is_what_follows_the_word(header: str, token: str | None) -> None:
+    assert bearer_token(request(authorization=header)) == token

@@ -1,0 +1,194 @@
+"""Events of a turn: numbered so that whoever comes back gets the rest, exactly once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.turns.events import Event, Progress, SegmentKind, Transcript
+
+KINDS: st.SearchStrategy[SegmentKind] = st.sampled_from(["thinking", "text"])
+PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)
+
+Pieces = list[tuple[SegmentKind, str]]
+
+
+def transcript_of(pieces: Pieces) -> Transcript:
+    transcript = Transcript()
+    for kind, text in pieces:
+        transcript.append(kind, text)
+    return transcript
+
+
+def said(events: list[Event]) -> Pieces:
+    """What the deltas say, with neighbours of one kind joined."""
+    runs: Pieces = []
+    for event in events:
+        kind, _, word = event.name.partition(".")
+        if word != "delta":
+            continue
+        assert kind in {"thinking", "text"}
+        if runs and runs[-1][0] == kind:
+            runs[-1] = runs[-1][0], runs[-1][1] + event.data["text"]
+        else:
+            runs.append(("thinking" if kind == "thinking" else "text", event.data["text"]))
+    return runs
+
+
+def closed(progress: Progress, *, usage: bool, saved: bool, failed: bool) -> Progress:
+    progress.usage = {"prompt_tokens": 1} if usage else None
+    progress.saved = {"message_id": "m"} if saved else None
+    if failed:
+        progress.failed = {"turn_id": "t"}
+    else:
+        progress.completed = {"turn_id": "t"}
+    return progress
+
+
+@given(PIECES, st.integers(0, 400))
+def test_what_was_said_before_an_offset_and_after_it_is_everything(
+    pieces: Pieces, offset: int
+) -> None:
+    transcript = transcript_of(pieces)
+    whole = "".join(text for _, text in pieces)
+    assert "".join(text for _, text, _ in transcript.since(offset)) == whole[offset:]
+    for kind, text, end in transcript.since(offset):
+        assert whole[end - len(text) : end] == text
+        assert kind in {"thinking", "text"}
+
+
+@given(PIECES)
+def test_each_kind_is_kept_apart_and_in_order(pieces: Pieces) -> None:
+    transcript = transcript_of(pieces)
+    for kind in ("thinking", "text"):
+        expected = "".join(text for each, text in pieces if each == kind)
+        assert transcript.joined(kind) == expected  # type: ignore[arg-type]
+    assert transcript.length == sum(len(text) for _, text in pieces)
+
+
+@given(PIECES)
+def test_a_transcript_restored_from_its_texts_and_lengths_is_the_same(pieces: Pieces) -> None:
+    live = transcript_of(pieces)
+    segments: Any = msgspec.json.decode(msgspec.json.encode(live.segments()))
+    stored = Transcript.restored(
+        segments, thinking=live.joined("thinking"), text=live.joined("text")
+    )
+    for offset in range(live.length + 2):
+        assert list(stored.since(offset)) == list(live.since(offset))
+    assert stored.segments() == live.segments()
+
+
+@given(PIECES, st.booleans(), st.booleans(), st.booleans())
+def test_ids_count_up_and_no_event_has_another_one_s(
+    pieces: Pieces, usage: bool, saved: bool, failed: bool
+) -> None:
+    progress = closed(
+        Progress({}, {}, transcript_of(pieces)), usage=usage, saved=saved, failed=failed
+    )
+    ids = [event.id for event in progress.events_after(0)]
+    assert ids[:2] == [1, 2]
+    assert all(one < other for one, other in pairwise(ids))
+
+
+@given(PIECES, st.booleans(), st.booleans(), st.booleans(), st.data())
+def test_whoever_comes_back_after_any_event_gets_the_others_and_none_twice(
+    pieces: Pieces, usage: bool, saved: bool, failed: bool, data: st.DataObject
+) -> None:
+    """The first part is heard piece by piece, as it is said; then comes a cut."""
+    progress = Progress({"turn_id": "t"}, {"prompt": 3})
+    heard: list[Event] = []
+    last_id = 0
+    for kind, text in pieces:
+        progress.transcript.append(kind, text)
+        if data.draw(st.booleans()):
+            heard += progress.events_after(last_id)
+            last_id = heard[-1].id if heard else 0
+    closed(progress, usage=usage, saved=saved, failed=failed)
+    heard += progress.events_after(last_id)
+    cut = data.draw(st.integers(0, len(heard)))
+    before = heard[:cut]
+    after = list(progress.events_after(before[-1].id if before else 0))
+    everything = list(progress.events_after(0))
+    assert said(before + after) == said(everything) == said(heard)
+    others = [event for event in everything if not event.name.endswith(".delta")]
+    assert [e for e in before + after if not e.name.endswith(".delta")] == others
+    assert not list(progress.events_after(heard[-1].id))
+
+
+@given(PIECES, PIECES, st.integers(0, 60))
+def test_a_client_that_is_ahead_of_what_is_stored_gets_nothing_twice(
+    pieces: Pieces, more: Pieces, behind: int
+) -> None:
+    """It followed the process that runs the turn, and now asks one that reads what is stored."""
+    live = Progress({}, {}, transcript_of(pieces))
+    had = list(live.events_after(0))
+    whole = transcript_of(pieces + more)
+    length = max(0, live.transcript.length - behind)
+    stored = Progress({}, {}, cut_off(whole, length))
+    early = list(stored.events_after(had[-1].id))
+    last_id = early[-1].id if early else had[-1].id
+    rest = list(Progress({}, {}, whole).events_after(last_id))
+    assert said(had + early + rest) == said(list(Progress({}, {}, whole).events_after(0)))
+
+
+@given(PIECES, PIECES)
+def test_a_client_that_heard_more_than_a_crash_left_hears_of_the_end(
+    pieces: Pieces, lost: Pieces
+) -> None:
+    live = Progress({}, {}, transcript_of(pieces + lost))
+    last_id = list(live.events_after(0))[-1].id
+    stored = Progress({}, {}, transcript_of(pieces), is_cut_off=True)
+    closed(stored, usage=False, saved=True, failed=True)
+    end = list(stored.events_after(last_id))
+    assert [event.name for event in end] == ["message.saved", "turn.failed"]
+    assert last_id < end[0].id
+    assert not list(stored.events_after(end[-1].id))
+
+
+@given(PIECES, st.booleans())
+def test_places_stay_the_same_when_the_text_is_gone(pieces: Pieces, text_stays: bool) -> None:
+    """A reply was deleted, or thoughts were all that there was."""
+    live = closed(Progress({}, {}, transcript_of(pieces)), usage=True, saved=False, failed=True)
+    transcript = live.transcript
+    text = transcript.joined("text") if text_stays else ""
+    stored = Transcript.restored(transcript.segments(), thinking="", text=text)
+    rest = closed(Progress({}, {}, stored), usage=True, saved=False, failed=True)
+    for event in live.events_after(0):
+        after = list(rest.events_after(event.id))
+        expected = [e for e in live.events_after(event.id) if not e.name.endswith(".delta")]
+        assert [e for e in after if not e.name.endswith(".delta")] == expected
+        if text_stays:
+            assert "".join(e.data["text"] for e in after if e.name == "text.delta") == "".join(
+                e.data["text"] for e in live.events_after(event.id) if e.name == "text.delta"
+            )
+
+
+def test_an_event_stands_on_the_wire_as_server_sent_events_want_it() -> None:
+    event = Event(7, "text.delta", {"text": "one\ntwo\r\u2028“three”"})
+    head, data, *end = event.encode().split(b"\ndata: ")
+    assert head == b"id: 7\nevent: text.delta"
+    assert data.endswith(b"\n\n")
+    assert b"\n" not in data[:-2]
+    assert b"\r" not in data
+    assert msgspec.json.decode(data) == event.data
+    assert not end
+
+
+def test_before_the_context_is_ready_only_the_start_is_told() -> None:
+    progress = Progress({"turn_id": "t"})
+    progress.transcript.append("text", "too early")
+    assert [event.name for event in progress.events_after(0)] == ["turn.started"]
+    assert not list(progress.events_after(1))
+
+
+def cut_off(transcript: Transcript, length: int) -> Transcript:
+    """What was stored when only the first `length` characters had been said."""
+    left = Transcript()
+    for kind, text, end in transcript.since(0):
+        begin = end - len(text)
+        left.append(kind, text[: max(0, length - begin)])
+    return left
