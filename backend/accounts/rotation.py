@@ -58,8 +58,9 @@ class RotationResult:
 class DataKeyRotation:
     """How a rotation of a user's data key ended.
 
-    `resealed` are the rows that this run changed, `damaged` the blobs that do not open. `kept` are the older keys that are still there: texts are under them (`damaged` ones, or rows
-    that were locked), or somebody may still be writing with them. The next rotation looks again.
+    `resealed` counts the rows that this run changed, `damaged` the blobs that do not open. `kept`
+    are the older keys that are still there: something is under them (a damaged blob, a row that
+    was locked), or somebody may still be writing with them. The next rotation looks again.
     """
 
     number: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -148,7 +149,10 @@ class PromptBuilder:
                 authors=unit.names or unit != stored_unit,
                 eviction_point=eviction_point,
             )
-        history = _open(identity, lines, unit, recount=unit != stored_unit)
+        if unit == stored_unit:
+            history = _open(identity, lines, unit)
+        else:
+            history = await asyncio.to_thread(_open, identity, lines, unit, recount=True)
         assembled = assemble(
             fixed,
             history,
@@ -291,7 +295,9 @@ def _first(chain: Sequence[BudgetSettings], name: str, default: int) -> int:
     return default
 
 
-def _open(identity: Identity, lines: StoredLines, unit: CountUnit, *, recount: bool) -> History:
+def _open(
+    identity: Identity, lines: StoredLines, unit: CountUnit, *, recount: bool = False
+) -> History:
     """The lines unsealed, as they are sent."""
     texts = identity.sealer.open_many(
         MESSAGE_CONTENT, zip(lines.ids, lines.sealed_contents, strict=True)

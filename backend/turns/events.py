@@ -3,11 +3,13 @@
 Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
 model has said up to its end, thinking and text together; the last three follow. So an id says what
 a client has, and the events after it follow from what is stored: no log of events is kept, and
-pieces that pile up for a slow client are sent as one.
+pieces that pile up for a slow client are sent as one. A crash loses up to a second of what clients
+may have: the closing events that then follow stand far behind, so that they are news to them all.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,12 @@ STARTED, READY = 1, 2
 USAGE, SAVED, OVER = 1, 2, 3
 """Ids of the closing events, counted from the last delta's."""
 
+UNSTORED = 1_000_000
+"""Characters that no model says in the second that a crash can lose."""
+
 KEEP_ALIVE = b": still here\n\n"
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,12 @@ class Transcript:
         self.length = 0
 
     def append(self, kind: SegmentKind, text: str) -> None:
-        """Add a piece; empty ones are passed over."""
+        """Add a piece; empty ones are passed over.
+
+        Half characters, which some servers send, have no UTF-8 form: they become U+FFFD.
+        """
         if text:
+            text = _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text)
             self.length += len(text)
             self._kinds.append(kind)
             self._texts.append(text)
@@ -93,20 +104,26 @@ class Transcript:
     def restored(
         cls, segments: Sequence[tuple[SegmentKind, int]], *, thinking: str, text: str
     ) -> Transcript:
-        """The transcript of stored texts and the lengths of their runs."""
+        """The transcript of stored texts and the lengths of their runs.
+
+        What is no longer there (a deleted reply, thoughts that no reply followed) keeps its place.
+        """
         transcript = cls()
         texts = {"thinking": thinking, "text": text}
         places = {"thinking": 0, "text": 0}
         for kind, length in segments:
-            begin = places[kind]
+            begin, end = places[kind], transcript.length + length
             transcript.append(kind, texts[kind][begin : begin + length])
-            places[kind] = begin + length
+            places[kind], transcript.length = begin + length, end
         return transcript
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a turn is: what its events are made of, whether it runs here or was stored."""
+    """How far a turn is: what its events are made of, whether it runs here or was stored.
+
+    `is_cut_off`: the process that it ran in died, and what it said last is lost.
+    """
 
     started: dict[str, Any]
     totals: Any = None
@@ -115,6 +132,7 @@ class Progress:
     saved: dict[str, Any] | None = None
     completed: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
+    is_cut_off: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +151,7 @@ class Progress:
             yield Event(READY + end, f"{kind}.delta", {"text": text})
         if not self.is_over:
             return
-        last = READY + self.transcript.length
+        last = READY + self.transcript.length + (UNSTORED if self.is_cut_off else 0)
         if self.usage is not None and last_id < last + USAGE:
             yield Event(last + USAGE, "usage", self.usage)
         if self.saved is not None and last_id < last + SAVED:

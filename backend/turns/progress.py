@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import msgspec
 
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.turns.errors import TurnInterruptedError
 from backend.turns.events import Progress, SegmentKind, Transcript
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.store import completed_event
 from backend.vault.sealing import Sealer
 
 
@@ -34,9 +36,20 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
         problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
         progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}
     else:
-        cut_off = TurnInterruptedError("Continue it, or regenerate it.").to_problem()
-        progress.failed = {"turn_id": str(turn.id), **cut_off}
+        # Nobody was there to seal a problem.
+        progress.is_cut_off = True
+        progress.failed = {"turn_id": str(turn.id), **cut_off().to_problem()}
     return progress
+
+
+def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
+    """The `turn.completed` event's data."""
+    return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
+
+
+def cut_off() -> TurnInterruptedError:
+    """What a turn ends with when the process that it runs in goes down."""
+    return TurnInterruptedError("Continue it, or regenerate it.")
 
 
 def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:

@@ -37,7 +37,7 @@ async def running_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) 
 
 async def abandoned_turns(session: AsyncSession, *, before: datetime | None) -> Sequence[Turn]:
     """Running turns whose lease was over `before`; all of them where that is None."""
-    query = select(Turn).where(Turn.state == "running").with_for_update(skip_locked=True)
+    query = select(Turn).where(Turn.state == "running")
     if before is not None:
         query = query.where(or_(Turn.lease_until.is_(None), Turn.lease_until < before))
     return list(await session.scalars(query))

@@ -83,6 +83,12 @@ class Run:
         """Whether something was said that is not stored."""
         return self.stored_length != self.progress.transcript.length
 
+    @property
+    def unstored_text(self) -> str:
+        """What of the reply was said since it was stored last."""
+        news = self.progress.transcript.since(max(0, self.stored_length))
+        return "".join(text for kind, text, _ in news if kind == "text")
+
     def notify(self) -> None:
         """Wake everyone who listens."""
         waiters, self._waiters = self._waiters, set()
@@ -117,8 +123,8 @@ class Run:
                 yield []
 
     def stop(self, *, state: TurnState = "stopped") -> None:
-        """End it where it is; what was said is kept."""
-        if self._stop_as is None:
+        """End it where it is; what was said is kept. Once it has ended, nothing changes."""
+        if self._stop_as is None and not (self._speaking and self._speaking.done()):
             self._stop_as = state
             if self._speaking is not None:
                 self._speaking.cancel()
@@ -168,7 +174,7 @@ class Run:
 
 
 Store = Callable[[Iterable[Run]], Awaitable[set[UUID]]]
-"""Stores what running turns have said; gives back the ids of those that were asked to stop."""
+"""Stores what running turns have said; gives back the ids of those that are to stop."""
 
 Conclude = Callable[[Run], Awaitable[None]]
 """Stores what a turn that is over leaves behind, and fills in its closing events."""

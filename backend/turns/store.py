@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import USER_VARIABLES, User
@@ -25,23 +24,15 @@ from backend.chats.models import (
     MessageStatus,
 )
 from backend.context.macros import Variables
-from backend.context.record import move_texts
-from backend.database.base import Base, new_id, now
+from backend.database.base import Base, now
 from backend.database.engine import Database
-from backend.database.upsert import upsert
+from backend.generation.tokens import get_tokenizer
 from backend.turns import ratios, repository
-from backend.turns.models import (
-    CONTEXT_RECORD,
-    CONTEXT_TEXT,
-    TURN_OUTPUT,
-    TURN_PROBLEM,
-    ContextRecord,
-    ContextText,
-    Turn,
-)
-from backend.turns.recording import record_of
+from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.progress import completed_event, cut_off
+from backend.turns.record_store import seal_record, store_record
 from backend.turns.runs import Run, describe_usage
-from backend.vault.sealing import OVERHEAD, Sealer, digest
+from backend.vault.sealing import OVERHEAD, Sealer
 
 LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
@@ -50,13 +41,7 @@ MAX_VARIABLES_BYTES = 200_000
 """What the variables of a chat may take; what macros write beyond it is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class SealedRecord:
-    """A context record and its texts, sealed for storing."""
-
-    record: bytes
-    texts: dict[bytes, tuple[UUID, bytes]]
-
+_NOT_COUNTED = "{}"
 
 # Tables, not mapped classes: many rows at once, each by its key and a condition beside it.
 _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
@@ -72,6 +57,12 @@ _STORE_REPLY = (
         sealed_content=bindparam("sealed_content"),
         sealed_thinking=bindparam("sealed_thinking"),
         updated_at=bindparam("updated_at"),
+        # After a crash nobody who can read it comes by to count it: a running sum, at most a few
+        # tokens too high, stands until then. Nothing hangs below a message that is being written.
+        tokens=_MESSAGES.c.tokens + bindparam("more"),
+        path_tokens=_MESSAGES.c.path_tokens
+        + case((_MESSAGES.c.hidden, 0), else_=bindparam("more", type_=Integer)),
+        token_counts=_NOT_COUNTED,
     )
 )
 
@@ -85,7 +76,8 @@ class TurnStore:
     async def store_progress(self, runs: Iterable[Run]) -> set[UUID]:
         """Store what running turns have said and renew their leases, in one transaction.
 
-        Gives back the turns that another process was asked to stop.
+        Gives back the turns that are to stop: another process was asked to, or they are this
+        process's no longer, for their chat was deleted or their lease ran out.
         """
         runs = list(runs)
         lease_until = now() + LEASE
@@ -94,48 +86,53 @@ class TurnStore:
         ]
         dirty = [run for run in runs if run.reply_id is not None and run.is_dirty]
         lengths = {run.turn_id: run.progress.transcript.length for run in dirty}
-        replies = [_progress_row(run) for run in dirty]
+        replies = {run.turn_id: _progress_row(run) for run in dirty}
         records = {
-            run.turn_id: await asyncio.to_thread(_seal_record, run)
+            run.turn_id: await asyncio.to_thread(seal_record, run)
             for run in dirty
             if not run.record_stored
         }
         async with self._database.write() as session:
-            # A turn that was concluded meanwhile is no longer running, and is left alone.
+            await _lock_chats(session, {run.chat_id for run in runs})
             connection = await session.connection()
             await connection.execute(_RENEW, turns)
-            if replies:
-                await connection.execute(_STORE_REPLY, replies)
-            alive = await session.execute(
+            rows = await session.execute(
                 select(Turn.id, Turn.stop_requested).where(
                     Turn.id.in_([run.turn_id for run in runs]), Turn.state == "running"
                 )
             )
-            stop_requested = {row.id: row.stop_requested for row in alive}
+            stop_requested = {row.id: row.stop_requested for row in rows}
+            # Of a turn that is no longer running the reply may be another turn's by now.
+            dirty = [run for run in dirty if run.turn_id in stop_requested]
+            if dirty:
+                await connection.execute(_STORE_REPLY, [replies[run.turn_id] for run in dirty])
             for run in dirty:
-                if run.turn_id in records and run.turn_id in stop_requested:
-                    await _store_record(session, run, records[run.turn_id])
+                if run.turn_id in records:
+                    await store_record(session, run, records[run.turn_id])
         for run in dirty:
             run.stored_length = lengths[run.turn_id]
             run.record_stored = run.record_stored or run.turn_id in records
-        return {turn_id for turn_id, asked in stop_requested.items() if asked}
+        return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
 
     async def conclude(self, run: Run) -> None:
         """Store the reply with everything that belongs to it, and fill in the closing events.
 
         One transaction: the reply's text, its counts, its context record, what was learned of the
-        model's counts, and the turn's end. A reply without a word leaves no message behind.
+        model's counts, and the turn's end. A reply without a word leaves no message behind. Where
+        the turn is this process's no longer (see `store_progress`) nothing is stored.
         """
         outcome = run.outcome
         text = run.text
-        is_reply = run.reply_id is not None and bool(text)
+        is_reply = run.reply_id is not None and bool(text.strip())
         counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
-        record = await asyncio.to_thread(_seal_record, run) if is_reply else None
-        problem = run.problem.to_problem() if run.problem else None
+        record = await asyncio.to_thread(seal_record, run) if is_reply else None
+        problem = _problem(run)
         usage = describe_usage(run.usage, run.built.spec.id) if run.usage else None
+        saved = False
         async with self._database.write() as session:
+            chat = await session.get(Chat, run.chat_id, with_for_update=True)
             turn = await session.get(Turn, run.turn_id, with_for_update=True)
-            if turn is not None:
+            if chat is not None and turn is not None and turn.state == "running":
                 turn.state = outcome
                 turn.finished_at = now()
                 turn.segments = _segments(run)
@@ -148,9 +145,11 @@ class TurnStore:
                 )
                 if run.reply_id is None and text:
                     turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, text)
-            saved = await self._conclude_reply(session, run, turn, counts)
-            if saved and record is not None and not run.record_stored:
-                await _store_record(session, run, record)
+                saved = await self._conclude_reply(session, run, chat, turn, counts)
+                if saved and record is not None and not run.record_stored:
+                    await store_record(session, run, record)
+            elif turn is not None:
+                problem = cut_off().to_problem()
             if run.usage is not None and outcome == "completed":
                 await ratios.learn(
                     session,
@@ -174,28 +173,32 @@ class TurnStore:
         Without `all_running` only turns whose lease is over, which some process ought to renew.
         """
         before = None if all_running else now()
-        async with self._database.write() as session:
-            turns = await repository.abandoned_turns(session, before=before)
-            for turn in turns:
+        async with self._database.read() as session:
+            abandoned = await repository.abandoned_turns(session, before=before)
+        recovered = 0
+        for found in abandoned:
+            async with self._database.write() as session:
+                chat = await session.get(Chat, found.chat_id, with_for_update=True)
+                turn = await session.get(Turn, found.id, with_for_update=True)
+                # Meanwhile its process may have come back, or another one have seen to it.
+                if chat is None or turn is None or turn.lease_until != found.lease_until:
+                    continue
                 turn.state = "interrupted"
                 turn.finished_at = now()
                 turn.lease_until = None
-                await _leave_interrupted(session, turn)
-            return len(turns)
+                await _leave_interrupted(session, chat, turn)
+                recovered += 1
+        return recovered
 
     async def _conclude_reply(
-        self, session: AsyncSession, run: Run, turn: Turn | None, counts: dict[str, int]
+        self, session: AsyncSession, run: Run, chat: Chat, turn: Turn, counts: dict[str, int]
     ) -> bool:
-        """Store the reply; False when there is none: nothing was said, or the chat is gone."""
-        if run.reply_id is None:
-            return False
-        chat = await session.get(Chat, run.chat_id, with_for_update=True)
-        message = await session.get(Message, run.reply_id)
-        if chat is None or message is None:
+        """Store the reply; False when there is none, for nothing was said."""
+        message = await session.get(Message, run.reply_id) if run.reply_id else None
+        if message is None:
             return False
         if not counts:
-            if turn is not None:
-                turn.reply_id = None
+            turn.reply_id = None
             await tree.remove(session, chat, message)
             return False
         for name, value in _sealed_reply(run, message.id).items():
@@ -207,11 +210,6 @@ class TurnStore:
         await tree.recount(session, message, counts[str(unit)])
         chat.updated_at = now()
         return True
-
-
-def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
-    """The `turn.completed` event's data."""
-    return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
 
 
 async def save_variables(
@@ -232,9 +230,24 @@ async def save_variables(
             )
 
 
-def text_digest(sealer: Sealer, text: str) -> bytes:
-    """The keyed hash under which a text of a prompt is kept."""
-    return digest(sealer.derived("context-texts"), text.encode())
+async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
+    """Keep changes of these chats' trees waiting.
+
+    Whoever changes anything of a chat locks it first, so that no two wait for each other. SQLite
+    has one writer at a time and no such locks.
+    """
+    await session.execute(
+        select(Chat.id)
+        .where(Chat.id.in_(chat_ids))
+        .order_by(Chat.id)
+        .with_for_update(read=True, key_share=True)
+    )
+
+
+def _problem(run: Run) -> dict[str, Any] | None:
+    """What went wrong, as the turn's last event tells it."""
+    error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
+    return error.to_problem() if error else None
 
 
 def _status(run: Run) -> MessageStatus:
@@ -256,7 +269,9 @@ def _segments(run: Run) -> str:
 def _progress_row(run: Run) -> dict[str, Any]:
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
-    return {"key": run.reply_id, **_sealed_reply(run, run.reply_id)}
+    unit = CountUnit.parse(run.built.gathered.chat.count_unit)
+    more = get_tokenizer(unit.tokenizer).count(run.unstored_text)
+    return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
 
 
 def _sealed_reply(run: Run, reply_id: UUID) -> dict[str, Any]:
@@ -277,55 +292,12 @@ def _count_reply(run: Run, text: str) -> dict[str, int]:
     return {unit: CountUnit.parse(unit).count(name, text) for unit in units}
 
 
-def _seal_record(run: Run) -> SealedRecord:
-    record = record_of(run.built)
-    texts = move_texts(record, lambda text: text_digest(run.sealer, text).hex())
-    sealed: dict[bytes, tuple[UUID, bytes]] = {}
-    for key, text in texts.items():
-        text_id = new_id()
-        sealed[bytes.fromhex(key)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
-    if run.reply_id is None:
-        raise ValueError("Only a reply has a record.")
-    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
-    return SealedRecord(blob, sealed)
-
-
-async def _store_record(session: AsyncSession, run: Run, sealed: SealedRecord) -> None:
-    values = {
-        "id": run.reply_id,
-        "user_id": run.user_id,
-        "chat_id": run.chat_id,
-        "sealed_record": sealed.record,
-        "created_at": now(),
-    }
-    known = set(
-        await session.scalars(
-            select(ContextText.digest).where(
-                ContextText.chat_id == run.chat_id, ContextText.digest.in_(list(sealed.texts))
-            )
-        )
-    )
-    for key, (text_id, blob) in sealed.texts.items():
-        if key not in known:
-            row = {
-                "id": text_id,
-                "user_id": run.user_id,
-                "chat_id": run.chat_id,
-                "digest": key,
-                "sealed_text": blob,
-                "created_at": now(),
-            }
-            await upsert(session, ContextText, row, key=["chat_id", "digest"], update={})
-    await upsert(session, ContextRecord, values, key=["id"], update=values)
-
-
-async def _leave_interrupted(session: AsyncSession, turn: Turn) -> None:
+async def _leave_interrupted(session: AsyncSession, chat: Chat, turn: Turn) -> None:
     message = await session.get(Message, turn.reply_id) if turn.reply_id else None
     if message is None or message.status != "streaming":
         return
     if len(message.sealed_content) > OVERHEAD:
         message.status = "interrupted"
         return
-    chat = await session.get_one(Chat, message.chat_id)
     turn.reply_id = None
     await tree.remove(session, chat, message)

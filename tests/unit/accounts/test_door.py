@@ -74,7 +74,7 @@ def test_over_https_the_cookie_belongs_to_this_host_alone() -> None:
     # What the prefix asks of a cookie: Secure, Path=/ and no Domain.
     assert (session.secure, session.path, session.domain) == (True, "/", None)
     assert (session.httponly, session.samesite) == (True, "lax")
-    assert (csrf.key, csrf.secure, csrf.httponly) == (CSRF_COOKIE, True, False)
+    assert (csrf.key, csrf.secure, bool(csrf.httponly)) == (CSRF_COOKIE, True, False)
 
 
 def test_on_this_machine_the_cookie_goes_by_a_plain_name() -> None:

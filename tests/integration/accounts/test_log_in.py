@@ -1,0 +1,231 @@
+"""Passwords at the door: what a guesser gets, and what an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from backend.accounts.door import PLAIN_COOKIE
+from backend.accounts.models import KeySlot, LoginFailures
+from backend.accounts.throttle import LONGEST_DELAY
+from tests.support.clock import Clock
+from tests.support.server import PASSWORD, Account, Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+SESSIONS = "/api/v1/sessions"
+WRONG = "not the password"
+ELSEWHERE = (f"203.0.113.{n}" for n in count(1))
+"""Addresses, each used once: the server trusts the proxy that the tests are."""
+
+
+async def log_in(
+    server: Running, name: str, password: str = PASSWORD, *, address: str | None = None
+) -> httpx.Response:
+    """The answer to a log-in from a browser of its own, and from an address of its own."""
+    headers = {"X-Forwarded-For": address or next(ELSEWHERE)}
+    async with server.browser() as client:
+        body = {"username": name, "password": password}
+        return await client.post(SESSIONS, json=body, headers=headers)
+
+
+def said(answer: httpx.Response) -> tuple[int, Any, set[str]]:
+    """All that an answer tells."""
+    return answer.status_code, answer.json(), set(answer.headers)
+
+
+async def test_the_name_is_shown_as_it_was_chosen_however_it_is_typed(
+    server: Running, ada: Account
+) -> None:
+    assert ok(await log_in(server, " aDA "), 201)["username"] == "Ada"
+
+
+async def test_a_wrong_password_and_an_unknown_name_get_one_answer_for_the_same_work(
+    server: Running, ada: Account, stretches: list[tuple[int, int, int]]
+) -> None:
+    stretches.clear()
+    wrong = await log_in(server, "Ada", WRONG)
+    for_wrong = stretches.copy()
+    unknown = await log_in(server, "nobody", WRONG)
+    for_unknown = stretches[len(for_wrong) :]
+    problem(wrong, 401, "wrong-credentials")
+    assert said(wrong) == said(unknown)
+    assert for_wrong == for_unknown != []
+
+
+async def test_a_disabled_account_gets_the_answer_of_a_wrong_password(
+    server: Running, ada: Account
+) -> None:
+    async with server.account("Ben") as ben:
+        path = f"/api/v1/admin/users/{ben.user['id']}"
+        ok(await ada.client.patch(path, json={"is_disabled": True}))
+        assert said(await log_in(server, "Ben")) == said(await log_in(server, "nobody"))
+
+
+async def test_after_five_failures_each_try_waits_longer_and_none_for_good(
+    either: Running, clock: Clock
+) -> None:
+    async with either.account("Ada"):
+        pass
+    for form in ("Ada", "ADA", " ada ", "ａｄａ", "aDa"):
+        problem(await log_in(either, form, WRONG), 401, "wrong-credentials")
+    expected = 1
+    while True:
+        for password in (WRONG, PASSWORD):
+            refused = await log_in(either, "Ada", password)
+            body = problem(refused, 429, "too-many-attempts")
+            waiting = int(refused.headers["retry-after"])
+            assert waiting == body["retry_after"]
+            assert expected <= waiting <= expected + 1
+        clock.forward(seconds=expected)
+        if expected == LONGEST_DELAY:
+            break
+        problem(await log_in(either, "Ada", WRONG), 401, "wrong-credentials")
+        expected = min(2 * expected, LONGEST_DELAY)
+    ok(await log_in(either, "Ada"), 201)
+
+
+async def test_a_success_starts_the_account_from_nothing(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for _ in range(2):
+        for _ in range(4):
+            problem(await log_in(server, "Ada", WRONG), 401, "wrong-credentials")
+        ok(await log_in(server, "Ada"), 201)
+
+
+async def test_an_address_that_guesses_waits_whatever_the_names(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for first, same, other in (
+        ("198.51.100.1", "198.51.100.1", "198.51.100.2"),
+        ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1"),
+    ):
+        for n in range(5):
+            guess = await log_in(server, f"nobody{n}{first}", address=first)
+            problem(guess, 401, "wrong-credentials")
+        problem(await log_in(server, "Ada", address=same), 429, "too-many-attempts")
+        ok(await log_in(server, "Ada", address=other), 201)
+
+
+async def test_a_guessers_own_account_does_not_wipe_out_what_the_address_did(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    here = "198.51.100.1"
+    for n in range(4):
+        problem(await log_in(server, f"nobody{n}", address=here), 401, "wrong-credentials")
+        ok(await log_in(server, "Ada", address=here), 201)
+    problem(await log_in(server, "nobody", address=here), 401, "wrong-credentials")
+    problem(await log_in(server, "Ada", address=here), 429, "too-many-attempts")
+
+
+async def test_many_guesses_at_once_gain_nothing(
+    either: Running, clock: Clock, stretches: list[tuple[int, int, int]]
+) -> None:
+    async with either.account("Ada"):
+        pass
+    stretches.clear()
+    answers = await asyncio.gather(*(log_in(either, "Ada", WRONG) for _ in range(20)))
+    assert sorted(answer.status_code for answer in answers) == [401] * 5 + [429] * 15
+    assert len(stretches) == 5
+
+
+async def test_failures_of_another_day_are_forgotten_and_their_rows_gone(
+    either: Running, clock: Clock
+) -> None:
+    async with either.account("Ada"):
+        pass
+    for n in range(5):
+        await log_in(either, f"nobody{n}", WRONG)
+        await log_in(either, "Ada", WRONG)
+    clock.forward(days=1, seconds=1)
+    for _ in range(5):
+        problem(await log_in(either, "Ada", WRONG), 401, "wrong-credentials")
+    async with either.parts.database.read() as session:
+        rows = await session.scalar(select(func.count()).select_from(LoginFailures))
+    assert rows == 6  # the account's, and one an address
+
+
+async def test_recovery_codes_and_confirmations_are_no_way_around_the_delay(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for name in ("Ada", "ADA", "ada", " ada", "ada "):
+        body = {"username": name, "recovery_code": "AAAA", "new_password": "another fine one"}
+        headers = {"X-Forwarded-For": next(ELSEWHERE)}
+        answer = await ada.client.post("/api/v1/recoveries", json=body, headers=headers)
+        problem(answer, 401, "wrong-recovery-code")
+    again = await ada.client.post("/api/v1/recoveries", json=body)
+    problem(again, 429, "too-many-attempts")
+
+    change = {"current_password": WRONG, "new_password": "another fine one"}
+    for _ in range(5):
+        problem(await ada.client.post("/api/v1/me/password", json=change), 401, "wrong-credentials")
+    problem(await ada.client.post("/api/v1/me/password", json=change), 429, "too-many-attempts")
+
+
+async def test_a_token_that_the_client_brings_is_never_taken_over(
+    server: Running, ada: Account
+) -> None:
+    planted = "ts_" + base64.urlsafe_b64encode(b"p" * 32).rstrip(b"=").decode()
+    async with server.browser() as victim:
+        victim.cookies.set(PLAIN_COOKIE, planted, domain="127.0.0.1")
+        body = {"username": "Ada", "password": PASSWORD}
+        answer = await victim.post(SESSIONS, json=body)
+        ok(answer, 201)
+        given = answer.cookies[PLAIN_COOKIE]
+    assert given not in {planted, ada.client.cookies[PLAIN_COOKIE]}
+    async with server.browser() as attacker:
+        attacker.cookies.set(PLAIN_COOKIE, planted, domain="127.0.0.1")
+        problem(await attacker.get("/api/v1/me"), 401, "unauthenticated")
+
+
+async def test_every_log_in_gets_a_token_of_its_own(server: Running, ada: Account) -> None:
+    tokens = {ada.client.cookies[PLAIN_COOKIE]}
+    for _ in range(3):
+        # From the browser that is signed in already: the session that it has is not handed on.
+        body = {"username": "Ada", "password": PASSWORD}
+        tokens.add((await ada.client.post(SESSIONS, json=body)).cookies[PLAIN_COOKIE])
+    assert len(tokens) == 4
+    assert len(ok(await ada.client.get(SESSIONS))["items"]) == 4
+
+
+async def test_the_table_holds_nothing_that_opens_an_account(server: Running, ada: Account) -> None:
+    made = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+    tokens = [ada.client.cookies[PLAIN_COOKIE], made["token"]]
+    secrets = [base64.urlsafe_b64decode(token[3:] + "=") for token in tokens]
+    async with server.parts.database.read() as session:
+        slots = list(await session.scalars(select(KeySlot)))
+    cells = [
+        value
+        for slot in slots
+        for column in KeySlot.__table__.columns
+        if isinstance(value := getattr(slot, column.key), bytes)
+    ]
+    for secret, token in zip(secrets, tokens, strict=True):
+        assert hashlib.sha256(secret).digest() in cells
+        for cell in cells:
+            assert secret not in cell
+            assert token.encode() not in cell
+            assert secret.hex().encode() not in cell
+    for cell in cells:
+        if len(cell) == 32:  # the length of a secret
+            stolen = base64.urlsafe_b64encode(cell).rstrip(b"=").decode()
+            async with server.program(f"tk_{stolen}") as client:
+                problem(await client.get("/api/v1/me"), 401, "unauthenticated")
+            async with server.browser() as client:
+                client.cookies.set(PLAIN_COOKIE, f"ts_{stolen}", domain="127.0.0.1")
+                problem(await client.get("/api/v1/me"), 401, "unauthenticated")
+
+
+async def test_what_is_no_token_opens_nothing(server: Running, ada: Account) -> None:
+    async with server.browser() as client:
+        for token in ("", "ts_", "ts_" + "A" * 42, "ts_" + "A" * 43, "ts_" + "!" * 43, "A" * 43):
+            client.cookies.set(PLAIN_COOKIE, token, domain="127.0.0.1")
+            problem(await client.get("/api/v1/me"), 401, "unauthenticated")

@@ -1,0 +1,157 @@
+"""Who gets an account, and what it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.clock import Clock
+from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+ACCOUNTS = "/api/v1/accounts"
+
+
+async def sign_up(server: Running, name: str, password: str = PASSWORD, **more: Any) -> Any:
+    """The answer to a sign-up from a browser of its own."""
+    async with server.browser() as client:
+        body = {"username": name, "password": password, **more}
+        return await client.post(ACCOUNTS, json=body)
+
+
+async def invite(ada: Account, **body: Any) -> str:
+    code: str = ok(await ada.client.post("/api/v1/admin/invitations", json=body), 201)["code"]
+    return code
+
+
+async def test_the_first_account_administers_and_later_ones_do_not(either: Running) -> None:
+    assert ok(await sign_up(either, "Ada"), 201)["user"]["is_administrator"] is True
+    assert ok(await sign_up(either, "Ben"), 201)["user"]["is_administrator"] is False
+
+
+async def test_of_first_sign_ups_at_once_one_administers(either: Running) -> None:
+    answers = await asyncio.gather(*(sign_up(either, f"person{n}") for n in range(5)))
+    users = [ok(answer, 201)["user"] for answer in answers]
+    assert sorted(user["is_administrator"] for user in users) == [False] * 4 + [True]
+
+
+async def test_of_first_sign_ups_at_once_one_comes_in_where_others_need_an_invitation(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with running(database_url, tmp_path, registration="invitation") as server:
+        answers = await asyncio.gather(*(sign_up(server, f"person{n}") for n in range(4)))
+        assert sorted(answer.status_code for answer in answers) == [201, 403, 403, 403]
+
+
+async def test_signing_up_signs_in_and_shows_the_recovery_code_this_once(server: Running) -> None:
+    async with server.browser() as client:
+        made = ok(await client.post(ACCOUNTS, json={"username": "Ada", "password": PASSWORD}), 201)
+        me = ok(await client.get("/api/v1/me"))
+    assert re.fullmatch(r"([A-Z2-7]{4}-){12}[A-Z2-7]{4}", made["recovery_code"])
+    assert me == made["user"]
+    assert me["username"] == "Ada"
+
+
+async def test_a_name_is_taken_in_every_form_of_writing(server: Running) -> None:
+    ok(await sign_up(server, "Zoë"), 201)
+    for form in ("zoë", "ZOË", "  Zoë ", unicodedata.normalize("NFD", "Zoë"), "ＺＯË"):
+        problem(await sign_up(server, form), 409, "name-taken")
+    ok(await sign_up(server, "Zoe"), 201)
+
+
+async def test_of_two_who_want_a_name_at_once_one_gets_it(either: Running) -> None:
+    ok(await sign_up(either, "Ada"), 201)
+    answers = await asyncio.gather(sign_up(either, "Ben"), sign_up(either, "BEN"))
+    assert sorted(answer.status_code for answer in answers) == [201, 409]
+
+
+async def test_a_name_has_to_be_one_that_can_be_shown(server: Running) -> None:
+    for name in ("", "   ", "a" * 65, "a\nb", "a\u200bb", "a\u0000", "\u202eada"):
+        problem(await sign_up(server, name), 422, "validation-failed")
+
+
+async def test_a_password_that_is_short_common_the_name_or_endless_is_refused(
+    server: Running,
+) -> None:
+    for password in ("seven c", "password1", "Ada Lovelace", "long " * 60):
+        body = problem(await sign_up(server, "Ada Lovelace", password), 422, "weak-password")
+        assert body["detail"]
+    ok(await sign_up(server, "Ada Lovelace"), 201)
+
+
+async def test_a_password_opens_on_a_keyboard_that_composes_letters_another_way(
+    server: Running,
+) -> None:
+    password = "schön und lang"
+    ok(await sign_up(server, "Ada", password), 201)
+    async with server.signed_in("Ada", unicodedata.normalize("NFD", password)) as ada:
+        ok(await ada.client.get("/api/v1/me"))
+
+
+async def test_a_closed_door_stays_closed_and_costs_nothing(
+    sqlite_url: str, tmp_path: Path, stretches: list[tuple[int, int, int]]
+) -> None:
+    async with (
+        running(sqlite_url, tmp_path, registration="closed") as server,
+        server.account() as ada,
+    ):
+        code = await invite(ada)
+        stretches.clear()
+        problem(await sign_up(server, "Ben"), 403, "registration-closed")
+        problem(await sign_up(server, "Ben", invitation=code), 403, "registration-closed")
+        assert stretches == []
+
+
+async def test_an_invitation_lets_one_person_in(
+    database_url: str, tmp_path: Path, stretches: list[tuple[int, int, int]]
+) -> None:
+    async with (
+        running(database_url, tmp_path, registration="invitation") as server,
+        server.account("Ada") as ada,
+    ):
+        code = await invite(ada)
+        problem(await sign_up(server, "Ben"), 403, "registration-closed")
+        for refused in (
+            await sign_up(server, "Ben", "short", invitation=code),
+            await sign_up(server, "ADA", invitation=code),
+        ):
+            assert refused.status_code in {409, 422}
+        both = await asyncio.gather(
+            *(sign_up(server, name, invitation=f" {code} ") for name in ("Ben", "Cleo"))
+        )
+        assert sorted(answer.status_code for answer in both) == [201, 403]
+        stretches.clear()
+        problem(await sign_up(server, "Dan", invitation=code), 403, "invitation-not-valid")
+        assert stretches == []
+
+
+async def test_an_invitation_that_is_unknown_withdrawn_or_expired_lets_nobody_in(
+    sqlite_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    async with (
+        running(sqlite_url, tmp_path, registration="invitation") as server,
+        server.account() as ada,
+    ):
+        invitations = "/api/v1/admin/invitations"
+        withdrawn, expiring = await invite(ada), await invite(ada, days=7)
+        listed = ok(await ada.client.get(invitations))["items"]
+        assert [each["code"] for each in listed] == [None, None]
+        gone = await ada.client.delete(f"{invitations}/{listed[-1]['id']}")
+        assert gone.status_code == 204
+        for code in ("", "nonsense", "inv_" + "A" * 43, withdrawn):
+            answer = await sign_up(server, "Ben", invitation=code)
+            problem(answer, 403, "invitation-not-valid")
+        clock.forward(days=7)
+        problem(await sign_up(server, "Ben", invitation=expiring), 403, "invitation-not-valid")
+
+
+async def test_open_doors_let_everyone_in(server: Running) -> None:
+    answers: list[httpx.Response] = [await sign_up(server, name) for name in ("Ada", "Ben")]
+    assert [answer.status_code for answer in answers] == [201, 201]
