@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from litestar import Controller, Litestar, Router
 from litestar.di import Provide
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.plugins.prometheus import PrometheusConfig
 
-import backend
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
 from backend.accounts.door import Door, IdentityMiddleware, guard, provide_identity
@@ -44,6 +41,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.logs import get_logger
+from backend.openapi import openapi_config
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.turns.builder import PromptBuilder
@@ -190,17 +188,7 @@ def create_app(parts: Parts) -> Litestar:
         lifespan=[lambda _: _running(parts)],
         request_max_body_size=JSON_BODY_BYTES,
         logging_config=None,
-        openapi_config=OpenAPIConfig(
-            title="Talekeeper",
-            version=backend.__version__,
-            path="/schema",
-            use_handler_docstrings=True,
-            # JSON and YAML alone: the viewers load their scripts from elsewhere.
-            render_plugins=[
-                JsonRenderPlugin(path=["/", "/openapi.json"]),
-                YamlRenderPlugin(path="/openapi.yaml"),
-            ],
-        ),
+        openapi_config=openapi_config(),
     )
 
 

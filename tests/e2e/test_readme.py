@@ -72,11 +72,3 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     assert [line["role"] for line in page["items"]] == ["assistant", "user", "assistant"]
     assert page["items"][-1]["sibling_count"] == 2
     assert "{{" not in page["items"][0]["text"]
-
-
-def test_the_readme_names_only_files_that_exist() -> None:
-    text = (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\(([^)#]+)\)", text)
-    assert links
-    missing = [link for link in links if not link.startswith("http") and not (ROOT / link).exists()]
-    assert missing == []

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -58,8 +59,8 @@ async def test_no_word_of_a_user_s_is_readable(ada: Person, database: Database) 
 async def test_what_was_moved_to_another_row_does_not_open(ada: Person, database: Database) -> None:
     magda, jan = await ada.make(name="Magda"), await ada.make(name="Jan")
     async with database.write() as session:
-        source = await session.get_one(Character, magda["id"])
-        target = await session.get_one(Character, jan["id"])
+        source = await session.get_one(Character, UUID(magda["id"]))
+        target = await session.get_one(Character, UUID(jan["id"]))
         target.sealed_card = source.sealed_card
 
     answer = await ada.get(f"/characters/{jan['id']}")
