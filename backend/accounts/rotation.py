@@ -6,6 +6,7 @@ point and started again: what is done stays done, and the old key is there until
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,7 +46,7 @@ class RotationResult:
     """How a rotation of the root key ended: nothing is under an older version any more.
 
     `dropped` are the versions that were taken out of the file, `removable` those that the operator
-    can take out of `TALEKEEPER_ROOT_KEY`.
+    can take out of `TALEKEEPER_ROOT_KEY`, or of a file that can't be written from here.
     """
 
     version: int
@@ -74,27 +75,34 @@ async def rotate_root_key(
 ) -> RotationResult:
     """Put a new root key in the place of the old one, or finish doing so.
 
-    From the file, a new version is added to it first and the older ones are dropped from it last.
-    From the setting (`value`), the operator supplies both versions, and nothing is written.
+    To the file a new version is added first, and the older ones are dropped from it last. To the
+    setting (`value`), and to a file that can't be written, the operator adds the new version.
 
     Raises `RootKeyError`.
     """
     root = load_root_keys(path, value=value)
     await _check_root(database, root)
     if len(root.versions) == 1 and await _count_stale(database, root.current) == 0:
-        if value is not None:
-            raise RootKeyError(
-                "TALEKEEPER_ROOT_KEY has one version alone. Put a new one in front of it, as in "
-                f"`{root.current + 1}:new,{root.current}:present`, restart every server, and run "
-                "this again."
-            )
-        root = add_root_key(path)
+        root = _with_new_version(root, path, value=value)
     rewrapped = await rotate_root(database, root, report)
     older = tuple(root.versions[:-1])
-    if value is not None:
-        return RotationResult(root.current, rewrapped, removable=older)
-    drop_old_root_keys(path)
-    return RotationResult(root.current, rewrapped, dropped=older)
+    if value is None:
+        # A secret that is mounted can't be replaced: it is the operator's to change.
+        with contextlib.suppress(OSError):
+            drop_old_root_keys(path)
+            return RotationResult(root.current, rewrapped, dropped=older)
+    return RotationResult(root.current, rewrapped, removable=older)
+
+
+def _with_new_version(root: RootKeys, path: Path, *, value: str | None) -> RootKeys:
+    if value is None:
+        with contextlib.suppress(OSError):
+            return add_root_key(path)
+    place = "TALEKEEPER_ROOT_KEY has" if value is not None else f"{path} can't be written, and has"
+    raise RootKeyError(
+        f"{place} one version alone. Put a new one in front of it, as in `{root.current + 1}:new,"
+        f"{root.current}:present`, restart every server, and run this again."
+    )
 
 
 async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -> int:
@@ -115,8 +123,9 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
 async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
     """Raise `RootKeyError` where the root key was rotated after this process read it.
 
-    To be asked in the transaction that wraps something under the root key: what a server that was
-    not restarted wraps under the old key could never be opened again once that key is dropped.
+    To be asked at the beginning of a transaction that wraps something under the root key: what a
+    server that was not restarted wraps under the old key could never be opened again once that key
+    is dropped. Its lock lets the rotation wait for such a transaction, or the other way round.
     """
     query = select(InstanceKey.root_version).with_for_update(read=True)
     version = await session.scalar(query)

@@ -58,7 +58,7 @@ class Throttle:
             self._swept_at = at
             await self._sweep(at)
         async with self._database.write() as session:
-            # In a fixed order, so that two attempts never wait for each other.
+            # Here and in `forgive` in the same order, so that two never wait for each other.
             for key in sorted(keys):
                 await self._admit_one(session, key, at)
 
@@ -68,12 +68,15 @@ class Throttle:
         The address keeps its older failures: a guesser's own account must not wipe them out.
         """
         async with self._database.write() as session:
-            await session.execute(delete(LoginFailures).where(LoginFailures.key == account))
-            await session.execute(
-                update(LoginFailures)
-                .where(LoginFailures.key == address, LoginFailures.failures > 0)
-                .values(failures=LoginFailures.failures - 1)
-            )
+            for key in sorted({account, address}):
+                if key == account:
+                    await session.execute(delete(LoginFailures).where(LoginFailures.key == key))
+                else:
+                    await session.execute(
+                        update(LoginFailures)
+                        .where(LoginFailures.key == key, LoginFailures.failures > 0)
+                        .values(failures=LoginFailures.failures - 1)
+                    )
 
     async def _sweep(self, at: datetime) -> None:
         """Forget what is forgiven by age: whoever tries many names must not fill the table."""
@@ -86,17 +89,15 @@ class Throttle:
             await session.execute(delete(LoginFailures).where(LoginFailures.key.in_(stale)))
 
     async def _admit_one(self, session: AsyncSession, key: bytes, at: datetime) -> None:
-        # The row is there before it is read, so that the first attempts of all wait for its lock
-        # as well, and do not each take themselves for the first.
+        # Made or locked in one step, so that of many attempts at once, the first ones included,
+        # each counts those before it, and none is forgiven in between.
         fresh = {"key": key, "failures": 0, "last_at": at}
-        await upsert(session, LoginFailures, fresh, key=["key"], update={})
-        row = (
-            await session.scalars(
-                select(LoginFailures).where(LoginFailures.key == key).with_for_update()
-            )
-        ).one()
+        await upsert(session, LoginFailures, fresh, key=["key"], update={"key": key})
+        row = await session.get_one(LoginFailures, key)
         failures = row.failures if at - row.last_at < FORGOTTEN_AFTER else 0
-        ready_at = row.last_at + timedelta(seconds=delay_after(failures))
-        if at < ready_at:
+        delay = delay_after(failures)
+        ready_at = row.last_at + timedelta(seconds=delay)
+        # Without a delay nobody waits, not even who asked before the one that came first.
+        if delay and at < ready_at:
             raise TooManyAttemptsError(int((ready_at - at).total_seconds()) + 1)
         row.failures, row.last_at = failures + 1, at

@@ -41,10 +41,10 @@ async def attach(
     message.parent_id = parent.id if parent else None
     message.position = parent.position + 1 if parent else 0
     own = 0 if message.hidden else message.tokens
-    message.path_tokens = (parent.path_tokens if parent else 0) + own
+    message.path_tokens = await _sum_of(session, parent) + own
     if chat.leaf_id == message.parent_id:
         # The common case, a line at the end: no row differs but a sibling that was left earlier.
-        if parent is None or inspect(parent).persistent:
+        if parent is None or not inspect(parent).pending:
             await _deselect(session, chat, [message.parent_id])
         message.is_active = message.is_selected = True
         chat.leaf_id = message.id
@@ -151,6 +151,16 @@ async def has_children(session: AsyncSession, message_id: UUID) -> bool:
     """Whether anything follows a message, on any branch."""
     query = select(Message.id).where(Message.parent_id == message_id).limit(1)
     return await session.scalar(query) is not None
+
+
+async def _sum_of(session: AsyncSession, parent: Message | None) -> int:
+    """`path_tokens` of a parent; read again where it was read before this transaction."""
+    if parent is None:
+        return 0
+    if not inspect(parent).detached:
+        return parent.path_tokens
+    query = select(Message.path_tokens).where(Message.id == parent.id)
+    return (await session.scalars(query)).one()
 
 
 async def _climb(

@@ -28,6 +28,9 @@ from backend.turns.service import TurnService
 AnyRequest = Request[Any, Any, Any]
 
 KEEP_ALIVE_SECONDS = 15.0
+LONGEST_EVENT_ID = 18
+"""Digits; ids count characters."""
+
 BEAT_SECONDS = 2.0
 """How often a stream looks whether its session is still open."""
 
@@ -168,7 +171,7 @@ def _last_event_id(request: AnyRequest) -> int:
     text = request.headers.get("last-event-id", "").strip()
     if not text:
         return 0
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > LONGEST_EVENT_ID:
         raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
     return int(text)
 

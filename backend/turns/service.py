@@ -7,6 +7,7 @@ is an event of the stream. No database connection is held while the model talks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from uuid import UUID
@@ -20,6 +21,7 @@ from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import Draft, draft_message
+from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.recount import recount
@@ -36,6 +38,7 @@ from backend.turns.errors import (
     NotContinuableError,
     TurnIdReusedError,
     TurnInProgressError,
+    TurnNotFoundError,
 )
 from backend.turns.events import Event, Progress
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
@@ -164,7 +167,14 @@ class TurnService:
             return
         silence = 0.0
         while True:
-            progress = await self._read_progress(identity, turn_id)
+            try:
+                progress = await self._read_progress(identity, turn_id)
+            except TurnNotFoundError as error:
+                if last_id == 0:
+                    raise
+                # Its chat was deleted while somebody followed it here.
+                yield [Event(last_id + 1, "turn.failed", error.to_problem())]
+                return
             batch = list(progress.events_after(last_id))
             if batch:
                 last_id = batch[-1].id
@@ -190,7 +200,8 @@ class TurnService:
         sealer = identity.sealer
         reply = None
         if turn.reply_id is not None and turn.kind != "impersonate":
-            reply = await self._messages.get(identity, turn.reply_id)
+            with contextlib.suppress(MessageNotFoundError):  # deleted since
+                reply = await self._messages.get(identity, turn.reply_id)
         return TurnView(
             id=turn.id,
             chat_id=turn.chat_id,
@@ -264,13 +275,13 @@ class TurnService:
         turn_id: UUID,
         fingerprint: bytes,
     ) -> Run | None:
-        """Transaction 1. None when the path changed since the prompt was built."""
+        """Transaction 1. None when the chat changed since the prompt was built."""
         gathered, target = built.gathered, built.gathered.target
         async with self._database.write() as session:
             chat = await chats.get_chat(
                 session, gathered.chat.id, owner_id=identity.user_id, lock=True
             )
-            if (chat.leaf_id, chat.revision) != (gathered.chat.leaf_id, gathered.chat.revision):
+            if _version(chat) != _version(gathered.chat):
                 return None
             turn = Turn(
                 id=turn_id,
@@ -402,6 +413,11 @@ class _Suggested(msgspec.Struct):
     """What a model is to answer when it is asked for suggestions."""
 
     lines: list[str]
+
+
+def _version(chat: Chat) -> tuple[UUID | None, int, str]:
+    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
+    return chat.leaf_id, chat.revision, chat.count_unit
 
 
 class _ReplayError(Exception):

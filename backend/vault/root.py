@@ -87,7 +87,10 @@ def load_root_keys(path: Path, *, value: str | None = None, create: bool = False
 
 
 def add_root_key(path: Path) -> RootKeys:
-    """Add a new version to the file, in front of the older ones. Raises `RootKeyError`."""
+    """Add a new version to the file, in front of the older ones.
+
+    Raises `RootKeyError`, and `OSError` where the file can't be written.
+    """
     text = _read(path)
     text = _line(parse_root_keys(text).current + 1, os.urandom(KEY_BYTES)) + text
     _replace(path, text)
@@ -97,7 +100,7 @@ def add_root_key(path: Path) -> RootKeys:
 def drop_old_root_keys(path: Path) -> RootKeys:
     """Keep only the newest version in the file, once nothing is wrapped under the others.
 
-    Raises `RootKeyError`.
+    Raises `RootKeyError`, and `OSError` where the file can't be written.
     """
     text = _read(path)
     newest = parse_root_keys(text).current
@@ -152,13 +155,16 @@ def _create(path: Path, text: str) -> None:
 
 def _replace(path: Path, text: str) -> None:
     """Replace the file as a whole: a crash leaves the old one or the new one."""
-    with _reported(path):
-        path = path.resolve()
-        scratch = path.with_name(path.name + ".new")
-        scratch.unlink(missing_ok=True)
-        _write_private(scratch, text)
+    path = path.resolve()
+    scratch = path.with_name(path.name + ".new")
+    scratch.unlink(missing_ok=True)
+    _write_private(scratch, text)
+    try:
         scratch.replace(path)
-        _sync_folder(path.parent)
+    except OSError:
+        scratch.unlink()
+        raise
+    _sync_folder(path.parent)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 
 from backend.vault.slots import PasswordKdf
 from tests.support.clock import Clock
+from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, running
 
 
@@ -51,3 +52,10 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
     monkeypatch.setattr(PasswordKdf, "stretch", counted)
     return found
+
+
+@pytest.fixture
+def logged() -> Generator[Logged]:
+    """What is logged; it also spares the test the traceback that a terminal would show."""
+    with caught_logs() as logged:
+        yield logged

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Table, insert, select, update
+from sqlalchemy import LargeBinary, Table, insert, select, update
 
 import backend
 from backend.accounts import repository
@@ -22,6 +21,7 @@ from backend.accounts.rotation_columns import SealedTable, described_tables
 from backend.accounts.service import AccountService
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.database.types import Id, UtcTime
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -148,13 +148,15 @@ def _plain(table: Table, number: int) -> dict[str, Any]:
     for column in table.columns:
         if column.nullable or column.default is not None or column.foreign_keys:
             continue
-        kind = column.type.python_type
-        if kind is bytes:
-            values[column.name] = new_id().bytes
-        elif kind is datetime:
-            values[column.name] = now()
-        else:
-            values[column.name] = kind(number)
+        match column.type:
+            case LargeBinary():
+                values[column.name] = new_id().bytes
+            case UtcTime():
+                values[column.name] = now()
+            case Id():
+                values[column.name] = new_id()
+            case _:
+                values[column.name] = column.type.python_type(number)
     return values
 
 

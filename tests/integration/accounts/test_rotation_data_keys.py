@@ -28,6 +28,7 @@ from backend.accounts.rotation_texts import BATCH_BYTES, BATCH_ROWS, batches
 from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import Base, new_id
 from backend.database.engine import Database
+from backend.database.types import Id
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Column, SealBrokenError, Sealer, key_number
 from tests.integration.accounts.rotation_account import MODELS, Account, sign_up
@@ -80,7 +81,8 @@ def test_every_sealed_column_keeps_the_rule_by_which_rotation_finds_it() -> None
                 continue
             assert isinstance(column.type, LargeBinary), column
             (key,) = table.primary_key.columns
-            assert (key.name, key.type.python_type) == ("id", UUID), table
+            assert key.name == "id", table
+            assert isinstance(key.type, Id), table
             if table.name == "users":
                 continue
             assert not table.c.user_id.nullable, table
@@ -244,7 +246,11 @@ async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
     assert await account.texts() == texts
 
 
-async def test_a_damaged_text_holds_up_none_of_the_others(account: Account) -> None:
+@pytest.mark.parametrize("page", [1, rotation_texts.PAGE_ROWS])
+async def test_a_damaged_text_holds_up_none_of_the_others(
+    account: Account, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(rotation_texts, "PAGE_ROWS", page)
     texts = await account.texts()
     message = await a_message(account)
     async with account.database.write() as session:
@@ -447,9 +453,8 @@ async def test_every_account_is_due_until_it_has_logged_in(database: Database) -
 
 async def arrive(account: Account) -> bool:
     """What a log-in does about data keys."""
-    async with account.database.read() as session:
-        user = await session.get_one(User, account.user_id)
     async with account.database.write() as session:
+        user = await session.get_one(User, account.user_id)
         return await ensure_data_key(session, user, account.user_key)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,16 @@ def path(tmp_path: Path) -> Path:
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every slot is a batch of its own."""
     monkeypatch.setattr(rotation, "BATCH_SLOTS", 1)
+
+
+@pytest.fixture
+def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key file is a mount of its own, as a container's secret is: it can't be replaced."""
+
+    def refuse(_: Path, _target: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "replace", refuse)
 
 
 def read(path: Path) -> str:
@@ -201,6 +213,22 @@ async def test_with_one_key_in_the_setting_it_says_what_to_set(
     assert OLD not in str(caught.value)
 
 
+async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
+    database: Database, path: Path, mounted: None
+) -> None:
+    people = await populate(database, load_root_keys(path))
+    with pytest.raises(RootKeyError, match=r"can't be written.*2:new,1:present"):
+        await rotate_root_key(database, path=path, value=None, report=Progress())
+    assert load_root_keys(path).versions == [1]
+
+    write(path, f"2:{NEW}\n{read(path)}")
+    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert result == RotationResult(version=2, rewrapped=4, removable=(1,))
+    assert load_root_keys(path).versions == [1, 2]
+    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+
+
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
 async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
     database: Database, path: Path, one_by_one: None, cut_at: int
@@ -277,6 +305,20 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
 
     assert read(path) == copy
     await assert_everybody_comes_in(database, people, parse_root_keys(right))
+
+
+async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
+    database: Database, path: Path
+) -> None:
+    _, agnes, _ = await populate(database, load_root_keys(path))
+    mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
+    async with database.write() as session:
+        await session.execute(update(KeySlot).where(*mine).values(root_version=7))
+
+    with pytest.raises(RootKeyError, match="version 7 is needed"):
+        await rotate_root_key(database, path=path, value=None, report=Progress())
+
+    assert load_root_keys(path).versions == [1]
 
 
 async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(

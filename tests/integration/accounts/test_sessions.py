@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -16,17 +16,16 @@ from backend.accounts.door import PLAIN_COOKIE
 from backend.accounts.models import KeySlot
 from backend.turns import controller as turns_controller
 from tests.support.clock import Clock
-from tests.support.server import PASSWORD, Account, Event, Running, ok, problem, read_events, running
+from tests.support.server import PASSWORD, Account, Running, ok, problem, read_events, running
 
 pytestmark = pytest.mark.anyio
 
 SESSIONS = "/api/v1/sessions"
 ME = "/api/v1/me"
-NEW_PASSWORD = "an even finer password"
 
 
-async def sessions_of(account: Account) -> list[dict[str, object]]:
-    items: list[dict[str, object]] = ok(await account.client.get(SESSIONS))["items"]
+async def sessions_of(account: Account) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = ok(await account.client.get(SESSIONS))["items"]
     return items
 
 
@@ -110,78 +109,51 @@ async def test_what_has_run_out_is_not_listed_and_cleared_away_at_the_next_log_i
             assert await rows() == 2
 
 
-@asynccontextmanager
-async def slow_turn(account: Account, client: httpx.AsyncClient) -> AsyncGenerator[SlowTurn]:
-    """A turn that takes a few seconds, in a chat of the account's, followed by `client`."""
-    chat_id = (await account.new_chat())["id"]
-    async with client.stream(
-        "POST", f"/api/v1/chats/{chat_id}/turns", json={"text": "/demo long 40"}
-    ) as response:
-        events = read_events(response)
-        first = await anext(events)
-        yield SlowTurn(chat_id, first, events)
-
-
-class SlowTurn:
-    """A turn that somebody is listening to."""
-
-    def __init__(
-        self, chat_id: str, started: Event, events: AsyncGenerator[Event] | object
-    ) -> None:
-        self.chat_id = chat_id
-        self.started = started
-        self._events = events
-
-    async def rest(self) -> list[str]:
-        """What came until the stream closed, by the events' names."""
-        return [event.name async for event in self._events]  # type: ignore[attr-defined]
-
-
-async def end_the_session(ada: Account, other: Account) -> None:
-    current = next(each for each in await sessions_of(other) if each["is_current"])
-    ok(await ada.client.delete(f"{SESSIONS}/{current['id']}"), 204)
-
-
-async def change_the_password(ada: Account, other: Account) -> None:
-    change = {"current_password": PASSWORD, "new_password": NEW_PASSWORD}
-    ok(await ada.client.post(f"{ME}/password", json=change), 204)
-
-
-async def log_out(ada: Account, other: Account) -> None:
-    ok(await other.client.delete(f"{SESSIONS}/current"), 204)
-
-
-@pytest.fixture
-async def at_a_slow_pace(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Running]:
-    """A model that takes two seconds, and streams that look around often."""
-    monkeypatch.setattr(watch, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.05)
-    async with running(database_url, tmp_path, demo_tokens_per_second=20) as server:
-        yield server
+async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
+    """The names of a turn's events, until the stream closes."""
+    async with client.stream("GET", f"/api/v1/turns/{turn_id}/events") as response:
+        return {event.name async for event in read_events(response)}
 
 
 def test_streams_look_around_often_enough_to_close_within_five_seconds() -> None:
     assert watch.LOOK_EVERY + turns_controller.BEAT_SECONDS < 5
 
 
-@pytest.mark.parametrize("how", [end_the_session, change_the_password, log_out])
-async def test_a_stream_closes_when_its_session_ends_and_the_turn_goes_on(
-    at_a_slow_pace: Running, how: Callable[[Account, Account], Awaitable[None]]
+async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = at_a_slow_pace
+    monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
     async with (
+        running(database_url, tmp_path, demo_tokens_per_second=30) as server,
         server.account("Ada") as ada,
-        server.signed_in("Ada") as other,
-        slow_turn(ada, other.client) as turn,
+        server.signed_in("Ada") as phone,
+        server.signed_in("Ada") as laptop,
+        server.signed_in("Ada") as tablet,
     ):
-        await how(ada, other)
-        names = await turn.rest()
-        assert "turn.completed" not in names
-        assert "turn.failed" not in names
-        problem(await other.client.get(ME), 401, "unauthenticated")
-        while (line := (await ada.messages(turn.chat_id))[-1])["status"] == "streaming":
-            await asyncio.sleep(0.05)
+        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+        chat_id = (await ada.new_chat())["id"]
+        async with server.program(key["token"]) as script:
+            turn_id, body = str(uuid4()), {"text": "/demo long 90"}
+            own = asyncio.create_task(ada.turn(chat_id, **body, turn_id=turn_id))
+            while server.parts.turns.runs.get(UUID(turn_id)) is None:
+                await asyncio.sleep(0.01)
+            clients = (phone.client, laptop.client, tablet.client, script)
+            others = [asyncio.create_task(follow(client, turn_id)) for client in clients]
+            while server.parts.watch._streams.total() < len(clients) + 1:
+                await asyncio.sleep(0.01)
+
+            current = next(each for each in await sessions_of(phone) if each["is_current"])
+            ok(await ada.client.delete(f"{SESSIONS}/{current['id']}"), 204)
+            ok(await laptop.client.delete(f"{SESSIONS}/current"), 204)
+            ok(await ada.client.delete(f"/api/v1/api-keys/{key['key']['id']}"), 204)
+            change = {"current_password": PASSWORD, "new_password": "an even finer password"}
+            ok(await ada.client.post(f"{ME}/password", json=change), 204)
+
+            for names in await asyncio.gather(*others):
+                assert not names & {"turn.completed", "turn.failed"}
+            assert not own.done()
+            assert (await own)[-1].name == "turn.completed"
+        line = (await ada.messages(chat_id))[-1]
         assert line["status"] == "complete"
-        assert len(line["text"].split()) == 40
+        assert len(line["text"].split()) == 90

@@ -1,4 +1,4 @@
-"""Chats over HTTP: opening, greetings, groups, listing, changing, and losing those who took part."""
+"""Chats over HTTP: opening, greetings, groups, listing, changing, losing who took part."""
 
 from __future__ import annotations
 
@@ -196,9 +196,9 @@ async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Acco
                 break
             query["after"] = part["next"]
         assert listed == newest_first
-    with_her = ok(
-        await ada.client.get("/api/v1/chats", params={"character_id": character["id"]})
-    )["items"]
+    with_her = ok(await ada.client.get("/api/v1/chats", params={"character_id": character["id"]}))[
+        "items"
+    ]
     assert [chat["title"] for chat in with_her] == ["Chat 5", "Chat 4", "Chat 2", "Chat 1"]
     assert all(chat["character_ids"] == [character["id"]] for chat in with_her)
 
@@ -240,8 +240,8 @@ async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Accou
     ):
         answer = await ada.client.patch(url, json=body)
         assert word in problem(answer, status, slug).get("detail", "")
-    for body in ([], "title", None):
-        assert (await ada.client.patch(url, json=body)).status_code in {400, 422}
+    for other in ([], "title", None):
+        assert (await ada.client.patch(url, json=other)).status_code in {400, 422}
     assert ok(await ada.client.get(url)) == chat
 
 
@@ -269,7 +269,7 @@ async def test_when_those_who_took_part_are_deleted_the_chat_stays_readable(ada:
     chat = (await ada.new_chat(character_ids=members, persona_id=persona))["id"]
     await ada.turn(chat, text="Stay.", speaker=members[1])
     before = await ada.messages(chat)
-    for url in (f"/api/v1/personas/{persona}", *(f"/api/v1/characters/{id}" for id in members)):
+    for url in (f"/api/v1/personas/{persona}", *(f"/api/v1/characters/{each}" for each in members)):
         assert (await ada.client.delete(url)).status_code == 204
     assert await ada.messages(chat) == before
     left = ok(await ada.client.get(f"/api/v1/chats/{chat}"))
@@ -317,9 +317,7 @@ async def test_another_user_s_chat_is_not_found(ada: Account, server: Running, c
         ):
             problem(answer, 404, "chat-not-found")
         character = await ada.new_character()
-        answer = await eve.client.post(
-            "/api/v1/chats", json={"character_ids": [character["id"]]}
-        )
+        answer = await eve.client.post("/api/v1/chats", json={"character_ids": [character["id"]]})
         problem(answer, 404, "character-not-found")
         assert ok(await eve.client.get("/api/v1/chats"))["items"] == []
     assert len(await ada.messages(chat)) == 1

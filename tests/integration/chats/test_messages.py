@@ -147,6 +147,17 @@ async def test_going_back_to_a_swipe_goes_on_where_it_last_ended(
     assert texts(await ada.messages(chat)) == texts(other)
 
 
+async def test_of_two_branches_the_one_taken_last_is_followed_even_if_it_is_shorter(
+    ada: Account, chat: str, lines: list[Line]
+) -> None:
+    await activate(ada, lines[0]["id"], follow=False)
+    await ada.turn(chat, text="A shorter branch.")
+    shorter = await ada.messages(chat)
+    await activate(ada, lines[0]["id"], follow=False)
+    await activate(ada, lines[0]["id"], follow=True)
+    assert texts(await ada.messages(chat)) == texts(shorter)
+
+
 async def test_siblings_are_listed_in_the_order_they_were_made(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:
@@ -237,9 +248,7 @@ async def test_a_fork_takes_members_persona_settings_and_variables_along(ada: Ac
     without = {"description": "A ferryman."}
     ok(await ada.client.patch(f"/api/v1/characters/{character['id']}", json=without))
     leaf = (await ada.messages(chat))[-1]["id"]
-    fork = ok(
-        await ada.client.post(f"/api/v1/chats/{chat}/fork", json={"message_id": leaf}), 201
-    )
+    fork = ok(await ada.client.post(f"/api/v1/chats/{chat}/fork", json={"message_id": leaf}), 201)
     for name in ("character_ids", "persona_id", "title"):
         assert fork[name] == ok(await ada.client.get(f"/api/v1/chats/{chat}"))[name]
     settings = [
@@ -302,7 +311,13 @@ async def test_half_an_emoji_is_refused_and_not_stored(ada: Account, chat: str) 
 
 async def test_texts_come_back_as_they_went_in(ada: Account, chat: str) -> None:
     (line,) = await ada.messages(chat)
-    for text in ("nul \0 byte", "👩🏽\u200d🚀", "\u202eright to left", "{{user}} {% x %}", " a\r\n"):
+    for text in (
+        "nul \0 byte",
+        "👩🏽\u200d🚀",
+        "\u202eright to left",
+        "{{user}} {% x %}",
+        " a\r\n",
+    ):
         assert (await patch(ada, line["id"], text=text))["text"] == text
 
 

@@ -17,7 +17,7 @@ from tests.support.server import Account, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
-UNSET = {"sampling": {}, "budgets": {}, "authors_note": {}}
+UNSET: dict[str, Any] = {"sampling": {}, "budgets": {}, "authors_note": {}}
 
 
 async def read(ada: Account, chat: str) -> dict[str, Any]:
@@ -62,9 +62,7 @@ async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
         "memory_placement": "before_history",
         "names": False,
     }
-    await patch(
-        ada, chat, system_prompt=None, authors_note=None, memory_placement=None, names=None
-    )
+    await patch(ada, chat, system_prompt=None, authors_note=None, memory_placement=None, names=None)
     assert await read(ada, chat) == UNSET
 
 
@@ -121,9 +119,7 @@ async def test_a_change_on_top_of_an_old_revision_is_refused(ada: Account, chat:
 async def test_a_model_that_does_not_exist_is_refused_with_those_that_do(
     ada: Account, chat: str
 ) -> None:
-    answer = await ada.client.patch(
-        f"/api/v1/chats/{chat}/settings", json={"model": "gemini/none"}
-    )
+    answer = await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"model": "gemini/none"})
     assert problem(answer, 422, "unknown-model")["models"] == ["demo"]
 
 

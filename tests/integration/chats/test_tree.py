@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.chats.counting import CountUnit
+from backend.chats.models import Chat
 from backend.database.engine import Database
 from tests.integration.chats.trees import Grove, sign_up
 
@@ -19,61 +23,46 @@ UNITS = st.builds(CountUnit, st.sampled_from(["o200k_base", "gemma3"]), names=st
 PLACE = st.integers(0, 10_000)
 """Which message, counted round and round."""
 
-STEP = st.one_of(
-    st.tuples(st.just("append"), WORDS),
-    st.tuples(st.just("append"), WORDS),
-    st.tuples(st.just("greet"), WORDS),
-    st.tuples(st.just("regenerate"), PLACE, WORDS),
-    st.tuples(st.just("edit"), PLACE, WORDS),
-    st.tuples(st.just("branch"), PLACE, WORDS),
-    st.tuples(st.just("activate"), PLACE, st.booleans()),
-    st.tuples(st.just("hide"), PLACE, st.booleans()),
-    st.tuples(st.just("delete"), PLACE),
-    st.tuples(st.just("fork"), PLACE),
-    st.tuples(st.just("recount"), UNITS),
+NAMES = st.sampled_from(
+    ["append", "append", "greet", "regenerate", "edit", "branch", "activate", "hide", "delete"]
+    + ["fork", "recount"]
 )
-STEPS = st.lists(STEP, min_size=4, max_size=20)
+STEPS = st.lists(st.tuples(NAMES, PLACE, WORDS, st.booleans(), UNITS), min_size=4, max_size=20)
 GREETINGS = st.lists(WORDS, max_size=3)
 
+Step = tuple[str, int, str, bool, CountUnit]
 
-async def play(database: Database, greetings: list[str], steps: list[tuple[object, ...]]) -> None:
+
+async def play(database: Database, greetings: list[str], steps: list[Step]) -> None:
     """Do the steps one after the other, and look at every row after each."""
     grove = Grove(database, await sign_up(database))
     await grove.plant(*greetings)
     await grove.check()
     for step in steps:
-        await take(grove, step)
+        await take(grove, *step)
         await grove.check()
 
 
-async def take(grove: Grove, step: tuple[object, ...]) -> None:
-    nodes = list(grove.expected.nodes)
-    match step:
-        case ("append", str(text)):
-            await grove.append(text)
-        case ("greet", str(text)):
-            await grove.attach(text, parent=None)
-        case ("recount", CountUnit() as unit):
-            await grove.recount(unit)
-        case (str(), int(), *_) if not nodes:
-            await grove.append("The first line.")
-        case ("regenerate", int(place), str(text)):
-            await grove.regenerate(nodes[place % len(nodes)], text)
-        case ("edit", int(place), str(text)):
-            await grove.edit(nodes[place % len(nodes)], text)
-        case ("branch", int(place), str(text)):
-            await grove.attach(text, parent=nodes[place % len(nodes)])
-        case ("activate", int(place), bool(follow)):
-            await grove.activate(nodes[place % len(nodes)], follow=follow)
-        case ("hide", int(place), bool(hidden)):
-            await grove.hide(nodes[place % len(nodes)], hidden=hidden)
-        case ("delete", int(place)):
-            await grove.delete(nodes[place % len(nodes)])
-        case ("fork", int(place)):
-            copy = await grove.fork(nodes[place % len(nodes)])
-            await copy.check()
-        case _:
-            raise AssertionError(step)
+async def take(grove: Grove, name: str, place: int, text: str, flag: bool, unit: CountUnit) -> None:
+    nodes = list(grove.expected.nodes) or [await grove.append("The first line.")]
+    key = nodes[place % len(nodes)]
+    steps: dict[str, Callable[[], Awaitable[object]]] = {
+        "append": lambda: grove.append(text),
+        "greet": lambda: grove.attach(text, parent=None),
+        "regenerate": lambda: grove.regenerate(key, text),
+        "edit": lambda: grove.edit(key, text),
+        "branch": lambda: grove.attach(text, parent=key),
+        "activate": lambda: grove.activate(key, follow=flag),
+        "hide": lambda: grove.hide(key, hidden=flag),
+        "delete": lambda: grove.delete(key),
+        "fork": lambda: fork(grove, key),
+        "recount": lambda: grove.recount(unit),
+    }
+    await steps[name]()
+
+
+async def fork(grove: Grove, key: UUID) -> None:
+    await (await grove.fork(key)).check()
 
 
 @pytest.fixture
@@ -95,7 +84,7 @@ async def postgres(postgres_url: str) -> AsyncIterator[Database]:
 )
 @given(GREETINGS, STEPS)
 async def test_the_tree_is_what_its_model_says_after_every_step(
-    sqlite: Database, greetings: list[str], steps: list[tuple[object, ...]]
+    sqlite: Database, greetings: list[str], steps: list[Step]
 ) -> None:
     await play(sqlite, greetings, steps)
 
@@ -106,6 +95,53 @@ async def test_the_tree_is_what_its_model_says_after_every_step(
 )
 @given(GREETINGS, STEPS)
 async def test_the_tree_is_what_its_model_says_on_postgresql_too(
-    postgres: Database, greetings: list[str], steps: list[tuple[object, ...]]
+    postgres: Database, greetings: list[str], steps: list[Step]
 ) -> None:
     await play(postgres, greetings, steps)
+
+
+async def test_what_changed_above_since_the_parent_was_read_is_in_the_sums(
+    database: Database,
+) -> None:
+    grove = Grove(database, await sign_up(database))
+    await grove.plant("The door creaks open.")
+    (greeting,) = grove.expected.nodes
+    parent = await grove.read(await grove.append("Who is there?"))
+    await grove.hide(greeting, hidden=True)
+    await grove.recount(CountUnit("gemma3", names=True))
+    await grove.attach_below(parent, "Nobody.")
+    await grove.check()
+
+
+async def test_two_who_edit_one_message_at_once_leave_one_active_path(database: Database) -> None:
+    grove = Grove(database, await sign_up(database))
+    await grove.plant("The door creaks open.")
+    (greeting,) = grove.expected.nodes
+    line = await grove.append("Who is there?")
+
+    async def busy(number: int) -> None:
+        match number % 4:
+            case 0:
+                await grove.messages.edit(grove.identity, line, f"Version {number}.")
+            case 1:
+                await grove.messages.activate(grove.identity, line, follow=True)
+            case 2:
+                await grove.messages.hide(grove.identity, greeting, hidden=number % 8 == 2)
+            case _:
+                await grove.messages.edit(grove.identity, greeting, f"Greeting {number}.")
+
+    await asyncio.gather(*(busy(number) for number in range(24)))
+    rows = {row.id: row for row in await grove.rows()}
+    assert len(rows) == 2 + 12
+    async with database.read() as session:
+        leaf = (await session.get_one(Chat, grove.chat_id)).leaf_id
+    path: list[UUID] = []
+    while leaf is not None:
+        path.append(leaf)
+        leaf = rows[leaf].parent_id
+    assert {key for key, row in rows.items() if row.is_active} == set(path)
+    selected = Counter(row.parent_id for row in rows.values() if row.is_selected)
+    assert set(selected.values()) == {1}
+    for row in rows.values():
+        above = rows[row.parent_id].path_tokens if row.parent_id else 0
+        assert row.path_tokens == above + (0 if row.hidden else row.tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import select
@@ -33,9 +33,7 @@ async def sign_up(database: Database) -> Identity:
     """An account with random keys and no way in but this."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     async with database.write() as session:
-        session.add(
-            User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b"")
-        )
+        session.add(User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b""))
     return Identity(
         user_id=user_id,
         slot_id=new_id(),
@@ -134,7 +132,8 @@ class Grove:
         self.database = database
         self.identity = identity
         self.chats = ChatService(database, ModelRegistry(DemoConfig()))
-        self.messages = MessageService(database, Settings())
+        values: dict[str, Any] = {"_env_file": None}
+        self.messages = MessageService(database, Settings(**values))
         self.expected = Expected(CountUnit("o200k_base", names=False))
         self.chat_id = UUID(int=0)
 
@@ -162,8 +161,18 @@ class Grove:
         async with self.database.read() as session:
             return list(await session.scalars(query))
 
+    async def read(self, key: UUID | None) -> Message | None:
+        """A message as a turn reads it: before the transaction in which it adds to it."""
+        async with self.database.read() as session:
+            return await session.get(Message, key) if key else None
+
     async def attach(self, text: str, *, parent: UUID | None) -> UUID:
-        """Add a message below another one, as turns do."""
+        """Add a message below another one."""
+        return await self.attach_below(await self.read(parent), text)
+
+    async def attach_below(self, row: Message | None, text: str) -> UUID:
+        """Add a message below one that was read earlier, as turns do."""
+        parent = row.id if row else None
         above = self.expected.nodes[parent].role if parent else "user"
         role: Literal["user", "assistant"] = "user" if above == "assistant" else "assistant"
         async with self.database.write() as session:
@@ -175,7 +184,6 @@ class Grove:
                 Draft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
             )
-            row = await session.get(Message, parent) if parent else None
             await tree.attach(session, chat, message, parent=row)
         self.expected.add(message.id, Node(parent, role, text))
         return message.id
@@ -232,8 +240,9 @@ class Grove:
         assert chat.leaf_id == expected.leaf
         assert rows.keys() == expected.nodes.keys()
         active = expected.path(expected.leaf)
-        assert [row.id for row in sorted(rows.values(), key=lambda row: row.position)
-                if row.is_active] == active
+        assert [
+            row.id for row in sorted(rows.values(), key=lambda row: row.position) if row.is_active
+        ] == active
         for key, node in expected.nodes.items():
             row = rows[key]
             assert sealer.open(MESSAGE_CONTENT, key, row.sealed_content) == node.text

@@ -38,7 +38,9 @@ def request(host: str = "127.0.0.1:8000", *, scheme: str = "http", **headers: st
     )
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "127.8.8.8:1", "[::1]"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1", "127.8.8.8:1", "[::1]"]
+)
 def test_names_of_this_machine_alone_are_loopback(host: str) -> None:
     assert is_loopback(request(host))
 

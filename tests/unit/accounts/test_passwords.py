@@ -8,7 +8,9 @@ from backend.accounts.errors import WeakPasswordError
 from backend.accounts.passwords import check_password, normalise_name
 
 
-@pytest.mark.parametrize("password", ["eight ch", "x" * 6 + "yz", "ключ от дома", "è" * 8, "a b " * 64])
+@pytest.mark.parametrize(
+    "password", ["eight ch", "x" * 6 + "yz", "ключ от дома", "è" * 8, "a b " * 64]
+)
 def test_any_characters_will_do_from_8_to_256(password: str) -> None:
     assert check_password(password, name="ada") == password
 

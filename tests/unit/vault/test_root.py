@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import stat
 import traceback
@@ -256,6 +257,23 @@ def test_a_power_cut_while_the_file_is_replaced_loses_no_key(
     assert path.read_text() == before
     change(path)
     assert load_root_keys(path).current == newest
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_replaced_stays_with_no_key_left_lying_beside_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_root_keys(path, create=True)
+    before = path.read_text()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="busy"):
+        add_root_key(path)
+
+    assert path.read_text() == before
     assert list(path.parent.iterdir()) == [path]
 
 

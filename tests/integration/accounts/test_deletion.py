@@ -1,0 +1,141 @@
+"""Deleting an account: what is left is what was there before it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from sqlalchemy import Table, select
+
+from backend.database.base import Base
+from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+ME = "/api/v1/me"
+NOBODYS = {"login_failures", "token_ratios", "alembic_version"}
+"""Tables whose rows belong to no account."""
+
+
+async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
+    """The keys of all rows of all tables."""
+
+    def key(table: Table) -> list[Any]:
+        return list(table.primary_key.columns)
+
+    async with server.parts.database.read() as session:
+        return {
+            name: {tuple(row) for row in await session.execute(select(*key(table)))}
+            for name, table in Base.metadata.tables.items()
+            if name not in NOBODYS
+        }
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
+    return file.getvalue()
+
+
+async def live(account: Account) -> str:
+    """Leave a row in every table that has room for one; gives back the chat's id."""
+    client = account.client
+    character = await account.new_character(alternate_greetings=["A knock."])
+    persona = ok(await client.post("/api/v1/personas", json={"name": "Wanderer"}), 201)
+    for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
+        put = await client.put(
+            f"/api/v1/{path}/avatar", content=picture(), headers={"content-type": "image/png"}
+        )
+        assert put.status_code == 204, put.text
+    card = Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx"
+    ok(await client.post("/api/v1/characters/import", files={"file": card.read_bytes()}), 201)
+    chat = await account.new_chat(character_ids=[character["id"]], persona_id=persona["id"])
+    events = await account.turn(chat["id"], text="{{setglobalvar::a::b}}Hello.")
+    await account.turn(chat["id"], regenerate_of=events[0].data["reply_id"])
+    await account.turn(chat["id"], impersonate=True)
+    ok(await client.patch(f"{ME}/settings", json={"system_prompt": "Be kind."}))
+    ok(await client.patch(f"/api/v1/chats/{chat['id']}/settings", json={"system_prompt": "Rain."}))
+    ok(await client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+    again = {"Idempotency-Key": "once"}
+    ok(await client.post("/api/v1/chats", json={}, headers=again), 201)
+    chat_id: str = chat["id"]
+    return chat_id
+
+
+async def delete_me(account: Account, password: str = PASSWORD) -> Any:
+    return await account.client.request("DELETE", ME, json={"password": password})
+
+
+async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> None:
+    async with either.account("Ada") as ada, either.account("Ben") as ben:
+        await live(ada)
+        before = await rows(either)
+        async with either.account("Cleo") as cleo, either.signed_in("Cleo") as other:
+            await live(cleo)
+            cleos = {
+                name: keys - before.get(name, set()) for name, keys in (await rows(either)).items()
+            }
+            assert {name for name, keys in cleos.items() if not keys} <= {
+                "instance_keys",
+                "invitations",
+            }
+            gone = await delete_me(cleo)
+            assert gone.status_code == 204, gone.text
+            assert dict(cleo.client.cookies) == {}
+            problem(await other.client.get(ME), 401, "unauthenticated")
+        assert await rows(either) == before
+        ok(await ben.client.get(ME))
+        async with either.account("cleo"):
+            pass  # the name is free again
+
+
+async def test_deleting_takes_the_password(server: Running, ada: Account) -> None:
+    problem(await delete_me(ada, "not the password"), 401, "wrong-credentials")
+    ok(await ada.client.get(ME))
+
+
+async def test_the_last_administrator_cannot_leave_the_others_alone(
+    server: Running, ada: Account
+) -> None:
+    async with server.account("Ben") as ben:
+        code = ok(await ada.client.post("/api/v1/admin/invitations", json={}), 201)["code"]
+        problem(await delete_me(ada), 409, "last-administrator")
+        path = f"/api/v1/admin/users/{ben.user['id']}"
+        ok(await ada.client.patch(path, json={"is_administrator": True}))
+        assert (await delete_me(ada)).status_code == 204
+        # What an administrator handed out goes with the account.
+        assert code
+        assert ok(await ben.client.get("/api/v1/admin/invitations"))["items"] == []
+
+
+async def test_the_only_account_can_go_and_the_next_one_administers(
+    server: Running, ada: Account
+) -> None:
+    assert (await delete_me(ada)).status_code == 204
+    async with server.account("Ben") as ben:
+        assert ben.user["is_administrator"] is True
+
+
+async def test_a_turn_that_was_running_leaves_nothing_behind(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path, demo_tokens_per_second=40) as server,
+        server.account("Ada"),
+    ):
+        before = await rows(server)
+        async with server.account("Ben") as ben:
+            chat = (await ben.new_chat())["id"]
+            stream = asyncio.create_task(ben.turn(chat, text="/demo long 40"))
+            runs = server.parts.turns.runs
+            while not len(runs):
+                await asyncio.sleep(0.01)
+            assert (await delete_me(ben)).status_code == 204
+            while len(runs):
+                await asyncio.sleep(0.05)
+            await stream
+        assert await rows(server) == before

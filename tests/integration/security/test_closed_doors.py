@@ -1,0 +1,91 @@
+"""Every route is closed unless it is named here, to everyone who is not let in."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.support.routes import Route, routes_of
+from tests.support.server import Account, Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+PUBLIC = {
+    "GET /",
+    "GET /health",
+    "GET /ready",
+    "GET /metrics",
+    "GET /schema",
+    "GET /schema/openapi.json",
+    "GET /schema/{path}",
+    "POST /api/v1/accounts",
+    "POST /api/v1/sessions",
+    "POST /api/v1/recoveries",
+}
+"""What may be asked without an account."""
+
+CHANGES_THE_ACCOUNT = {
+    "GET /api/v1/sessions",
+    "DELETE /api/v1/sessions/{session_id}",
+    "GET /api/v1/api-keys",
+    "POST /api/v1/api-keys",
+    "DELETE /api/v1/api-keys/{key_id}",
+    "PATCH /api/v1/me",
+    "DELETE /api/v1/me",
+    "POST /api/v1/me/password",
+    "POST /api/v1/me/recovery-code",
+    "PATCH /api/v1/me/settings",
+    "GET /api/v1/admin/users",
+    "PATCH /api/v1/admin/users/{user_id}",
+    "GET /api/v1/admin/invitations",
+    "POST /api/v1/admin/invitations",
+    "DELETE /api/v1/admin/invitations/{invitation_id}",
+}
+"""What takes the scope `manage`. Of the others, `GET` takes `read`, and the rest `chat`."""
+
+
+def closed_routes(server: Running) -> list[Route]:
+    return [route for route in routes_of(server.app) if str(route) not in PUBLIC]
+
+
+async def ask(client: httpx.AsyncClient, route: Route, **options: Any) -> httpx.Response:
+    """Ask a route about things that do not exist."""
+    path = route.filled({name: str(uuid4()) for name in route.parameters})
+    return await client.request(route.method, path, **options)
+
+
+async def test_what_is_not_named_as_public_answers_nobody(server: Running) -> None:
+    async with server.browser() as nobody:
+        for route in closed_routes(server):
+            answer = await ask(nobody, route)
+            body = problem(answer, 401, "unauthenticated")
+            assert body["detail"].startswith("Sign in"), route
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_what_is_named_as_public_exists_and_answers_everyone(server: Running) -> None:
+    routes = {str(route): route for route in routes_of(server.app)}
+    assert routes.keys() >= PUBLIC
+    async with server.browser() as nobody:
+        for name in sorted(PUBLIC):
+            assert (await ask(nobody, routes[name])).status_code not in {401, 403}, name
+
+
+async def test_a_key_reaches_as_far_as_its_scope(server: Running, ada: Account) -> None:
+    scopes = ["read", "chat", "manage"]
+    assert {str(route) for route in closed_routes(server)} >= CHANGES_THE_ACCOUNT
+    for scope in scopes:
+        body = {"label": scope, "scope": scope}
+        made = ok(await ada.client.post("/api/v1/api-keys", json=body), 201)
+        async with server.program(made["token"]) as script:
+            for route in closed_routes(server):
+                default = "read" if route.method == "GET" else "chat"
+                needed = "manage" if str(route) in CHANGES_THE_ACCOUNT else default
+                answer = await ask(script, route)
+                if scopes.index(scope) < scopes.index(needed):
+                    problem(answer, 403, "scope-missing")
+                else:
+                    assert answer.status_code not in {401, 403, 500}, (str(route), answer.text)

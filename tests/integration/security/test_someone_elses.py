@@ -1,0 +1,272 @@
+"""Someone else's things do not exist: for every route there is, and for every id that it takes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.support.routes import Route, routes_of
+from tests.support.server import Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+API = "/api/v1"
+TITLE = "The lighthouse"
+
+BODIES: dict[str, dict[str, Any]] = {
+    "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
+    "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
+    "forkChat": {"json": {"message_id": str(uuid4())}},
+    "patchMessage": {"json": {"text": "Not yours any more."}},
+    "takeTurn": {"json": {"text": "Let me in."}},
+}
+"""What to send where an empty object is not enough to be heard."""
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
+    return file.getvalue()
+
+
+class Belongings:
+    """One thing of each kind that a route can be asked about, all of one account's."""
+
+    def __init__(self, owner: Account, ids: dict[str, str]) -> None:
+        self.owner = owner
+        self.ids = ids
+
+    async def shown(self) -> list[Any]:
+        """What their owner sees of them."""
+        paths = (
+            "chats/{chat_id}",
+            "chats/{chat_id}/settings",
+            "chats/{chat_id}/messages",
+            "characters/{character_id}",
+            "characters/{character_id}/avatar",
+            "personas/{persona_id}",
+            "personas/{persona_id}/avatar",
+            "turns/{turn_id}",
+            "messages/{message_id}/siblings",
+            "messages/{message_id}/context",
+            "api-keys",
+            "me/settings",
+        )
+        answers = [
+            await self.owner.client.get(f"{API}/{path.format_map(self.ids)}") for path in paths
+        ]
+        assert {answer.status_code for answer in answers} == {200}
+        return [answer.content for answer in answers]
+
+
+async def fill(owner: Account, administrator: Account) -> Belongings:
+    """Give an account one thing of each kind."""
+    client = owner.client
+    character = await owner.new_character(name="Mara of the Lamp")
+    persona = ok(await client.post(f"{API}/personas", json={"name": "Wanderer"}), 201)
+    for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
+        headers = {"content-type": "image/png"}
+        put = await client.put(f"{API}/{path}/avatar", content=picture(), headers=headers)
+        assert put.status_code == 204
+    chat = await owner.new_chat(
+        title=TITLE, character_ids=[character["id"]], persona_id=persona["id"]
+    )
+    events = await owner.turn(chat["id"], text="Who lit the lamp?")
+    key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
+    (session,) = ok(await client.get(f"{API}/sessions"))["items"]
+    invited = await administrator.client.post(f"{API}/admin/invitations", json={})
+    return Belongings(
+        owner,
+        {
+            "character_id": character["id"],
+            "persona_id": persona["id"],
+            "chat_id": chat["id"],
+            "message_id": events[0].data["reply_id"],
+            "turn_id": events[0].data["turn_id"],
+            "key_id": key["id"],
+            "session_id": session["id"],
+            "user_id": owner.user["id"],
+            "invitation_id": ok(invited, 201)["id"],
+        },
+    )
+
+
+class Scene:
+    """An administrator, an owner with belongings, and somebody who wants them."""
+
+    def __init__(
+        self, server: Running, administrator: Account, thief: Account, things: Belongings
+    ) -> None:
+        self.server = server
+        self.administrator = administrator
+        self.thief = thief
+        self.things = things
+
+
+@asynccontextmanager
+async def scene(server: Running) -> AsyncGenerator[Scene]:
+    async with (
+        server.account("Ada") as administrator,
+        server.account("Owner") as owner,
+        server.account("Thief") as thief,
+    ):
+        yield Scene(server, administrator, thief, await fill(owner, administrator))
+
+
+@pytest.fixture
+async def stage(server: Running) -> AsyncGenerator[Scene]:
+    async with scene(server) as stage:
+        yield stage
+
+
+def routes_with_ids(server: Running, *, administration: bool) -> list[Route]:
+    return [
+        route
+        for route in routes_of(server.app)
+        if route.parameters
+        and not route.path.startswith("/schema")
+        and route.path.startswith(f"{API}/admin/") is administration
+    ]
+
+
+async def ask(
+    client: httpx.AsyncClient, route: Route, ids: dict[str, str]
+) -> tuple[int, Any, set[str]]:
+    """All that the answer to a request about these things tells."""
+    options = BODIES.get(str(route.handler.operation_id), {})
+    if not options and route.method in {"POST", "PATCH", "PUT"}:
+        options = {"json": {}}
+    answer = await client.request(route.method, route.filled(ids), **options)
+    return answer.status_code, answer.content, set(answer.headers)
+
+
+def random_ids(route: Route) -> dict[str, str]:
+    return {name: str(uuid4()) for name in route.parameters}
+
+
+async def test_every_parameter_of_a_route_is_known_here(stage: Scene) -> None:
+    routes = [
+        route
+        for administration in (False, True)
+        for route in routes_with_ids(stage.server, administration=administration)
+    ]
+    assert len(routes) > 30
+    named = {name for route in routes for name in route.parameters}
+    assert named <= stage.things.ids.keys(), "let `fill` make one of these, too"
+
+
+async def test_someone_elses_thing_is_answered_like_one_that_does_not_exist(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with running(database_url, tmp_path) as server, scene(server) as stage:
+        before = await stage.things.shown()
+        for attacker in (stage.thief, stage.administrator):
+            for route in routes_with_ids(server, administration=False):
+                real = await ask(attacker.client, route, stage.things.ids)
+                invented = await ask(attacker.client, route, random_ids(route))
+                assert real == invented, route
+                assert real[0] == 404, (str(route), real)
+        assert await stage.things.shown() == before
+
+
+async def test_administrators_things_are_closed_to_others_whether_they_exist_or_not(
+    stage: Scene,
+) -> None:
+    for route in routes_with_ids(stage.server, administration=True):
+        real = await ask(stage.thief.client, route, stage.things.ids)
+        invented = await ask(stage.thief.client, route, random_ids(route))
+        assert real == invented, route
+        assert real[0] == 403, route
+
+
+async def test_the_owner_is_answered_by_the_same_routes(stage: Scene) -> None:
+    """So that the 404 above comes of who asks, and not of how."""
+    things = stage.things
+    for route in routes_with_ids(stage.server, administration=False):
+        if route.method == "GET":
+            status, content, _ = await ask(things.owner.client, route, things.ids)
+            assert status == 200, (str(route), content)
+
+
+async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
+    client, theirs = stage.thief.client, stage.things.ids
+    own = await stage.thief.new_chat(title="Mine")
+    invented = str(uuid4())
+    chats, chat = f"{API}/chats", f"{API}/chats/{own['id']}"
+    for method, path, body, kind, slug in (
+        ("POST", chats, {"character_ids": ["{}"]}, "character_id", "character-not-found"),
+        ("POST", chats, {"persona_id": "{}"}, "persona_id", "persona-not-found"),
+        ("PATCH", chat, {"character_ids": ["{}"]}, "character_id", "character-not-found"),
+        ("PATCH", chat, {"persona_id": "{}"}, "persona_id", "persona-not-found"),
+        ("POST", f"{chat}/fork", {"message_id": "{}"}, "message_id", "message-not-found"),
+        ("POST", f"{chat}/turns", {"regenerate_of": "{}"}, "message_id", "message-not-found"),
+        ("POST", f"{chat}/turns", {"speaker": "{}"}, "character_id", "character-not-found"),
+    ):
+        answers = [
+            await client.request(
+                method,
+                path,
+                json={
+                    name: [each] if isinstance(value, list) else each
+                    for name, value in body.items()
+                },
+            )
+            for each in (theirs[kind], invented)
+        ]
+        assert problem(answers[0], 404, slug) == problem(answers[1], 404, slug), (path, body)
+    assert ok(await client.get(chats))["items"] == [own]
+    assert await stage.thief.messages(own["id"]) == []
+
+
+async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(stage: Scene) -> None:
+    thief, theirs = stage.thief, stage.things.ids
+    prompts = []
+    for persona_id in (theirs["persona_id"], str(uuid4())):
+        ok(await thief.client.patch(f"{API}/me/settings", json={"persona_id": persona_id}))
+        chat = await thief.new_chat(title="Mine")
+        assert chat["persona_id"] is None
+        events = await thief.turn(chat["id"], text="Who am I?")
+        context = await thief.client.get(f"{API}/messages/{events[0].data['reply_id']}/context")
+        prompts.append((ok(context)["prompt"], text_of(events)))
+    assert prompts[0] == prompts[1]
+    assert "Wanderer" not in str(prompts)
+
+
+async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
+    thief, theirs = stage.thief, stage.things.ids
+    await thief.new_chat(title="Mine")
+    for path, name, kind in (
+        ("chats", "character_id", "character_id"),
+        ("chats", "after", "chat_id"),
+        ("characters", "after", "character_id"),
+        ("personas", "after", "persona_id"),
+    ):
+        answer = await thief.client.get(f"{API}/{path}", params={name: theirs[kind]})
+        assert TITLE not in answer.text
+        assert "Mara" not in answer.text
+        assert ok(answer)["items"] == []
+
+
+async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
+    owned = list(stage.things.ids.values())
+    for person in (stage.thief, stage.administrator):
+        for path in ("chats", "characters", "characters?search=mara", "personas", "api-keys"):
+            assert ok(await person.client.get(f"{API}/{path}"))["items"] == []
+        for path in ("sessions", "me", "me/settings"):
+            answer = await person.client.get(f"{API}/{path}")
+            assert not [each for each in owned if each in answer.text]
+
+
+async def test_someone_elses_turn_id_says_no_more_than_that_it_was_used(stage: Scene) -> None:
+    own = await stage.thief.new_chat()
+    body = {"text": "Let me in.", "turn_id": stage.things.ids["turn_id"]}
+    answer = await stage.thief.client.post(f"{API}/chats/{own['id']}/turns", json=body)
+    assert set(problem(answer, 409, "turn-id-reused")) == {"type", "title", "status", "detail"}

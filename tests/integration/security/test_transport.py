@@ -1,0 +1,134 @@
+"""How a request came: over https or not, through a trusted proxy or not."""
+
+from __future__ import annotations
+
+from http.cookies import Morsel, SimpleCookie
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backend.accounts.door import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
+from tests.support.clock import Clock
+from tests.support.clock import Clock
+from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+SESSIONS = "/api/v1/sessions"
+LOG_IN = {"username": "Ada", "password": PASSWORD}
+HTTPS = {"Host": "tales.example", "X-Forwarded-Proto": "https"}
+
+
+def cookies_of(answer: httpx.Response) -> dict[str, Morsel[str]]:
+    """The cookies that an answer sets, with their attributes."""
+    jar: SimpleCookie = SimpleCookie()
+    for header in answer.headers.get_list("set-cookie"):
+        jar.load(header)
+    return dict(jar)
+
+
+async def log_in(server: Running, **headers: str) -> httpx.Response:
+    async with server.browser() as client:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await client.post(SESSIONS, json=LOG_IN, headers=names)
+
+
+async def test_on_this_machine_the_cookies_go_without_secure(server: Running, ada: Account) -> None:
+    answer = await log_in(server)
+    ok(answer, 201)
+    cookies = cookies_of(answer)
+    assert set(cookies) == {PLAIN_COOKIE, CSRF_COOKIE}
+    session = cookies[PLAIN_COOKIE]
+    assert session["httponly"] is True
+    assert not session["secure"]
+    assert (session["samesite"], session["path"], session["domain"]) == ("lax", "/", "")
+    assert int(session["max-age"]) == 180 * 86400
+    # The page has to read this one, to send it back.
+    assert not cookies[CSRF_COOKIE]["httponly"]
+    assert cookies[CSRF_COOKIE]["samesite"] == "lax"
+
+
+async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host(
+    server: Running, ada: Account
+) -> None:
+    answer = await log_in(server, **HTTPS)
+    ok(answer, 201)
+    assert answer.headers["strict-transport-security"]
+    cookies = cookies_of(answer)
+    assert set(cookies) == {SECURE_COOKIE, CSRF_COOKIE}
+    for cookie in cookies.values():
+        assert cookie["secure"] is True
+        assert (cookie["path"], cookie["domain"], cookie["samesite"]) == ("/", "", "lax")
+    assert cookies[SECURE_COOKIE]["httponly"] is True
+
+    token, csrf = cookies[SECURE_COOKIE].value, cookies[CSRF_COOKIE].value
+    async with server.browser() as client:
+        sent = {**HTTPS, "Cookie": f"{SECURE_COOKIE}={token}; {CSRF_COOKIE}={csrf}"}
+        ok(await client.get("/api/v1/me", headers=sent))
+        # A cookie of the plain name might have been set by somebody on the way.
+        plain = {**HTTPS, "Cookie": f"{PLAIN_COOKIE}={token}"}
+        problem(await client.get("/api/v1/me", headers=plain), 401, "unauthenticated")
+        out = await client.delete(f"{SESSIONS}/current", headers={**sent, CSRF_HEADER: csrf})
+        assert out.status_code == 204
+        assert {name: each["max-age"] for name, each in cookies_of(out).items()} == {
+            SECURE_COOKIE: "0",
+            CSRF_COOKIE: "0",
+        }
+
+
+async def test_no_password_is_taken_in_the_clear_over_a_network(
+    server: Running, ada: Account
+) -> None:
+    for host in ("tales.example", "192.168.1.4:8000", "127.0.0.1.tales.example", "[2001:db8::1]"):
+        async with server.browser() as client:
+            for path, body in (
+                (SESSIONS, LOG_IN),
+                ("/api/v1/accounts", {**LOG_IN, "username": "Ben"}),
+                (
+                    "/api/v1/recoveries",
+                    {
+                        "username": "Ada",
+                        "recovery_code": ada.recovery_code,
+                        "new_password": "an even finer password",
+                    },
+                ),
+            ):
+                answer = await client.post(path, json=body, headers={"Host": host})
+                problem(answer, 403, "insecure-transport")
+                assert cookies_of(answer) == {}
+    ok(await log_in(server), 201)
+
+
+async def test_who_is_no_trusted_proxy_is_not_believed(
+    sqlite_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    async with (
+        running(sqlite_url, tmp_path, trusted_proxies=("192.0.2.1",)) as server,
+        server.account("Ada"),
+    ):
+        problem(await log_in(server, **HTTPS), 403, "insecure-transport")
+        for n in range(5):
+            async with server.browser() as client:
+                body = {"username": f"nobody{n}", "password": PASSWORD}
+                headers = {"X-Forwarded-For": f"203.0.113.{n}"}
+                answer = await client.post(SESSIONS, json=body, headers=headers)
+                problem(answer, 401, "wrong-credentials")
+        # All of them were counted for the address that they came from.
+        problem(await log_in(server), 429, "too-many-attempts")
+
+
+async def test_of_a_chain_of_proxies_the_last_stranger_is_believed(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for n in range(5):
+        async with server.browser() as client:
+            body = {"username": f"nobody{n}", "password": PASSWORD}
+            # What stands in front was written by the client.
+            headers = {"X-Forwarded-For": f"198.51.100.{n}, 203.0.113.7"}
+            problem(
+                await client.post(SESSIONS, json=body, headers=headers), 401, "wrong-credentials"
+            )
+    answer = await log_in(server, X_Forwarded_For="203.0.113.7")
+    problem(answer, 429, "too-many-attempts")
+    ok(await log_in(server, X_Forwarded_For="198.51.100.1"), 201)

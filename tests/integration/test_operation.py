@@ -1,0 +1,231 @@
+"""For those who keep Talekeeper running: health, metrics, request ids, and errors."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from backend.database import engine
+from tests.support.logs import Logged, caught_logs
+from tests.support.server import Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+API = "/api/v1"
+CANARY = "the-canary-sings-in-the-cellar"
+
+
+@pytest.fixture
+async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account("Ada") as account:
+        yield account
+
+
+@pytest.fixture
+def logged() -> Generator[Logged]:
+    with caught_logs() as logged:
+        yield logged
+
+
+async def test_it_says_that_it_is_alive_and_ready_and_with_what(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with running(database_url, tmp_path) as server, server.browser() as client:
+        assert ok(await client.get("/health")) == {"status": "alive"}
+        answer = ok(await client.get("/ready"))
+        assert answer["ready"] is True
+        parts = {part["name"]: part for part in answer["parts"]}
+        assert parts["database"]["detail"] == make_url(database_url).get_backend_name()
+        assert parts["models"]["detail"] == "demo"
+        assert all(part["ready"] for part in parts.values())
+
+
+async def test_without_its_database_it_is_alive_and_not_ready(
+    postgres_url: str, tmp_path: Path, postgres_server: Any, logged: Logged
+) -> None:
+    name = make_url(postgres_url).database
+    admin = create_async_engine(
+        postgres_server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+    async with running(postgres_url, tmp_path) as server, server.browser() as client:
+        ok(await client.get("/ready"))
+        async with admin.connect() as connection:
+            await connection.exec_driver_sql(
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+            )
+        answer = await client.get("/ready")
+        assert answer.status_code == 503
+        parts = {part["name"]: part for part in answer.json()["parts"]}
+        assert parts["database"] == {
+            "name": "database",
+            "ready": False,
+            "detail": "The database does not answer",
+        }
+        ok(await client.get("/health"))
+        assert ok(await client.get("/ready"))["ready"] is True
+    await admin.dispose()
+
+
+async def test_metrics_are_for_this_machine_alone_unless_the_settings_say_otherwise(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.browser() as client:
+        await client.get(f"{API}/chats/{CANARY}")
+        await client.get(f"{API}/chats?after={CANARY}")
+        metrics = await client.get("/metrics")
+        assert metrics.status_code == 200
+        assert 'path="/api/v1/chats"' in metrics.text
+        assert CANARY not in metrics.text
+        for headers in (
+            {"X-Forwarded-For": "127.0.0.1"},
+            {"Forwarded": "for=127.0.0.1"},
+            {"X-Real-IP": "127.0.0.1"},
+            {"Via": "1.1 proxy"},
+            {"Host": "tales.example"},
+            {"Host": "127.tales.example"},
+        ):
+            problem(await client.get("/metrics", headers=headers), 404, "not-found")
+    for metrics_for, status in (("everyone", 200), ("off", 404)):
+        async with (
+            running(sqlite_url, tmp_path, metrics=metrics_for) as server,
+            server.browser() as client,
+        ):
+            answer = await client.get("/metrics", headers={"X-Forwarded-For": "203.0.113.7"})
+            assert answer.status_code == status
+
+
+async def test_a_request_keeps_the_id_that_it_came_with_when_it_is_one(
+    server: Running, logged: Logged
+) -> None:
+    async with server.browser() as client:
+        given = "trace-1234.abcd_ef"
+        answer = await client.get("/health", headers={"X-Request-ID": given})
+        assert answer.headers["x-request-id"] == given
+        made = set()
+        for bad in ("short", "x" * 65, "two words here", "line\tbreak", "éééééééé"):
+            sent = {"X-Request-ID": bad.encode()}
+            answer = await client.get("/no/such/page", headers=sent)
+            made.add(answer.headers["x-request-id"])
+        assert len(made) == 5
+        assert all(re.fullmatch(r"[0-9a-f]{16}", each) for each in made)
+    finished = logged.lines("request.finished")
+    assert {line["request_id"] for line in finished} == {given, *made}
+    assert {line["path_template"] for line in finished} == {"/health", "unmatched"}
+
+
+async def test_a_crash_tells_the_client_an_id_and_the_log_where_it_was(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
+    def fail(text: str) -> None:
+        raise LookupError(f"no such thing as {text}")
+
+    async def crash(*_: Any, **__: Any) -> None:
+        try:
+            fail(CANARY)
+        except LookupError as error:
+            raise RuntimeError(f"{CANARY} was too much") from error
+
+    monkeypatch.setattr(server.parts.chats, "list_chats", crash)
+    answer = await ada.client.get(f"{API}/chats", headers={"X-Request-ID": "trace-12345"})
+    body = problem(answer, 500, "internal")
+    assert set(body) == {"type", "title", "status", "detail", "error_id"}
+    assert CANARY not in answer.text
+    assert CANARY not in str(answer.headers)
+
+    (line,) = logged.lines("request.crashed")
+    assert line["error_id"] == body["error_id"]
+    assert line["request_id"] == "trace-12345"
+    assert line["error_type"] == "RuntimeError"
+    assert "tests/integration/test_operation.py" in line["exception"]
+    assert "caused by LookupError" in line["exception"]
+    assert CANARY not in logged.text
+
+
+async def test_errors_of_every_kind_are_problems_and_say_what_to_do(
+    server: Running, ada: Account
+) -> None:
+    client = ada.client
+    bare = {"type", "title", "status"}
+    for path in ("/no/such/page", f"{API}/chats/no-id", f"{API}/chats/{CANARY}/messages"):
+        assert set(problem(await client.get(path), 404, "not-found")) == bare
+
+    wrong_method = await client.put(f"{API}/chats", json={})
+    assert set(problem(wrong_method, 405, "method-not-allowed")) == bare
+    allowed = {each.strip() for each in wrong_method.headers["allow"].split(",")}
+    assert {"GET", "POST"} <= allowed
+
+    json = {"content-type": "application/json"}
+    for content in (
+        b"{",
+        b'{"title": }',
+        b'{"title": "\xff"}',
+        b'{"title": "\\ud800"}',
+        b"[" * 99_999,
+    ):
+        answer = await client.post(f"{API}/chats", content=content, headers=json)
+        assert problem(answer, 400, "bad-request")["detail"]
+
+    for content, member in (
+        (b'{"title": 1}', "title"),
+        (b'{"character_ids": ["no id"]}', "character_ids[0]"),
+        (b'{"unknown": 1}', ""),
+        (b"[]", ""),
+        (b"", ""),
+    ):
+        answer = await client.post(f"{API}/chats", content=content, headers=json)
+        (fault,) = problem(answer, 422, "validation-failed")["errors"]
+        assert (fault["member"], fault["in"]) == (member, "body")
+        assert fault["message"]
+        assert "'data'" not in answer.text
+
+    answer = await client.get(f"{API}/chats", params={"limit": "many"})
+    (fault,) = problem(answer, 422, "validation-failed")["errors"]
+    assert (fault["member"], fault["in"]) == ("limit", "query")
+
+    too_much = await client.post(f"{API}/chats", content=b" " * 9_000_000, headers=json)
+    problem(too_much, 413, "too-large")
+
+
+async def test_while_the_database_is_busy_nothing_is_half_done(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 20)
+    async with running(sqlite_url, tmp_path) as server, server.account() as ada:
+        other = sqlite3.connect(tmp_path / "talekeeper.sqlite3", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        refused = await ada.client.post(f"{API}/chats", json={})
+        body = problem(refused, 503, "database-unavailable")
+        assert "sqlite" not in str(body).lower()
+        # Who only reads is not in the way of who writes.
+        assert ok(await ada.client.get(f"{API}/chats"))["items"] == []
+        other.execute("ROLLBACK")
+        other.close()
+        made = ok(await ada.client.post(f"{API}/chats", json={}), 201)
+        assert ok(await ada.client.get(f"{API}/chats"))["items"] == [made]
+
+
+async def test_the_api_describes_itself(server: Running) -> None:
+    async with server.browser() as client:
+        described = ok(await client.get("/schema"))
+    operations = [
+        operation
+        for path in described["paths"].values()
+        for operation in path.values()
+        if isinstance(operation, dict)
+    ]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(ids) == len(set(ids)) > 50
+    assert all(operation.get("summary") for operation in operations)

@@ -1,0 +1,107 @@
+"""What several tests of streams need: waiting, following, and a look at every row of a chat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import httpx
+from sqlalchemy import select
+
+from backend.chats.models import Chat, Message
+from backend.database.engine import Database
+from tests.support.server import Account, Event, Running, ok, read_events
+
+TURN = "/api/v1/turns"
+
+
+async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
+    """Ask again and again until the answer is true."""
+    async with asyncio.timeout(seconds):
+        while not (answer := await found()):  # noqa: ASYNC110  # it is far away: nothing to wait on
+            await asyncio.sleep(0.02)
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def turn_under_way(
+    ada: Account, chat: str, **body: Any
+) -> AsyncGenerator[tuple[str, AsyncGenerator[Event]]]:
+    """A turn whose stream is open: its id, and its events from the second one on."""
+    async with ada.client.stream("POST", f"/api/v1/chats/{chat}/turns", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async with contextlib.aclosing(read_events(response)) as events:
+            yield (await anext(events)).data["turn_id"], events
+
+
+async def take_words(events: AsyncGenerator[Event], count: int) -> list[Event]:
+    """The next events, until `count` of them were pieces of the reply."""
+    taken: list[Event] = []
+    while sum(event.name == "text.delta" for event in taken) < count:
+        taken.append(await anext(events))
+    return taken
+
+
+async def follow(client: httpx.AsyncClient, turn_id: str, *, last_id: int = 0) -> list[Event]:
+    """The events of a turn behind `last_id`, to the end."""
+    headers = {"Last-Event-ID": str(last_id)} if last_id else {}
+    async with client.stream("GET", f"{TURN}/{turn_id}/events", headers=headers) as response:
+        assert response.status_code == 200, await response.aread()
+        return [event async for event in read_events(response)]
+
+
+async def is_over(ada: Account, turn_id: str) -> bool:
+    return bool(ok(await ada.client.get(f"{TURN}/{turn_id}"))["state"] != "running")
+
+
+def said(events: list[Event]) -> list[tuple[str, str]]:
+    """What the deltas say, with neighbours of one kind joined."""
+    runs: list[tuple[str, str]] = []
+    for event in events:
+        if event.name.endswith(".delta"):
+            before = runs.pop()[1] if runs and runs[-1][0] == event.name else ""
+            runs.append((event.name, before + event.data["text"]))
+    return runs
+
+
+def others(events: list[Event]) -> list[tuple[str, Any]]:
+    """The events that are no deltas. Why the model ended is told live alone."""
+    return [
+        (event.name, {name: each for name, each in event.data.items() if name != "finish_reason"})
+        for event in events
+        if not event.name.endswith(".delta")
+    ]
+
+
+@contextlib.asynccontextmanager
+async def same_browser(ada: Account, server: Running) -> AsyncGenerator[Account]:
+    """The same session at another process, as behind a load balancer."""
+    async with server.browser() as client:
+        client.cookies.update(ada.client.cookies)
+        yield Account(client, ada.name, ada.recovery_code, ada.user)
+
+
+async def check_tree(database: Database, chat_id: str) -> list[Message]:
+    """Raise unless a chat's rows are a tree as `chats.tree` promises; gives them back."""
+    async with database.read() as session:
+        chat = await session.get_one(Chat, UUID(chat_id))
+        rows = list(await session.scalars(select(Message).where(Message.chat_id == chat.id)))
+    by_id = {row.id: row for row in rows}
+    path: list[UUID] = []
+    leaf = chat.leaf_id
+    while leaf is not None:
+        path.append(leaf)
+        leaf = by_id[leaf].parent_id
+    assert {row.id for row in rows if row.is_active} == set(path)
+    selected = Counter(row.parent_id for row in rows if row.is_selected)
+    assert set(selected.values()) <= {1}
+    for row in rows:
+        parent = by_id[row.parent_id] if row.parent_id else None
+        assert row.position == (parent.position + 1 if parent else 0)
+        own = 0 if row.hidden else row.tokens
+        assert row.path_tokens == (parent.path_tokens if parent else 0) + own
+    return rows

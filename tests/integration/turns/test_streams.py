@@ -1,0 +1,406 @@
+"""Streams under stress: many at once, slow readers, and a chat that changes beneath them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import func, select, text
+
+from backend.chats.models import Message
+from backend.database.engine import Database, DatabaseUnavailableError
+from backend.turns import controller, runs
+from backend.turns.models import ContextRecord, ContextText, Turn
+from backend.turns.runs import Run
+from tests.integration.turns.following import (
+    TURN,
+    check_tree,
+    follow,
+    is_over,
+    others,
+    said,
+    take_words,
+    turn_under_way,
+    until,
+)
+from tests.support.server import (
+    Account,
+    Event,
+    Running,
+    ok,
+    problem,
+    read_events,
+    running,
+    text_of,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    """At a pace at which things can happen in the middle of a reply."""
+    folder = tmp_path_factory.mktemp("data")
+    async with running(shared_url, folder, demo_tokens_per_second=100) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store what was said five times a second, so that tests need not wait for it."""
+    monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
+
+
+async def stop(ada: Account, turn_id: str) -> None:
+    assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+
+
+async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> list[Event]:
+    """Stop a turn and read its stream to the end."""
+    await stop(ada, turn_id)
+    return [event async for event in events]
+
+
+async def test_of_a_hundred_turns_at_once_each_gets_its_own_reply(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path, demo_tokens_per_second=200) as server,
+        server.account() as ada,
+    ):
+        brief = {"sampling": {"max_output_tokens": 40}}
+        ok(await ada.client.patch("/api/v1/me/settings", json=brief))
+        chats = [(await ada.new_chat())["id"] for _ in range(100)]
+        lines = [f"My number is {number}, and no other." for number in range(100)]
+        heard = await asyncio.gather(
+            *(ada.turn(chat, text=line) for chat, line in zip(chats, lines, strict=True))
+        )
+        for chat, line, events in zip(chats, lines, heard, strict=True):
+            assert f"“{line}”" in text_of(events)
+            assert events[-1].name == "turn.completed"
+            stored = await ada.messages(chat)
+            assert [each["text"] for each in stored] == [line, text_of(events)]
+        assert len(server.parts.turns.runs) == 0
+
+
+async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
+    chat = (await ada.new_chat())["id"]
+    async with turn_under_way(ada, chat, text="/demo long 100") as (turn_id, events):
+        await until(lambda: is_over(ada, turn_id))
+        heard = [event async for event in events]
+    assert heard[-1].name == "turn.completed"
+    assert text_of(heard) == (await ada.messages(chat))[-1]["text"]
+    assert len({event.id for event in heard}) == len(heard)
+
+
+@pytest.mark.parametrize("command", ["", "think", "long 3", "fail", "fail-midway", "silent", "cut"])
+async def test_the_stored_events_of_a_turn_are_those_that_were_streamed(
+    ada: Account, chat: str, command: str
+) -> None:
+    live = await ada.turn(chat, text=f"/demo {command}" if command else "Hm.")
+    stored = await follow(ada.client, live[0].data["turn_id"])
+    assert said(stored) == said(live)
+    expected = others(live)
+    if not said(live):  # the place that was kept for a reply is given up
+        expected[0][1]["reply_id"] = None
+    assert others(stored) == expected
+
+
+async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, chat: str) -> None:
+    async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+        heard = await take_words(events, 5)
+        heard += await finish(ada, turn_id, events)
+    assert heard[-1].data["state"] == "stopped"
+    reply = (await ada.messages(chat))[-1]
+    assert (reply["text"], reply["status"]) == (text_of(heard), "interrupted")
+    stored = await follow(ada.client, turn_id)
+    assert (said(stored), others(stored)[1:]) == (said(heard), others(heard))
+    async with turn_under_way(ada, chat, **{"continue": True}) as (turn_id, events):
+        more = await take_words(events, 3)
+        more += await finish(ada, turn_id, events)
+    again = (await ada.messages(chat))[-1]
+    assert (again["id"], again["text"]) == (reply["id"], text_of(heard) + text_of(more))
+    assert said(await follow(ada.client, turn_id)) == said(more)
+
+
+async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
+    ada: Account, chat: str
+) -> None:
+    async with turn_under_way(ada, chat, text="/demo slow") as (turn_id, events):
+        heard = await finish(ada, turn_id, events)
+    assert [event.name for event in heard] == ["context.ready", "turn.completed"]
+    assert [line["text"] for line in await ada.messages(chat)][1:] == ["/demo slow"]
+    turn = ok(await ada.client.get(f"{TURN}/{turn_id}"))
+    assert (turn["state"], turn["reply_id"], turn["reply"]) == ("stopped", None, None)
+
+
+async def test_stopping_twice_or_too_late_changes_nothing(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="/demo long 2")
+    before = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
+    assert before["state"] == "completed"
+    for _ in range(2):
+        await stop(ada, before["id"])
+    assert ok(await ada.client.get(f"{TURN}/{before['id']}")) == before
+
+
+async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
+    ada: Account, chat: str
+) -> None:
+    live = await ada.turn(chat, text="/demo long 3")
+    ok(await ada.client.delete(f"/api/v1/messages/{live[0].data['reply_id']}"))
+    turn = ok(await ada.client.get(f"{TURN}/{live[0].data['turn_id']}"))
+    assert (turn["state"], turn["reply"]) == ("completed", None)
+    for event in live:
+        rest = await follow(ada.client, turn["id"], last_id=event.id)
+        assert said(rest) == []
+        if event is not live[-1]:
+            assert rest[-1].name == "turn.completed"
+
+
+@pytest.mark.parametrize("last_id", ["abc", "-1", "1.5", "²", "9" * 5000])
+async def test_a_last_event_id_that_is_none_is_refused(
+    ada: Account, chat: str, last_id: str
+) -> None:
+    live = await ada.turn(chat, text="/demo long 1")
+    answer = await ada.client.get(
+        f"{TURN}/{live[0].data['turn_id']}/events", headers={b"Last-Event-ID": last_id.encode()}
+    )
+    problem(answer, 400, "bad-request")
+
+
+async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -> None:
+    live = await ada.turn(chat, text="/demo long 1")
+    turn_id = live[0].data["turn_id"]
+    for last_id in (live[-1].id, live[-1].id + 10**12):
+        assert await follow(ada.client, turn_id, last_id=last_id) == []
+
+
+async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
+    ada: Account, chat: str, server: Running
+) -> None:
+    async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+        heard = await take_words(events, 2)
+        greeting, line, reply = await ada.messages(chat)
+        assert (reply["status"], reply["id"]) == ("streaming", reply["id"])
+        url = f"/api/v1/messages/{reply['id']}"
+        refused: list[httpx.Response] = [
+            await ada.client.patch(url, json={"text": "Mine."}),
+            await ada.client.delete(url),
+            await ada.client.delete(f"/api/v1/messages/{line['id']}"),
+            await ada.client.delete(f"/api/v1/messages/{greeting['id']}"),
+            await ada.client.post(f"/api/v1/chats/{chat}/fork", json={"message_id": reply["id"]}),
+        ]
+        for answer in refused:
+            problem(answer, 409, "message-busy")
+        heard += await finish(ada, turn_id, events)
+    assert (await ada.messages(chat))[-1]["text"] == text_of(heard)
+    await check_tree(server.parts.database, chat)
+
+
+async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
+    ada: Account, chat: str, server: Running
+) -> None:
+    (greeting,) = await ada.messages(chat)
+    async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+        heard = await take_words(events, 2)
+        line = (await ada.messages(chat))[1]
+        hide = {"hidden": True}
+        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=hide))
+        edited = ok(
+            await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"text": "Else."})
+        )
+        assert [each["id"] for each in await ada.messages(chat)] == [greeting["id"], edited["id"]]
+        heard += await finish(ada, turn_id, events)
+    assert heard[-2].name == "message.saved"
+    ok(await ada.client.post(f"/api/v1/messages/{line['id']}/activate"))
+    reply = (await ada.messages(chat))[-1]
+    assert (reply["id"], reply["text"]) == (heard[-2].data["message_id"], text_of(heard))
+    await check_tree(server.parts.database, chat)
+
+
+async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
+    ada: Account, chat: str, server: Running
+) -> None:
+    async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+        await take_words(events, 2)
+        reply = (await ada.messages(chat))[-1]
+        ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"hidden": True}))
+        await until(lambda: stored_text(ada, reply["id"]))
+        await check_tree(server.parts.database, chat)
+        await finish(ada, turn_id, events)
+    await check_tree(server.parts.database, chat)
+
+
+async def stored_text(ada: Account, message_id: str) -> str:
+    text: str = ok(await ada.client.get(f"/api/v1/messages/{message_id}"))["text"]
+    return text
+
+
+async def test_what_is_stored_of_a_reply_under_way_is_counted(
+    ada: Account, chat: str, server: Running
+) -> None:
+    """A crash leaves it like this, and nobody can count it then."""
+    async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+        await take_words(events, 1)
+        reply_id = (await ada.messages(chat))[-1]["id"]
+
+        async def second_store() -> bool:
+            return len((await stored_text(ada, reply_id)).split()) > 70
+
+        await until(second_store)
+        rows = await check_tree(server.parts.database, chat)
+        (row,) = (row for row in rows if str(row.id) == reply_id)
+        words = len((await stored_text(ada, reply_id)).split())
+        assert words <= row.tokens <= words + 50
+        await finish(ada, turn_id, events)
+    reply = (await ada.messages(chat))[-1]
+    assert reply["tokens"] == len(reply["text"].split()) + 4
+
+
+async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
+    ada: Account, chat: str, server: Running
+) -> None:
+    async with turn_under_way(ada, chat, text="/demo long 5000") as (_, events):
+        await take_words(events, 2)
+        assert (await ada.client.delete(f"/api/v1/chats/{chat}")).status_code == 204
+        rest = [event async for event in events]
+    assert (rest[-1].name, rest[-1].data["state"]) == ("turn.completed", "stopped")
+    assert "message.saved" not in {event.name for event in rest}
+    assert len(server.parts.turns.runs) == 0
+    async with server.parts.database.read() as session:
+        for table in (Message, Turn, ContextRecord, ContextText):
+            query = select(func.count()).where(table.chat_id == UUID(chat))
+            assert await session.scalar(query) == 0
+
+
+async def test_a_reply_is_stored_once_the_database_answers_again(
+    ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = server.parts.turns.runs
+    conclude, failures = registry._conclude, 3
+
+    async def conclude_late(run: Run) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise DatabaseUnavailableError
+        await conclude(run)
+
+    monkeypatch.setattr(registry, "_conclude", conclude_late)
+    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.01, 0.02, 0.03, 0.04))
+    events = await ada.turn(chat, text="/demo long 3")
+    assert [event.name for event in events][-3:] == ["usage", "message.saved", "turn.completed"]
+    assert failures == 0
+    assert (await ada.messages(chat))[-1]["status"] == "complete"
+
+
+async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
+    ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: Run) -> None:
+        raise DatabaseUnavailableError("Try again in a moment.")
+
+    monkeypatch.setattr(server.parts.turns.runs, "_conclude", never)
+    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.01,))
+    events = await ada.turn(chat, text="/demo long 80")
+    assert events[-1].name == "turn.failed"
+    assert events[-1].data["type"].endswith(":database-unavailable")
+    refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "And now?"})
+    problem(refused, 409, "turn-in-progress")
+    await lapse(server.parts.database, events[0].data["turn_id"])
+    await server.parts.turns.recover(all_running=False)
+    reply = (await ada.messages(chat))[-1]
+    assert reply["status"] == "interrupted"
+    assert reply["text"]
+    assert text_of(events).startswith(reply["text"])
+    rest = await follow(ada.client, events[0].data["turn_id"], last_id=events[-2].id)
+    assert rest[-1].data["type"].endswith(":turn-interrupted")
+    await check_tree(server.parts.database, chat)
+
+
+async def lapse(database: Database, turn_id: str) -> None:
+    """Let a turn's lease run out."""
+    async with database.write() as session:
+        turn = await session.get_one(Turn, UUID(turn_id))
+        assert turn.lease_until is not None
+        turn.lease_until = turn.created_at
+
+
+@pytest.mark.postgres
+async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(postgres_url, tmp_path, demo_tokens_per_second=100) as server,
+        server.account() as ada,
+    ):
+        chat = (await ada.new_chat())["id"]
+        async with turn_under_way(ada, chat, text="/demo long 60") as (_, events):
+            await take_words(events, 2)
+            other = Database(postgres_url)
+            async with other.write() as session:
+                await session.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+                )
+            await other.dispose()
+            rest = [event async for event in events]
+        assert rest[-1].name == "turn.completed"
+        reply = (await ada.messages(chat))[-1]
+        assert (reply["status"], len(reply["text"].split())) == ("complete", 60)
+
+
+async def test_silence_is_filled_with_comments(
+    ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(controller, "BEAT_SECONDS", 0.02)
+    async with ada.client.stream(
+        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo slow"}
+    ) as response:
+        lines: list[str] = []
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if line.startswith(":"):
+                break
+    assert lines[0] == "id: 1"
+    await stop(ada, response.headers["x-turn-id"])
+
+
+async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account, chat: str) -> None:
+    async with ada.client.stream(
+        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 1"}
+    ) as response:
+        headers = response.headers
+        events = [event async for event in read_events(response)]
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-accel-buffering"] == "no"
+    assert headers["x-turn-id"] == events[0].data["turn_id"]
+
+
+async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other_in_a_ring(
+    ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL a ring of locks would end with an error for one of them."""
+    monkeypatch.setattr(runs, "STORE_EVERY", 0.01)
+    (greeting,) = await ada.messages(chat)
+
+    async def change(number: int) -> None:
+        body: dict[str, Any] = {"hidden": number % 2 == 0}
+        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=body))
+
+    for _ in range(4):
+        async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
+            await asyncio.gather(*(change(number) for number in range(30)))
+            await finish(ada, turn_id, events)
+        await check_tree(server.parts.database, chat)
