@@ -9,7 +9,10 @@ from uuid import UUID
 
 from backend.accounts.errors import TamperedAccountError
 from backend.accounts.models import DataKey, User
+from backend.logs import get_logger
 from backend.vault.sealing import KEY_BYTES, Sealer, derive, digest, open_with, seal_with
+
+log = get_logger(__name__)
 
 KEY_MODES = ("per_job", "sealed")
 DEFAULT_KEY_MODE = "per_job"
@@ -42,6 +45,7 @@ def check_settings_mac(user: User, user_key: bytes, *, kdf: bytes | None) -> Non
     """Raise `TamperedAccountError` unless the account's key mode and KDF are what its owner set."""
     mac = settings_mac(user_key, key_mode=user.key_mode, kdf=kdf or b"")
     if not compare_digest(mac, user.settings_mac):
+        log.error("account.tampered", user_id=user.id)
         raise TamperedAccountError("Ask the administrator to look at the database.")
 
 

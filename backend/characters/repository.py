@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, defer
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
 from backend.characters.models import Avatar, Character, Persona
-from backend.characters.records import open_card, open_persona
+from backend.characters.records import open_card, open_persona, open_summary
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
 
@@ -99,29 +99,37 @@ async def list_characters(
 async def get_card(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> Card:
-    """A character's card. Raises `CharacterNotFoundError`."""
-    cards = await find_cards(session, [character_id], owner_id=owner_id, sealer=sealer)
-    if character_id not in cards:
+    """A character's card. Raises `CharacterNotFoundError`, also for someone else's."""
+    blob = await session.scalar(
+        select(Character.sealed_card).where(
+            Character.id == character_id, Character.user_id == owner_id
+        )
+    )
+    if blob is None:
         raise CharacterNotFoundError
-    return cards[character_id]
+    return open_card(sealer, character_id, blob)
 
 
-async def find_cards(
+async def find_names(
     session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
-) -> dict[UUID, Card]:
-    """Cards by character, in the order asked for; those that are not the owner's are left out."""
+) -> dict[UUID, str]:
+    """What characters are called in a chat: the nickname, else the name.
+
+    In the order asked for; those that are not the owner's are left out. Cards, which may be large,
+    are not read.
+    """
     if not character_ids:
         return {}
     rows = await session.execute(
-        select(Character.id, Character.sealed_card).where(
+        select(Character.id, Character.sealed_summary).where(
             Character.id.in_(character_ids), Character.user_id == owner_id
         )
     )
-    blobs = {row.id: row.sealed_card for row in rows.all()}
+    found = {row.id: open_summary(sealer, row.id, row.sealed_summary) for row in rows.all()}
     return {
-        character_id: open_card(sealer, character_id, blobs[character_id])
+        character_id: found[character_id].nickname or found[character_id].name
         for character_id in character_ids
-        if character_id in blobs
+        if character_id in found
     }
 
 

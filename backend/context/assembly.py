@@ -24,6 +24,9 @@ from backend.context.errors import ContextOverflowError
 from backend.generation.model import PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
+ABSURD = 8
+"""Characters a token that no text has over a whole prompt: English has 4 to 5."""
+
 SEPARATOR = "\n\n"
 """Between the sections of the head."""
 
@@ -126,6 +129,11 @@ def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
     Raises:
         ContextOverflowError: It is over the budget by itself; the error itemises it.
     """
+    characters = sum(len(item.text) for item in items)
+    if characters > ABSURD * budget.prompt:
+        # Not even counted: that would take seconds, and no text has so few tokens.
+        sized = [replace(item, tokens=len(item.text) // 4) for item in items]
+        raise _overflow(characters // 4, budget, sized)
     counted = [_counted(item, count) for item in items]
     head = SEPARATOR.join(item.text for item in counted if item.place == "head")
     head_tokens = count(head) + MESSAGE_OVERHEAD if head else 0

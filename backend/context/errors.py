@@ -22,3 +22,13 @@ class ContextOverflowError(AppError):
             extra={"needed": needed, "available": available, "sections": sections},
         )
         self.needed, self.available, self.sections = needed, available, sections
+
+    def scaled(self, ratio: float) -> ContextOverflowError:
+        """The same in other tokens, `ratio` of them for each of these."""
+        return ContextOverflowError(
+            needed=round(self.needed * ratio),
+            available=round(self.available * ratio),
+            sections=[
+                {**section, "tokens": round(section["tokens"] * ratio)} for section in self.sections
+            ],
+        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,6 +20,7 @@ from backend.chats.repository import StoredLines
 from backend.chats.settings import ChatSettings
 from backend.context.assembly import Assembled, History, Item, assemble, plan
 from backend.context.budget import Budget, eviction_point
+from backend.context.errors import ContextOverflowError
 from backend.context.lines import line_text
 from backend.context.macros import MacroContext, Variables
 from backend.context.record import totals_of
@@ -32,6 +33,7 @@ from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.counting import CountCache
 from backend.turns.gather import Gathered, Gatherer, author_of, text_of
+from backend.turns.macro_fields import macros_of, seed_of
 from backend.turns.ratios import RatioCache
 from backend.turns.schemas import TurnRequest
 
@@ -113,18 +115,20 @@ class PromptBuilder:
         user_name: str,
         choose_model: ModelChooser,
         check: Check | None = None,
+        is_preview: bool = False,
         suggestions: int = 0,
     ) -> Built:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
         `check` looks first, in the same view of the database, whether the turn may come at all.
+        A preview need not have a line.
 
         Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`.
         """
         async with self._database.read() as session:
             if check is not None:
                 await check(session)
-            gatherer = Gatherer(session, identity, user_name=user_name)
+            gatherer = Gatherer(session, identity, user_name=user_name, is_preview=is_preview)
             gathered = await gatherer.gather(chat_id, request)
             spec, sampling = choose_model(identity, gathered.settings)
             stored_unit = CountUnit.parse(gathered.chat.count_unit)
@@ -132,15 +136,15 @@ class PromptBuilder:
             ratio = await self._ratios.get(session, spec, unit.tokenizer)
             budget = self._budget(identity, gathered, spec, ratio)
             inputs = self._inputs(identity, gathered, request, unit, suggestions=suggestions)
-            sections = SectionBuilder(
-                self._prompts, inputs, _macros(gathered, spec, budget, inputs), gathered.variables
-            )
+            macros = _macros(gathered, spec, inputs, max_prompt=round(budget.prompt * ratio))
+            sections = SectionBuilder(self._prompts, inputs, macros, gathered.variables)
             items = sections.build()
 
             def count(text: str) -> int:
                 return self._counts.count(unit.tokenizer, text)
 
-            fixed = plan(items, budget=budget, count=count)
+            with _in_real_tokens(ratio):
+                fixed = plan(items, budget=budget, count=count)
             # Counts stored in another unit are scaled to choose the lines, and made anew for them.
             scale = starting_ratio(unit.tokenizer, counted_with=stored_unit.tokenizer)
             lines, path_tokens = await gatherer.history(
@@ -153,14 +157,15 @@ class PromptBuilder:
             history = _open(identity, lines, unit)
         else:
             history = await asyncio.to_thread(_open, identity, lines, unit, recount=True)
-        assembled = assemble(
-            fixed,
-            history,
-            count=count,
-            render_omitted=self.render_omitted,
-            render_memory=self.render_memory,
-            memory_first=gathered.settings.memory_placement == "before_history",
-        )
+        with _in_real_tokens(ratio):
+            assembled = assemble(
+                fixed,
+                history,
+                count=count,
+                render_omitted=self.render_omitted,
+                render_memory=self.render_memory,
+                memory_first=gathered.settings.memory_placement == "before_history",
+            )
         return Built(
             gathered=gathered,
             spec=spec,
@@ -279,6 +284,15 @@ class PromptBuilder:
         return line_text(author, text, names=unit.names), "user_line", "User's line", "turn"
 
 
+@contextlib.contextmanager
+def _in_real_tokens(ratio: float) -> Generator[None]:
+    """Let an overflow speak of the model's tokens, as everything that people read does."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise error.scaled(ratio) from None
+
+
 def _unit(spec: ModelSpec, gathered: Gathered) -> CountUnit:
     names = gathered.settings.names
     return CountUnit(
@@ -315,39 +329,30 @@ def _open(
 
 
 def _macros(
-    gathered: Gathered, spec: ModelSpec, budget: Budget, inputs: SectionInputs
+    gathered: Gathered, spec: ModelSpec, inputs: SectionInputs, *, max_prompt: int
 ) -> MacroContext:
-    card, leaf = gathered.speaker.card, gathered.target.leaf
-    moment = datetime.now().astimezone()
-    said = [line.created_at for line in gathered.recent if line.role == "user"]
-    return MacroContext(
-        user=gathered.user_name,
+    leaf = gathered.target.leaf
+    context = macros_of(
+        gathered.speaker.card,
         char=gathered.speaker.name,
-        now=moment,
-        chat_seed=_seed(gathered.chat.id),
-        message_seed=_seed(gathered.chat.id, leaf.id if leaf else None),
-        model=spec.id,
-        max_prompt=budget.prompt,
+        user=gathered.user_name,
         persona=gathered.persona,
-        description=card.description,
-        personality=card.personality,
-        scenario=card.scenario,
-        mes_examples=card.mes_example,
-        char_prompt=card.system_prompt,
-        char_version=card.character_version,
+        chat_seed=seed_of(gathered.chat.id),
+        message_seed=seed_of(gathered.chat.id, leaf.id if leaf else None),
+    )
+    said = [line.created_at for line in gathered.recent if line.role == "user"]
+    return replace(
+        context,
+        model=spec.id,
+        max_prompt=max_prompt,
         authors_note=inputs.note.text,
         last_message=_last(gathered, None),
         last_user_message=_last(gathered, "user"),
         last_char_message=_last(gathered, "assistant"),
-        idle=moment - said[-1] if said else timedelta(0),
+        idle=context.now - said[-1] if said else timedelta(0),
     )
 
 
 def _last(gathered: Gathered, role: Role | None) -> str:
     texts = [line.text for line in gathered.recent if role is None or line.role == role]
     return texts[-1] if texts else ""
-
-
-def _seed(*ids: UUID | None) -> int:
-    joined = b"".join(each.bytes if each else b"-" for each in ids)
-    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")

@@ -25,7 +25,7 @@ from backend.database.engine import Database
 from backend.generation.model import PromptMessage
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
-from backend.turns.errors import ContextNotFoundError, NothingToAnswerError
+from backend.turns.errors import ContextNotFoundError
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.recording import record_of
 from backend.turns.schemas import (
@@ -54,12 +54,8 @@ class ContextService:
 
         Raises what a turn's preparation raises.
         """
-        try:
-            request = TurnRequest(text=text) if text else TurnRequest()
-            built = await self._turns.build(identity, chat_id, request)
-        except NothingToAnswerError:
-            # Nothing typed yet: the same prompt, with no line in it.
-            built = await self._turns.build(identity, chat_id, TurnRequest(text=""))
+        request = TurnRequest(text=text or None)
+        built = await self._turns.build(identity, chat_id, request, is_preview=True)
         view = _view(record_of(built))
         if with_prompt:
             view.prompt = _shown(built.assembled.messages)

@@ -30,6 +30,9 @@ from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.schemas import TurnRequest
 
+NARRATOR = "Narrator"
+"""Who speaks in a chat without a character."""
+
 RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
 
 LineKind = Literal["user_line", "continue", "impersonate", "suggestions", "opening", "next"]
@@ -90,12 +93,23 @@ class Gathered:
 
 
 class Gatherer:
-    """Reads what a turn needs, through a session of the caller's, for one user."""
+    """Reads what a turn needs, through a session of the caller's, for one user.
 
-    def __init__(self, session: AsyncSession, identity: Identity, *, user_name: str) -> None:
+    A preview need not have anything to answer.
+    """
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        *,
+        user_name: str,
+        is_preview: bool = False,
+    ) -> None:
         self._session = session
         self._identity = identity
         self._user_name = user_name
+        self._is_preview = is_preview
 
     async def gather(self, chat_id: UUID, request: TurnRequest) -> Gathered:
         """Read the chat, its cast and the place in its tree.
@@ -108,10 +122,10 @@ class Gatherer:
         settings = read_settings(sealer, chat)
         target = await self._target(chat, leaf, request)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
-        cards = await characters.find_cards(
+        names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
         )
-        speaker = _speaker(cards, member_ids, request, target)
+        speaker = await self._speaker(names, request, target)
         persona_id = chat.persona_id or self._identity.settings.persona_id
         persona = (
             await characters.find_persona(
@@ -124,14 +138,16 @@ class Gatherer:
             chat=chat,
             settings=settings,
             speaker=speaker,
-            others=[card_name(card) for key, card in cards.items() if key != speaker.id],
+            others=[name for key, name in names.items() if key != speaker.id],
             member_count=len(member_ids),
             user_name=persona.name if persona else self._user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
             variables=self._variables(chat, sealed_globals),
-            recent=await self._recent(target) if _quote_history(settings, cards) else [],
+            recent=await self._recent(target)
+            if self._may_quote(settings, speaker.card, persona)
+            else [],
         )
 
     async def history(
@@ -199,6 +215,9 @@ class Gatherer:
             return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
         if leaf is None:
             return Target(kind="reply", line_kind="opening", leaf=None)
+        if self._is_preview:
+            # Nothing typed yet: the same prompt, with no line in it.
+            return Target(kind="reply", line_kind="user_line", leaf=leaf)
         if request.speaker is None:
             raise NothingToAnswerError(
                 "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
@@ -236,6 +255,43 @@ class Gatherer:
         if message is None or message.parent_id is None:
             return None
         return await self._session.get(Message, message.parent_id)
+
+    async def _speaker(
+        self, names: dict[UUID, str], request: TurnRequest, target: Target
+    ) -> Speaker:
+        """Who speaks: as asked, else whoever spoke the reply, else the chat's first character."""
+        if request.speaker is not None and request.speaker not in names:
+            raise CharacterNotFoundError
+        for character_id in (request.speaker, target.spoken_by, *names):
+            if character_id is not None and character_id in names:
+                card = await characters.get_card(
+                    self._session,
+                    character_id,
+                    owner_id=self._identity.user_id,
+                    sealer=self._identity.sealer,
+                )
+                return Speaker(id=character_id, card=card, name=names[character_id])
+        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+
+    def _may_quote(
+        self, settings: ChatSettings, card: Card, persona: characters.PersonaData | None
+    ) -> bool:
+        """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+        account = self._identity.settings
+        texts = (
+            card.description,
+            card.personality,
+            card.scenario,
+            card.system_prompt,
+            card.post_history_instructions,
+            card.mes_example,
+            card.depth_prompt.prompt if card.depth_prompt else "",
+            persona.description if persona else "",
+            settings.authors_note.text,
+            settings.system_prompt or account.system_prompt or "",
+            settings.post_history_instructions or account.post_history_instructions or "",
+        )
+        return any("{{" in text and RECENT_MACROS.search(text) for text in texts)
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id
@@ -282,19 +338,6 @@ def card_name(card: Card) -> str:
     return card.nickname or card.name
 
 
-def _speaker(
-    cards: dict[UUID, Card], member_ids: Sequence[UUID], request: TurnRequest, target: Target
-) -> Speaker:
-    if request.speaker is not None and request.speaker not in cards:
-        raise CharacterNotFoundError
-    wanted = request.speaker or target.spoken_by
-    for character_id in ([wanted] if wanted else []) + list(member_ids):
-        if character_id in cards:
-            card = cards[character_id]
-            return Speaker(id=character_id, card=card, name=card_name(card))
-    return Speaker(id=None, card=Card(name="Narrator"), name="Narrator")
-
-
 def _check_request(request: TurnRequest) -> None:
     asked = [
         name
@@ -308,21 +351,6 @@ def _check_request(request: TurnRequest) -> None:
     ]
     if len(asked) > 1:
         raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
-
-
-def _quote_history(settings: ChatSettings, cards: dict[UUID, Card]) -> bool:
-    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
-    texts = [settings.authors_note.text, settings.system_prompt or ""]
-    for card in cards.values():
-        texts += (
-            card.description,
-            card.personality,
-            card.scenario,
-            card.system_prompt,
-            card.post_history_instructions,
-            card.mes_example,
-        )
-    return any("{{" in text and RECENT_MACROS.search(text) for text in texts)
 
 
 def _decoded(data: bytes | None) -> dict[str, str]:

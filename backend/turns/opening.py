@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,10 +15,10 @@ from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundErr
 from backend.chats.drafts import Draft
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
-from backend.context.macros import MacroContext, Variables, expand
+from backend.context.macros import Variables, expand
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.turns.gather import card_name
+from backend.turns.macro_fields import macros_of
 from backend.wire import merge_patch, reject_unknown
 
 FALLBACK_TITLE = "New chat"
@@ -42,7 +41,17 @@ class OpeningService:
         """
         persona_id = new.persona_id or identity.settings.persona_id
         async with self._database.read() as session:
-            cards = await self._check_cast(session, identity, new.character_ids, new.persona_id)
+            names = await self._check_cast(session, identity, new.character_ids, new.persona_id)
+            first = (
+                await characters.get_card(
+                    session,
+                    new.character_ids[0],
+                    owner_id=identity.user_id,
+                    sealer=identity.sealer,
+                )
+                if new.character_ids
+                else None
+            )
             persona = (
                 await characters.find_persona(
                     session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
@@ -51,16 +60,15 @@ class OpeningService:
                 else None
             )
         user = persona.name if persona else self._name_of(identity)
-        names = [card_name(cards[each]) for each in new.character_ids]
         greetings = (
             _greetings(
-                cards[new.character_ids[0]],
+                first,
                 new.character_ids[0],
                 user=user,
                 persona=persona.description if persona else "",
                 is_group=len(new.character_ids) > 1,
             )
-            if new.character_ids
+            if first
             else []
         )
         return await self._chats.open(
@@ -93,21 +101,21 @@ class OpeningService:
         identity: Identity,
         character_ids: Sequence[UUID],
         persona_id: UUID | None,
-    ) -> dict[UUID, Card]:
-        """The cards of characters who are the user's, as the persona has to be."""
+    ) -> list[str]:
+        """The names of characters who are the user's, as the persona has to be."""
         if len(set(character_ids)) < len(character_ids):
             raise ValidationError("character_ids names a character twice.")
         owner_id, sealer = identity.user_id, identity.sealer
-        cards = await characters.find_cards(
+        names = await characters.find_names(
             session, character_ids, owner_id=owner_id, sealer=sealer
         )
-        if len(cards) < len(character_ids):
+        if len(names) < len(character_ids):
             raise CharacterNotFoundError
         if persona_id is not None and not await characters.find_persona(
             session, persona_id, owner_id=owner_id, sealer=sealer
         ):
             raise PersonaNotFoundError
-        return cards
+        return list(names.values())
 
 
 def _greetings(
@@ -118,28 +126,25 @@ def _greetings(
     if is_group:
         texts += card.group_only_greetings
     seed = uuid4().int >> 64
-    context = MacroContext(
+    context = macros_of(
+        card,
+        char=card.nickname or card.name,
         user=user,
-        char=card_name(card),
-        now=datetime.now().astimezone(),
+        persona=persona,
         chat_seed=seed,
         message_seed=seed,
-        model="",
-        max_prompt=0,
-        persona=persona,
-        description=card.description,
-        personality=card.personality,
-        scenario=card.scenario,
-        mes_examples=card.mes_example,
-        char_prompt=card.system_prompt,
-        char_version=card.character_version,
     )
     expanded = [
         expand(text, context, Variables(), place=f"greeting:{number}").text
         for number, text in enumerate(texts)
     ]
     return [
-        Draft(role="assistant", author=card_name(card), text=text, character_id=character_id)
+        Draft(
+            role="assistant",
+            author=card.nickname or card.name,
+            text=text,
+            character_id=character_id,
+        )
         for text in expanded
         if text.strip()
     ]

@@ -63,9 +63,13 @@ async def test_a_key_mode_that_other_hands_set_locks_the_account_until_it_is_put
     ok(await log_in(server), 201)
 
 
-async def test_cheaper_passwords_are_noticed(server: Running, ada: Account) -> None:
+async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(
+    server: Running, ada: Account, logged: Logged
+) -> None:
     await weaken_kdf(server, memory_kib=8)
     problem(await ada.client.get(ME), 403, "account-tampered")
+    (line,) = logged.lines("account.tampered")
+    assert (line["user_id"], line["level"]) == (ada.user["id"], "error")
     change = {"current_password": PASSWORD, "new_password": "an even finer password"}
     problem(await ada.client.post(f"{ME}/password", json=change), 403, "account-tampered")
     # Stretched otherwise, the password opens nothing: there is no key to check a MAC with.

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-import backend.characters.models  # noqa: F401  chats refer to its tables
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.chats import repository, tree

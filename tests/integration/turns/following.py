@@ -10,10 +10,13 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat, Message
-from backend.database.engine import Database
+from backend.database.engine import Database, DatabaseUnavailableError
+from backend.turns.models import Turn
 from tests.support.server import Account, Event, Running, ok, read_events
 
 TURN = "/api/v1/turns"
@@ -77,12 +80,36 @@ def others(events: list[Event]) -> list[tuple[str, Any]]:
     ]
 
 
+class Outage:
+    """A database that takes no writes while `is_on`, as far as one process can tell."""
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_on = False
+        write = database.write
+
+        @contextlib.asynccontextmanager
+        async def write_if_up() -> AsyncGenerator[AsyncSession]:
+            if self.is_on:
+                raise DatabaseUnavailableError("Try again in a moment.")
+            async with write() as session:
+                yield session
+
+        monkeypatch.setattr(database, "write", write_if_up)
+
+
 @contextlib.asynccontextmanager
 async def same_browser(ada: Account, server: Running) -> AsyncGenerator[Account]:
     """The same session at another process, as behind a load balancer."""
     async with server.browser() as client:
         client.cookies.update(ada.client.cookies)
         yield Account(client, ada.name, ada.recovery_code, ada.user)
+
+
+async def lapse(database: Database, turn_id: str) -> None:
+    """Let a turn's lease run out."""
+    async with database.write() as session:
+        turn = await session.get_one(Turn, UUID(turn_id))
+        turn.lease_until = turn.created_at
 
 
 async def check_tree(database: Database, chat_id: str) -> list[Message]:

@@ -13,15 +13,16 @@ import pytest
 from sqlalchemy import func, select, text
 
 from backend.chats.models import Message
-from backend.database.engine import Database, DatabaseUnavailableError
+from backend.database.engine import Database
 from backend.turns import controller, runs
 from backend.turns.models import ContextRecord, ContextText, Turn
-from backend.turns.runs import Run
 from tests.integration.turns.following import (
     TURN,
+    Outage,
     check_tree,
     follow,
     is_over,
+    lapse,
     others,
     said,
     take_words,
@@ -283,54 +284,47 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
 async def test_a_reply_is_stored_once_the_database_answers_again(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = server.parts.turns.runs
-    conclude, failures = registry._conclude, 3
+    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.05,) * 100)
+    outage = Outage(server.parts.database, monkeypatch)
+    async with turn_under_way(ada, chat, text="/demo long 30") as (_, events):
+        await take_words(events, 30)
+        outage.is_on = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(events)
+    outage.is_on = False
+    reply = await until(lambda: complete_reply(ada, chat))
+    assert len(reply["text"].split()) == 30
 
-    async def conclude_late(run: Run) -> None:
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise DatabaseUnavailableError
-        await conclude(run)
 
-    monkeypatch.setattr(registry, "_conclude", conclude_late)
-    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.01, 0.02, 0.03, 0.04))
-    events = await ada.turn(chat, text="/demo long 3")
-    assert [event.name for event in events][-3:] == ["usage", "message.saved", "turn.completed"]
-    assert failures == 0
-    assert (await ada.messages(chat))[-1]["status"] == "complete"
+async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
+    reply = (await ada.messages(chat))[-1]
+    return reply if reply["status"] == "complete" else None
 
 
 async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(_: Run) -> None:
-        raise DatabaseUnavailableError("Try again in a moment.")
-
-    monkeypatch.setattr(server.parts.turns.runs, "_conclude", never)
     monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.01,))
-    events = await ada.turn(chat, text="/demo long 80")
-    assert events[-1].name == "turn.failed"
-    assert events[-1].data["type"].endswith(":database-unavailable")
+    outage = Outage(server.parts.database, monkeypatch)
+    async with turn_under_way(ada, chat, text="/demo long 60") as (turn_id, events):
+        heard = await take_words(events, 40)
+        outage.is_on = True
+        heard += [event async for event in events]
+        outage.is_on = False
+    assert heard[-1].name == "turn.failed"
+    assert heard[-1].data["type"] == "urn:talekeeper:problem:database-unavailable"
     refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "And now?"})
     problem(refused, 409, "turn-in-progress")
-    await lapse(server.parts.database, events[0].data["turn_id"])
+    await lapse(server.parts.database, turn_id)
     await server.parts.turns.recover(all_running=False)
     reply = (await ada.messages(chat))[-1]
     assert reply["status"] == "interrupted"
     assert reply["text"]
-    assert text_of(events).startswith(reply["text"])
-    rest = await follow(ada.client, events[0].data["turn_id"], last_id=events[-2].id)
-    assert rest[-1].data["type"].endswith(":turn-interrupted")
+    assert text_of(heard).startswith(reply["text"])
+    rest = await follow(ada.client, turn_id, last_id=heard[-2].id)
+    assert rest[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
     await check_tree(server.parts.database, chat)
-
-
-async def lapse(database: Database, turn_id: str) -> None:
-    """Let a turn's lease run out."""
-    async with database.write() as session:
-        turn = await session.get_one(Turn, UUID(turn_id))
-        assert turn.lease_until is not None
-        turn.lease_until = turn.created_at
 
 
 @pytest.mark.postgres

@@ -10,15 +10,16 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.chats.models import Message
-from backend.database.engine import DatabaseUnavailableError
 from backend.turns import runs, service
-from backend.turns.models import Turn
 from backend.turns.runs import Run
+from backend.turns.store import TurnStore
 from tests.integration.turns.following import (
     TURN,
+    Outage,
     check_tree,
     follow,
     is_over,
+    lapse,
     others,
     said,
     same_browser,
@@ -71,13 +72,6 @@ async def there(ada: Account, other: Running) -> AsyncGenerator[Account]:
     """The same browser at the other process."""
     async with same_browser(ada, other) as there:
         yield there
-
-
-async def lapse(server: Running, turn_id: str) -> None:
-    """Let a turn's lease run out."""
-    async with server.parts.database.write() as session:
-        turn = await session.get_one(Turn, UUID(turn_id))
-        turn.lease_until = turn.created_at
 
 
 async def test_the_other_process_follows_a_reply_to_its_end(
@@ -195,19 +189,14 @@ class TestLease:
         chat: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        registry = one.parts.turns.runs
-        store = registry._store
-
-        async def no_answer(_: object) -> set[UUID]:
-            raise DatabaseUnavailableError
-
+        outage = Outage(one.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             heard = await take_words(events, 40)
-            monkeypatch.setattr(registry, "_store", no_answer)
+            outage.is_on = True
             heard += await take_words(events, 20)
             await other.parts.turns.recover(all_running=False)
             assert not await is_over(there, turn_id)
-            await lapse(other, turn_id)
+            await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover(all_running=False)
 
             left = (await there.messages(chat))[-1]
@@ -219,7 +208,7 @@ class TestLease:
             assert end[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
 
             more = text_of(await there.turn(chat, **{"continue": True}))
-            monkeypatch.setattr(registry, "_store", store)
+            outage.is_on = False
             heard += [event async for event in events]
         assert heard[-1].name == "turn.failed"
         assert heard[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
@@ -236,13 +225,13 @@ class TestLease:
             await take_words(events, 40)
             run = one.parts.turns.runs.get(UUID(turn_id))
             assert isinstance(run, Run)
-            await lapse(other, turn_id)
+            await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover(all_running=False)
             # As if another turn wrote into the same reply by now.
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
                 message.status, before = "streaming", message.sealed_content
-            assert await one.parts.turns._store.store_progress([run]) == {run.turn_id}
+            assert await TurnStore(one.parts.database).store_progress([run]) == {run.turn_id}
             await until(lambda: stopped(one))
             async with other.parts.database.read() as session:
                 after = (await session.get_one(Message, run.reply_id)).sealed_content
@@ -254,8 +243,8 @@ class TestLease:
     ) -> None:
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
-            await lapse(other, turn_id)
-            stores = [server.parts.turns._store for server in (one, other)]
+            await lapse(other.parts.database, turn_id)
+            stores = [TurnStore(server.parts.database) for server in (one, other)]
             done = await asyncio.gather(*(store.recover(all_running=False) for store in stores))
             assert sorted(done) == [0, 1]
             assert [event async for event in events][-1].name == "turn.failed"

@@ -64,9 +64,9 @@ def test_what_was_said_before_an_offset_and_after_it_is_everything(
 @given(PIECES)
 def test_each_kind_is_kept_apart_and_in_order(pieces: Pieces) -> None:
     transcript = transcript_of(pieces)
-    for kind in ("thinking", "text"):
-        expected = "".join(text for each, text in pieces if each == kind)
-        assert transcript.joined(kind) == expected  # type: ignore[arg-type]
+    kinds: tuple[SegmentKind, ...] = ("thinking", "text")
+    for kind in kinds:
+        assert transcript.joined(kind) == "".join(text for each, text in pieces if each == kind)
     assert transcript.length == sum(len(text) for _, text in pieces)
 
 

@@ -1,0 +1,277 @@
+"""What the databases promise: one writer after the other, all or nothing, and the right tables."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, NullPool, func, inspect, make_url, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import backend.app  # noqa: F401  # it imports every table
+from backend.accounts.models import Invitation, LoginFailures
+from backend.database import engine, migrate
+from backend.database.base import Base, now
+from backend.database.engine import Database, DatabaseUnavailableError
+
+pytestmark = pytest.mark.anyio
+
+CANARY = b"the-canary-sings-in-the-cellar"
+
+
+async def bump(database: Database, key: bytes) -> None:
+    """Read a number and write it back one higher, as a careless writer would."""
+    async with database.write() as session:
+        row = await session.get(LoginFailures, key, with_for_update=True)
+        if row is None:
+            session.add(LoginFailures(key=key, failures=1, last_at=now()))
+        else:
+            await asyncio.sleep(0)
+            row.failures += 1
+
+
+async def number(database: Database, key: bytes) -> int:
+    async with database.read() as session:
+        return (await session.get_one(LoginFailures, key)).failures
+
+
+async def count(database: Database) -> int | None:
+    async with database.read() as session:
+        return await session.scalar(select(func.count()).select_from(LoginFailures))
+
+
+@pytest.fixture
+async def other(database_url: str) -> AsyncGenerator[Database]:
+    """The same database as `database`, opened once more, as another process has it."""
+    other = Database(database_url)
+    yield other
+    await other.dispose()
+
+
+async def test_fifty_writers_at_once_all_come_through(database: Database, other: Database) -> None:
+    await bump(database, b"shared")
+    places = [database, other]
+    await asyncio.gather(
+        *(bump(places[n % 2], b"shared") for n in range(50)),
+        *(bump(places[n % 2], b"own %d" % n) for n in range(50)),
+    )
+    assert await number(other, b"shared") == 51
+    assert await count(database) == 51
+
+
+async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Database) -> None:
+    await bump(database, b"key")
+    async with database.write() as session:
+        row = await session.get_one(LoginFailures, b"key")
+        row.failures = 100
+        await session.flush()
+        assert await number(database, b"key") == 1
+    assert await number(database, b"key") == 100
+
+
+async def test_a_transaction_that_fails_leaves_nothing(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with database.write() as session:
+            session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
+            await session.flush()
+            _ = 1 / 0
+    assert await count(database) == 0
+
+
+async def test_an_error_of_the_database_does_not_quote_what_was_written(
+    database: Database,
+) -> None:
+    for row in (
+        lambda: LoginFailures(key=CANARY, failures=1, last_at=now()),
+        lambda: Invitation(
+            created_by=backend.database.base.new_id(), lookup=CANARY, expires_at=now()
+        ),
+    ):
+        with pytest.raises(IntegrityError) as failed:
+            for _ in range(2):
+                async with database.write() as session:
+                    session.add(row())
+        told = f"{failed.value} {failed.value.__cause__} {failed.value.orig!r}"
+        assert CANARY.decode() not in told
+        assert CANARY.hex() not in told
+
+
+async def test_sqlite_runs_with_the_pragmas_that_durability_and_secrecy_need(
+    sqlite_url: str,
+) -> None:
+    database = Database(sqlite_url)
+    expected = {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL: what was acknowledged outlives a power cut
+        "foreign_keys": 1,
+        "secure_delete": 1,
+        "temp_store": 2,  # memory: no sorting in files, in the clear
+        "busy_timeout": 30_000,
+    }
+    for transaction in (database.read, database.write):
+        async with transaction() as session:
+            found = {name: await session.scalar(text(f"PRAGMA {name}")) for name in expected}
+        assert found == expected
+    await database.dispose()
+
+
+async def test_a_lock_that_another_process_does_not_give_back_is_unavailability(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 20)
+    database = Database(sqlite_url)
+    holder = sqlite3.connect(tmp_path / "talekeeper.sqlite3", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DatabaseUnavailableError):
+        await bump(database, b"key")
+    assert await count(database) == 0
+    holder.execute("ROLLBACK")
+    holder.close()
+    await bump(database, b"key")
+    await database.dispose()
+
+
+@pytest.fixture
+async def administer(postgres_server: Any) -> AsyncGenerator[Callable[[str], Awaitable[None]]]:
+    """Run a statement on PostgreSQL's own database."""
+    admin = create_async_engine(
+        postgres_server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+
+    async def run(statement: str) -> None:
+        async with admin.connect() as connection:
+            await connection.exec_driver_sql(statement)
+
+    yield run
+    await admin.dispose()
+
+
+def hang_up(url: str) -> str:
+    """A statement that ends every connection to a database."""
+    name = make_url(url).database
+    return f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+
+
+@pytest.mark.postgres
+async def test_a_connection_that_breaks_in_mid_transaction_leaves_nothing_half_done(
+    postgres_url: str, administer: Callable[[str], Awaitable[None]]
+) -> None:
+    database = Database(postgres_url)
+    for flush in (True, False):
+        with pytest.raises(DatabaseUnavailableError):
+            async with database.write() as session:
+                session.add(LoginFailures(key=b"one", failures=1, last_at=now()))
+                await session.flush()
+                await administer(hang_up(postgres_url))
+                session.add(LoginFailures(key=b"two", failures=1, last_at=now()))
+                if flush:
+                    await session.flush()
+        assert await count(database) == 0
+    await bump(database, b"key")
+    await database.dispose()
+
+
+@pytest.mark.postgres
+async def test_a_server_that_does_not_listen_is_unavailability(unused_port: int) -> None:
+    database = Database(f"postgresql+asyncpg://user:secret@127.0.0.1:{unused_port}/name")
+    with pytest.raises(DatabaseUnavailableError) as failed:
+        await database.ping()
+    assert "secret" not in str(failed.value.to_problem())
+    await database.dispose()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
+UNREACHABLE = pytest.mark.xfail(strict=True, reason="answered as a crash, not as 503")
+
+
+@UNREACHABLE
+@pytest.mark.postgres
+async def test_a_server_whose_socket_is_gone_is_unavailability(tmp_path: Path) -> None:
+    database = Database(f"postgresql+asyncpg://user@/name?host={tmp_path}")
+    with pytest.raises(DatabaseUnavailableError):
+        await database.ping()
+    await database.dispose()
+
+
+@UNREACHABLE
+@pytest.mark.postgres
+async def test_a_server_that_takes_no_connections_right_now_is_unavailability(
+    postgres_url: str, administer: Callable[[str], Awaitable[None]]
+) -> None:
+    name = make_url(postgres_url).database
+    await administer(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    database = Database(postgres_url)
+    try:
+        with pytest.raises(DatabaseUnavailableError):
+            await database.ping()
+    finally:
+        await database.dispose()
+
+
+def differences(connection: Connection) -> list[Any]:
+    """How the tables differ from the models."""
+    options = {"compare_type": True, "compare_server_default": True}
+    context = MigrationContext.configure(connection, opts=options)
+    return list(compare_metadata(context, Base.metadata))
+
+
+async def look(database: Database, at: Callable[[Connection], Any]) -> Any:
+    async with database.engine.connect() as connection:
+        return await connection.run_sync(at)
+
+
+async def tables(database: Database) -> set[str]:
+    return set(await look(database, lambda connection: inspect(connection).get_table_names()))
+
+
+def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
+    scripts = ScriptDirectory.from_config(migrate.alembic_config())
+    assert scripts.get_heads() == [migrate.HEAD]
+
+
+async def test_the_migrated_tables_are_those_of_the_models(database: Database) -> None:
+    assert await migrate.current_revision(database) == migrate.HEAD
+    assert await look(database, differences) == []
+
+
+async def test_the_tables_go_down_to_nothing_and_come_back_up(database: Database) -> None:
+    before = await tables(database)
+    assert before == {*Base.metadata.tables, "alembic_version"}
+    await migrate.downgrade(database, "base")
+    assert await tables(database) == {"alembic_version"}
+    assert await migrate.current_revision(database) is None
+    assert await migrate.upgrade(database) is True
+    assert await tables(database) == before
+    assert await look(database, differences) == []
+    assert await migrate.upgrade(database) is False
+
+
+async def test_replicas_that_start_together_take_turns(database: Database, other: Database) -> None:
+    await migrate.downgrade(database, "base")
+    await asyncio.gather(migrate.upgrade(database), migrate.upgrade(other))
+    assert await look(database, differences) == []
+
+
+async def test_tables_of_a_newer_version_are_left_alone(database: Database) -> None:
+    async with database.write() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(migrate.SchemaError, match="newer"):
+        await migrate.upgrade(database)
+    assert await tables(database) == {*Base.metadata.tables, "alembic_version"}
