@@ -114,10 +114,18 @@ async def build_parts(
     registry = registry or build_registry(settings)
     sessions = SessionService(database, settings)
     accounts = AccountService(database, root, instance, settings, kdf=kdf)
-    chats = ChatService(database, registry)
+    chats = ChatService(database, registry, settings)
     messages = MessageService(database, settings)
     builder = PromptBuilder(database, load_prompts(), settings, CountCache())
-    turns = TurnService(database, builder, registry, chats, messages, name_of=accounts.name_of)
+    turns = TurnService(
+        database,
+        builder,
+        registry,
+        chats,
+        messages,
+        name_of=accounts.name_of,
+        max_per_user=settings.max_turns_per_user,
+    )
     return Parts(
         settings=settings,
         database=database,

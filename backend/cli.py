@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(command=_serve)
 
     migrate = commands.add_parser("migrate", help="bring the tables up to date and stop")
-    migrate.add_argument("--to", default="head", metavar="REVISION", help="stop at this revision")
+    migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
     migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
     migrate.set_defaults(command=_migrate)
 
@@ -107,6 +107,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
     from backend.app import build_parts, create_app  # noqa: PLC0415  # as above
     from backend.http import observe  # noqa: PLC0415  # as above
+    from backend.serving import Server  # noqa: PLC0415  # as above
 
     with _lock(settings), _listen(settings) as listener:
         database = await _ready_database(settings)
@@ -123,7 +124,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             timeout_graceful_shutdown=10,
         )
         _greet(settings, address, [spec.id for spec in parts.registry.specs()])
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await Server(config, parts.turns).serve(sockets=[listener])
     return 0
 
 
@@ -131,15 +132,23 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
     from backend.database.engine import Database  # noqa: PLC0415  # other commands do not need it
     from backend.database.migrate import current_revision, downgrade, upgrade  # noqa: PLC0415
 
-    database = Database(settings.resolved_database_url)
-    try:
-        if options.down:
-            await downgrade(database, options.to)
-        else:
-            await upgrade(database, options.to)
-        print(f"The tables are at revision {await current_revision(database) or 'base'}.")
-    finally:
-        await database.dispose()
+    if options.down and options.to in {None, "head"}:
+        print(
+            "talekeeper: migrate --down needs --to REVISION: how far to go back "
+            "(base leaves no tables at all).",
+            file=sys.stderr,
+        )
+        return 2
+    with _lock(settings):
+        database = Database(settings.resolved_database_url)
+        try:
+            if options.down:
+                await downgrade(database, options.to)
+            else:
+                await upgrade(database, options.to or "head")
+            print(f"The tables are at revision {await current_revision(database) or 'base'}.")
+        finally:
+            await database.dispose()
     return 0
 
 

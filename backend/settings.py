@@ -134,6 +134,15 @@ class Settings(BaseSettings):
     )
 
     # Limits on what comes in
+    max_turns_per_user: int = Field(
+        8,
+        ge=1,
+        le=10_000,
+        description=(
+            "Turns, suggestions and previews of one user that may be under way at once, in one "
+            "process."
+        ),
+    )
     max_message_chars: int = Field(
         100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
     )

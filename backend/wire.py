@@ -6,12 +6,22 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from backend.errors import BadRequestError, PreconditionFailedError, ValidationError
+from backend.errors import PreconditionFailedError, ValidationError
 
 T = TypeVar("T")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 MAX_PAGE = 500
+
+# What a handler's `opt` tells the OpenAPI document beyond what its signature does.
+RAISES = "raises"
+"""The kinds of `AppError` that the route may answer with, beside those of every route."""
+PATCHES = "patches"
+"""The struct that the route's JSON Merge Patch is merged into."""
+EXAMPLE = "example"
+"""A body that the route takes."""
+STREAMS = "streams"
+"""True where the route answers with server-sent events."""
 
 
 class Page(msgspec.Struct, Generic[T], kw_only=True):
@@ -74,7 +84,7 @@ def check_revision(if_match: str | None, revision: int) -> None:
 
 
 def page_limit(limit: int) -> int:
-    """`limit` when it is a page size; raises `BadRequestError` otherwise."""
+    """`limit` when it is a page size; raises `ValidationError` otherwise."""
     if not 1 <= limit <= MAX_PAGE:
-        raise BadRequestError(f"limit must be from 1 to {MAX_PAGE}.")
+        raise ValidationError(f"limit must be from 1 to {MAX_PAGE}.")
     return limit

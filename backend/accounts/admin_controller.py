@@ -3,20 +3,26 @@
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from litestar import Controller, delete, get, patch, post
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath, JSONBody
 
-from backend.accounts.door import NEEDS
+from backend.accounts.door import NEEDS, SHOWN_ONCE
+from backend.accounts.errors import (
+    InvitationNotFoundError,
+    LastAdministratorError,
+    UserNotFoundError,
+)
 from backend.accounts.identity import Identity
 from backend.accounts.models import Invitation
 from backend.accounts.names import InstanceKeys
 from backend.accounts.profile import AdministrationService
 from backend.accounts.schemas import InvitationView, NewInvitation, UserChange, UserView
 from backend.errors import ForbiddenError
-from backend.wire import Page
+from backend.wire import RAISES, Page
 
 
 def administrators_only(
@@ -51,7 +57,17 @@ class AdministrationController(Controller):
             ]
         )
 
-    @patch("/users/{user_id:uuid}", operation_id="changeUser", summary="Change an account")
+    @patch(
+        "/users/{user_id:uuid}",
+        opt={
+            RAISES: (
+                UserNotFoundError,
+                LastAdministratorError,
+            )
+        },
+        operation_id="changeUser",
+        summary="Change an account",
+    )
     async def change_user(
         self,
         user_id: FromPath[UUID],
@@ -61,7 +77,9 @@ class AdministrationController(Controller):
     ) -> UserView:
         """Make somebody an administrator, or keep somebody out. Disabling ends the sessions."""
         user = await administration.change_user(
-            user_id, is_administrator=data.is_administrator, is_disabled=data.is_disabled
+            user_id,
+            is_administrator=_named(data.is_administrator),
+            is_disabled=_named(data.is_disabled),
         )
         return UserView.of(user, instance.unwrap_name(user.id, user.wrapped_name))
 
@@ -74,7 +92,7 @@ class AdministrationController(Controller):
             items=[_invitation_view(row) for row in await administration.list_invitations()]
         )
 
-    @post("/invitations", operation_id="invite", summary="Invite somebody")
+    @post("/invitations", opt={SHOWN_ONCE: True}, operation_id="invite", summary="Invite somebody")
     async def invite(
         self,
         data: JSONBody[NewInvitation],
@@ -87,6 +105,7 @@ class AdministrationController(Controller):
 
     @delete(
         "/invitations/{invitation_id:uuid}",
+        opt={RAISES: (InvitationNotFoundError,)},
         operation_id="withdrawInvitation",
         summary="Withdraw an invitation",
     )
@@ -97,6 +116,10 @@ class AdministrationController(Controller):
     ) -> None:
         """The code no longer works."""
         await administration.withdraw_invitation(invitation_id)
+
+
+def _named(value: bool | msgspec.UnsetType) -> bool | None:  # noqa: FBT001  # a member's value
+    return None if value is msgspec.UNSET else value
 
 
 def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:

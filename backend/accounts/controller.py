@@ -6,10 +6,22 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from backend.accounts.door import NEEDS, PUBLIC, Door, expired_cookies
+from backend.accounts.door import NEEDS, PUBLIC, SHOWN_ONCE, Door, expired_cookies
+from backend.accounts.errors import (
+    InsecureTransportError,
+    InvitationError,
+    LastAdministratorError,
+    NameTakenError,
+    RegistrationClosedError,
+    TooManyAttemptsError,
+    WeakPasswordError,
+    WrongCredentialsError,
+    WrongRecoveryCodeError,
+)
 from backend.accounts.identity import Identity
 from backend.accounts.profile import ProfileService
 from backend.accounts.schemas import (
+    AccountPatch,
     Confirmation,
     LogIn,
     PasswordChange,
@@ -23,7 +35,10 @@ from backend.accounts.service import AccountService
 from backend.accounts.settings import UserSettings
 from backend.accounts.throttle import address_block
 from backend.accounts.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
-from backend.wire import etag
+from backend.errors import PreconditionFailedError
+from backend.generation.registry import UnknownModelError
+from backend.generation.sampling import SettingNotTakenError
+from backend.wire import EXAMPLE, PATCHES, RAISES, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -33,7 +48,22 @@ class DoorController(Controller):
 
     tags = ("Accounts",)
 
-    @post("/accounts", opt={PUBLIC: True}, operation_id="signUp", summary="Sign up")
+    @post(
+        "/accounts",
+        opt={
+            PUBLIC: True,
+            RAISES: (
+                RegistrationClosedError,
+                InvitationError,
+                NameTakenError,
+                WeakPasswordError,
+                InsecureTransportError,
+            ),
+            EXAMPLE: {"username": "Anna", "password": "a fine long password"},
+        },
+        operation_id="signUp",
+        summary="Sign up",
+    )
     async def sign_up(
         self,
         request: AnyRequest,
@@ -53,7 +83,20 @@ class DoorController(Controller):
         )
         return await door.open(request, unlocked, body, status=201)
 
-    @post("/sessions", opt={PUBLIC: True}, operation_id="logIn", summary="Log in")
+    @post(
+        "/sessions",
+        opt={
+            PUBLIC: True,
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                InsecureTransportError,
+            ),
+            EXAMPLE: {"username": "Anna", "password": "a fine long password"},
+        },
+        operation_id="logIn",
+        summary="Log in",
+    )
     async def log_in(
         self,
         request: AnyRequest,
@@ -68,7 +111,20 @@ class DoorController(Controller):
             request, unlocked, UserView.of(unlocked.user, unlocked.name), status=201
         )
 
-    @post("/recoveries", opt={PUBLIC: True}, operation_id="recover", summary="Recover an account")
+    @post(
+        "/recoveries",
+        opt={
+            PUBLIC: True,
+            RAISES: (
+                WrongRecoveryCodeError,
+                TooManyAttemptsError,
+                WeakPasswordError,
+                InsecureTransportError,
+            ),
+        },
+        operation_id="recover",
+        summary="Recover an account",
+    )
     async def recover(
         self,
         request: AnyRequest,
@@ -101,7 +157,7 @@ class MeController(Controller):
         """The account that asks."""
         return _own_view(identity, accounts)
 
-    @patch(operation_id="changeMe", summary="Change the key mode")
+    @patch(opt={PATCHES: AccountPatch}, operation_id="changeMe", summary="Change the key mode")
     async def change_me(
         self,
         data: JSONBody[dict[str, Any]],
@@ -111,13 +167,24 @@ class MeController(Controller):
     ) -> UserView:
         """Set `key_mode`; null goes back to the default, `per_job`.
 
-        `per_job` lets work that a reply causes finish while you are away, `sealed` lets it run
-        only while you are signed in.
+        `per_job` will let work that a reply causes finish while you are away, `sealed` will let it
+        run only while you are signed in. No such work exists yet: until it does, the mode is kept,
+        guarded against tampering, and changes nothing else.
         """
         user = await profile.patch_account(identity, data)
         return UserView.of(user, accounts.name_of(identity))
 
-    @delete(operation_id="deleteMe", summary="Delete the account")
+    @delete(
+        opt={
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                LastAdministratorError,
+            )
+        },
+        operation_id="deleteMe",
+        summary="Delete the account",
+    )
     async def delete_me(
         self,
         request: AnyRequest,
@@ -130,7 +197,19 @@ class MeController(Controller):
         await accounts.delete(identity.user_id)
         return Response(None, cookies=expired_cookies(request))
 
-    @post("/password", status_code=204, operation_id="changePassword", summary="Change password")
+    @post(
+        "/password",
+        status_code=204,
+        opt={
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                WeakPasswordError,
+            )
+        },
+        operation_id="changePassword",
+        summary="Change password",
+    )
     async def change_password(
         self,
         data: JSONBody[PasswordChange],
@@ -140,7 +219,18 @@ class MeController(Controller):
         """Replace the password. Every other session ends; API keys go on."""
         await accounts.change_password(identity, data.current_password, data.new_password)
 
-    @post("/recovery-code", operation_id="newRecoveryCode", summary="New recovery code")
+    @post(
+        "/recovery-code",
+        opt={
+            SHOWN_ONCE: True,
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+            ),
+        },
+        operation_id="newRecoveryCode",
+        summary="New recovery code",
+    )
     async def new_recovery_code(
         self,
         data: JSONBody[Confirmation],
@@ -155,7 +245,20 @@ class MeController(Controller):
         """Defaults of the account's chats."""
         return Response(identity.settings, headers={"ETag": etag(identity.settings_revision)})
 
-    @patch("/settings", operation_id="patchSettings", summary="Change settings")
+    @patch(
+        "/settings",
+        opt={
+            RAISES: (
+                UnknownModelError,
+                SettingNotTakenError,
+                PreconditionFailedError,
+            ),
+            PATCHES: UserSettings,
+            EXAMPLE: {"model": "demo", "sampling": {"temperature": 0.9}},
+        },
+        operation_id="patchSettings",
+        summary="Change settings",
+    )
     async def patch_settings(
         self,
         request: AnyRequest,

@@ -37,6 +37,9 @@ PUBLIC = "public"
 NEEDS = "needs"
 """Route option: the scope that an API key needs; by default `read` for GET and `chat` else."""
 
+SHOWN_ONCE = "shown_once"
+"""Route option: the answer holds a secret, and is kept nowhere."""
+
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 

@@ -1,8 +1,9 @@
 """`Idempotency-Key`: a write that is sent again is answered as it was the first time.
 
-The answer is kept for a day, sealed, under a keyed hash of the key. Streams are not: a turn has an
-id of its own for that. Failures of the server are not kept either, so that a write that failed can
-be sent again.
+The answer to a write that was done is kept for a day, sealed, under a keyed hash of the key; it is
+given again to the same session or API key alone. Refusals and failures are not kept: nothing was done,
+and the next try may succeed. Nor are streams (a turn has an id of its own for that) and answers that
+hold a secret that is shown once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
+from backend.accounts.door import SAFE_METHODS, SHOWN_ONCE
 from backend.accounts.identity import Identity
 from backend.accounts.models import IDEMPOTENT_RESPONSE, IdempotentRequest
 from backend.database.base import new_id, now
@@ -34,7 +36,6 @@ GIVEN_UP_AFTER = timedelta(minutes=5)
 
 MAX_ANSWER_BYTES = 1024 * 1024
 KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class IdempotencyKeyReusedError(ValidationError):
@@ -78,7 +79,8 @@ class IdempotencyMiddleware(ASGIMiddleware):
         request: Request[Any, Any, Any] = Request(scope, receive, send)
         key = request.headers.get(HEADER)
         identity: Identity | None = scope["user"]
-        if key is None or identity is None or request.method in SAFE_METHODS:
+        shown_once = scope["route_handler"].opt.get(SHOWN_ONCE, False)
+        if key is None or identity is None or shown_once or request.method in SAFE_METHODS:
             await next_app(scope, receive, send)
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
@@ -109,7 +111,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
 
     async def _claim(self, identity: Identity, key: str, fingerprint: bytes) -> Claim:
         sealer = identity.sealer
-        key_digest = digest(sealer.derived("idempotency"), key.encode())
+        key_digest = digest(sealer.derived("idempotency"), identity.slot_id.bytes, key.encode())
         row = IdempotentRequest(
             id=new_id(),
             user_id=identity.user_id,
@@ -200,9 +202,9 @@ class _Taken:
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether it is an answer, and one of a size to keep."""
-        is_answer = 200 <= self.status < 500  # noqa: PLR2004  # neither silence nor a server's fault
-        return is_answer and not self._is_stream and self._size <= MAX_ANSWER_BYTES
+        """Whether something was done, and its answer is of a size to keep."""
+        is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
+        return is_done and not self._is_stream and self._size <= MAX_ANSWER_BYTES
 
     def answer(self) -> KeptAnswer:
         """The answer, to be kept."""
@@ -217,14 +219,19 @@ def _fingerprint(
 ) -> bytes:
     """What makes two requests the same.
 
-    Of an upload the place alone: clients draw the boundary between its parts anew each time.
+    Of a form without the boundary between its parts, which clients draw anew each time.
     """
     bodies: list[Any] = list(messages)
     body = b"".join(message.get("body", b"") for message in bodies)
-    if request.headers.get("content-type", "").startswith("multipart/"):
-        body = b""
-    path = request.scope["path"].encode()
-    return digest(identity.sealer.derived("idempotency"), request.method.encode(), path, body)
+    if boundary := request.content_type[1].get("boundary", ""):
+        body = body.replace(boundary.encode("latin-1", "replace"), b"")
+    return digest(
+        identity.sealer.derived("idempotency"),
+        request.method.encode(),
+        request.scope["path"].encode(),
+        request.scope["query_string"],
+        body,
+    )
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:

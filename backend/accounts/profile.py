@@ -20,7 +20,7 @@ from backend.accounts.keyring import (
 )
 from backend.accounts.models import USER_SETTINGS, Invitation, User
 from backend.accounts.service import INVITATION_PREFIX
-from backend.accounts.settings import UserSettings
+from backend.accounts.settings import UserSettings, check_budgets
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
@@ -83,11 +83,11 @@ class ProfileService:
     def _check_model(self, settings: UserSettings) -> None:
         spec = self._registry.spec(settings.model or self._registry.default_id)
         check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
-        budgets = settings.budgets
-        total = budgets.total or self._settings.budget_total
-        reserve = budgets.reply_reserve or self._settings.budget_reply_reserve
-        if reserve >= total:
-            raise ValidationError("budgets.reply_reserve leaves nothing of budgets.total.")
+        check_budgets(
+            [settings.budgets],
+            total=self._settings.budget_total,
+            reply_reserve=self._settings.budget_reply_reserve,
+        )
 
 
 class AdministrationService:

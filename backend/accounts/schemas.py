@@ -7,7 +7,8 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.identity import Scope
-from backend.accounts.models import User
+from backend.accounts.keyring import DEFAULT_KEY_MODE
+from backend.accounts.models import KeyMode, User
 
 Password = Annotated[str, msgspec.Meta(max_length=1024)]
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -68,11 +69,17 @@ class NewInvitation(Struct):
     days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 7
 
 
-class UserChange(Struct):
-    """What an administrator may change about an account."""
+class AccountPatch(msgspec.Struct, kw_only=True):
+    """What an account may change about itself."""
 
-    is_administrator: bool | None = None
-    is_disabled: bool | None = None
+    key_mode: KeyMode = DEFAULT_KEY_MODE
+
+
+class UserChange(Struct):
+    """What an administrator may change about an account: true or false, what is absent stays."""
+
+    is_administrator: bool | msgspec.UnsetType = msgspec.UNSET
+    is_disabled: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class UserView(msgspec.Struct, kw_only=True):
@@ -82,7 +89,7 @@ class UserView(msgspec.Struct, kw_only=True):
     username: str
     is_administrator: bool
     is_disabled: bool = False
-    key_mode: str
+    key_mode: KeyMode
     created_at: datetime
 
     @classmethod
@@ -127,7 +134,7 @@ class ApiKeyView(msgspec.Struct, kw_only=True):
 
     id: UUID
     label: str
-    scope: str
+    scope: Scope
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None

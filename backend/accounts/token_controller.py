@@ -8,15 +8,15 @@ from litestar import Controller, Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from backend.accounts.door import NEEDS, expired_cookies
-from backend.accounts.errors import SessionNotFoundError
+from backend.accounts.door import NEEDS, SHOWN_ONCE, expired_cookies
+from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError
 from backend.accounts.identity import Identity
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.schemas import ApiKeyView, MadeApiKey, NewApiKey, SessionView
 from backend.accounts.sessions import SessionService
 from backend.database.base import now
 from backend.errors import BadRequestError, ValidationError
-from backend.wire import Page
+from backend.wire import EXAMPLE, RAISES, Page
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -47,7 +47,12 @@ class SessionController(Controller):
             ]
         )
 
-    @delete("/{session_id:str}", operation_id="endSession", summary="End a session")
+    @delete(
+        "/{session_id:str}",
+        opt={RAISES: (SessionNotFoundError,)},
+        operation_id="endSession",
+        summary="End a session",
+    )
     async def end_session(
         self,
         request: AnyRequest,
@@ -77,7 +82,11 @@ class ApiKeyController(Controller):
         slots = await sessions.list_slots(identity, "api_key")
         return Page(items=[_key_view(identity, slot) for slot in slots])
 
-    @post(operation_id="makeApiKey", summary="Make an API key")
+    @post(
+        opt={SHOWN_ONCE: True, EXAMPLE: {"label": "A script of mine", "scope": "chat"}},
+        operation_id="makeApiKey",
+        summary="Make an API key",
+    )
     async def make_key(
         self,
         data: JSONBody[NewApiKey],
@@ -93,7 +102,12 @@ class ApiKeyController(Controller):
         )
         return MadeApiKey(key=_key_view(identity, slot), token=token)
 
-    @delete("/{key_id:uuid}", operation_id="endApiKey", summary="End an API key")
+    @delete(
+        "/{key_id:uuid}",
+        opt={RAISES: (ApiKeyNotFoundError,)},
+        operation_id="endApiKey",
+        summary="End an API key",
+    )
     async def end_key(
         self,
         key_id: FromPath[UUID],

@@ -9,7 +9,11 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.identity import Identity
 from backend.characters.answers import file_answer, picture_answer
+from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.merge import ExportSpec
+from backend.characters.cards.model import Card
+from backend.characters.errors import AvatarNotFoundError, CharacterNotFoundError
+from backend.characters.images import ImageError
 from backend.characters.schemas import (
     AvatarSize,
     CharacterItem,
@@ -26,7 +30,8 @@ from backend.characters.uploads import (
     read_file,
     read_image,
 )
-from backend.wire import Page, etag, page_limit
+from backend.errors import PreconditionFailedError
+from backend.wire import PATCHES, RAISES, Page, etag, page_limit
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -55,7 +60,16 @@ class CharacterController(Controller):
             identity, limit=page_limit(limit), after=after, search=search
         )
 
-    @post(operation_id="createCharacter", summary="Make a character")
+    @post(
+        opt={
+            RAISES: (
+                CardError,
+                CardLimitError,
+            )
+        },
+        operation_id="createCharacter",
+        summary="Make a character",
+    )
     async def create_character(
         self,
         data: JSONBody[NewCharacter],
@@ -67,6 +81,13 @@ class CharacterController(Controller):
 
     @post(
         "/import",
+        opt={
+            RAISES: (
+                CardError,
+                NoCardError,
+                CardLimitError,
+            )
+        },
         operation_id="importCharacter",
         summary="Import a card file",
         operation_class=FileOperation,
@@ -85,7 +106,12 @@ class CharacterController(Controller):
         """
         return await characters.import_file(identity, await read_file(request))
 
-    @get("/{character_id:uuid}", operation_id="getCharacter", summary="Read a character")
+    @get(
+        "/{character_id:uuid}",
+        opt={RAISES: (CharacterNotFoundError,)},
+        operation_id="getCharacter",
+        summary="Read a character",
+    )
     async def get_character(
         self,
         character_id: FromPath[UUID],
@@ -95,7 +121,20 @@ class CharacterController(Controller):
         """A character, with all fields of its card."""
         return _tagged(await characters.get(identity, character_id))
 
-    @patch("/{character_id:uuid}", operation_id="patchCharacter", summary="Change a character")
+    @patch(
+        "/{character_id:uuid}",
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                CardError,
+                CardLimitError,
+                PreconditionFailedError,
+            ),
+            PATCHES: Card,
+        },
+        operation_id="patchCharacter",
+        summary="Change a character",
+    )
     async def patch_character(
         self,
         request: AnyRequest,
@@ -110,7 +149,17 @@ class CharacterController(Controller):
         )
         return _tagged(view)
 
-    @delete("/{character_id:uuid}", operation_id="deleteCharacter", summary="Delete a character")
+    @delete(
+        "/{character_id:uuid}",
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                PreconditionFailedError,
+            )
+        },
+        operation_id="deleteCharacter",
+        summary="Delete a character",
+    )
     async def delete_character(
         self,
         request: AnyRequest,
@@ -123,6 +172,7 @@ class CharacterController(Controller):
 
     @get(
         "/{character_id:uuid}/export",
+        opt={RAISES: (CharacterNotFoundError,)},
         operation_id="exportCharacter",
         summary="Export a card file",
         media_type="image/png",
@@ -145,6 +195,12 @@ class CharacterController(Controller):
 
     @get(
         "/{character_id:uuid}/avatar",
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                AvatarNotFoundError,
+            )
+        },
         operation_id="getCharacterAvatar",
         summary="Read a character's picture",
         media_type="image/webp",
@@ -163,6 +219,12 @@ class CharacterController(Controller):
     @put(
         "/{character_id:uuid}/avatar",
         status_code=204,
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                ImageError,
+            )
+        },
         operation_id="putCharacterAvatar",
         summary="Set a character's picture",
         operation_class=ImageOperation,
@@ -180,6 +242,12 @@ class CharacterController(Controller):
 
     @delete(
         "/{character_id:uuid}/avatar",
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                AvatarNotFoundError,
+            )
+        },
         operation_id="deleteCharacterAvatar",
         summary="Delete a character's picture",
     )

@@ -38,8 +38,8 @@ _THUMBNAIL_QUALITY = 80
 class ImageError(AppError):
     """The picture is broken, of another format than those that are read, or too large to decode.
 
-    Where the pixels were too many, `extra` holds `limit`, `allowed` and, below Pillow's own limit,
-    `found`.
+    Where the pixels were too many, the problem has `limit`, `allowed` and, below Pillow's own
+    limit, `found`.
     """
 
     status, slug, title = 422, "unreadable-image", "The picture could not be read"

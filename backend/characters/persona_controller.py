@@ -9,10 +9,13 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.characters.answers import picture_answer
+from backend.characters.errors import AvatarNotFoundError, PersonaNotFoundError
+from backend.characters.images import ImageError
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
 from backend.characters.uploads import MAX_UPLOAD_BYTES, ImageOperation, read_image
-from backend.wire import Page, etag, page_limit
+from backend.errors import PreconditionFailedError
+from backend.wire import PATCHES, RAISES, Page, etag, page_limit
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -44,7 +47,12 @@ class PersonaController(Controller):
         """Make a persona: who the user is in a chat."""
         return _tagged(await personas.create(identity, data))
 
-    @get("/{persona_id:uuid}", operation_id="getPersona", summary="Read a persona")
+    @get(
+        "/{persona_id:uuid}",
+        opt={RAISES: (PersonaNotFoundError,)},
+        operation_id="getPersona",
+        summary="Read a persona",
+    )
     async def get_persona(
         self,
         persona_id: FromPath[UUID],
@@ -54,7 +62,18 @@ class PersonaController(Controller):
         """A persona."""
         return _tagged(await personas.get(identity, persona_id))
 
-    @patch("/{persona_id:uuid}", operation_id="patchPersona", summary="Change a persona")
+    @patch(
+        "/{persona_id:uuid}",
+        opt={
+            RAISES: (
+                PersonaNotFoundError,
+                PreconditionFailedError,
+            ),
+            PATCHES: PersonaFields,
+        },
+        operation_id="patchPersona",
+        summary="Change a persona",
+    )
     async def patch_persona(
         self,
         request: AnyRequest,
@@ -69,7 +88,17 @@ class PersonaController(Controller):
         )
         return _tagged(view)
 
-    @delete("/{persona_id:uuid}", operation_id="deletePersona", summary="Delete a persona")
+    @delete(
+        "/{persona_id:uuid}",
+        opt={
+            RAISES: (
+                PersonaNotFoundError,
+                PreconditionFailedError,
+            )
+        },
+        operation_id="deletePersona",
+        summary="Delete a persona",
+    )
     async def delete_persona(
         self,
         request: AnyRequest,
@@ -82,6 +111,12 @@ class PersonaController(Controller):
 
     @get(
         "/{persona_id:uuid}/avatar",
+        opt={
+            RAISES: (
+                PersonaNotFoundError,
+                AvatarNotFoundError,
+            )
+        },
         operation_id="getPersonaAvatar",
         summary="Read a persona's picture",
         media_type="image/webp",
@@ -100,6 +135,12 @@ class PersonaController(Controller):
     @put(
         "/{persona_id:uuid}/avatar",
         status_code=204,
+        opt={
+            RAISES: (
+                PersonaNotFoundError,
+                ImageError,
+            )
+        },
         operation_id="putPersonaAvatar",
         summary="Set a persona's picture",
         operation_class=ImageOperation,
@@ -117,6 +158,12 @@ class PersonaController(Controller):
 
     @delete(
         "/{persona_id:uuid}/avatar",
+        opt={
+            RAISES: (
+                PersonaNotFoundError,
+                AvatarNotFoundError,
+            )
+        },
         operation_id="deletePersonaAvatar",
         summary="Delete a persona's picture",
     )

@@ -28,10 +28,14 @@ from backend.characters.schemas import (
 )
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.errors import ConflictError
+from backend.vault.sealing import Sealer
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
 SEARCHED_AT_ONCE = 5000
 """Characters that one request looks through: their names are sealed, so no index finds them."""
+
+ATTEMPTS = 3
 
 
 class CharacterService:
@@ -101,20 +105,26 @@ class CharacterService:
         Raises `CharacterNotFoundError`, `PreconditionFailedError`, `ValidationError`, `CardError`.
         """
         reject_unknown(patch, Card)
-        sealer = identity.sealer
-        async with self._database.write() as session:
-            character = await repository.get_character(
-                session, character_id, owner_id=identity.user_id, lock=True
-            )
-            check_revision(if_match, character.revision)
-            card = merge_patch(open_card(sealer, character.id, character.sealed_card), patch)
-            # Under no limiter: nobody who holds the row waits behind pictures.
-            card = await to_thread.run_sync(check_card, card)
-            seal_card(sealer, character, card)
-            character.revision += 1
-            character.updated_at = now()
-            has_avatar = await _has_avatar(session, character)
-        return _view(character, card, has_avatar=has_avatar)
+        owner_id, sealer = identity.user_id, identity.sealer
+        for _ in range(ATTEMPTS):
+            async with self._database.read() as session:
+                before = await repository.get_character(session, character_id, owner_id=owner_id)
+            check_revision(if_match, before.revision)
+            # Outside of the transaction that stores: a large card takes a while, and nobody else
+            # can write to SQLite meanwhile.
+            card = await to_thread.run_sync(_patched, sealer, before, patch, limiter=self._threads)
+            async with self._database.write() as session:
+                character = await repository.get_character(
+                    session, character_id, owner_id=owner_id, lock=True
+                )
+                if character.revision != before.revision:
+                    continue
+                seal_card(sealer, character, card)
+                character.revision += 1
+                character.updated_at = now()
+                has_avatar = await _has_avatar(session, character)
+            return _view(character, card, has_avatar=has_avatar)
+        raise ConflictError("Others are changing it at this moment. Send the change again.")
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
         """Delete a character with its picture and files; its chats stay.
@@ -218,3 +228,8 @@ async def _has_avatar(session: AsyncSession, character: Character) -> bool:
     return await repository.has_avatar(
         session, Avatar.character_id, character.id, owner_id=character.user_id
     )
+
+
+def _patched(sealer: Sealer, row: Character, patch: dict[str, Any]) -> Card:
+    """A character's card with a patch merged into it, checked. CPU-bound."""
+    return check_card(merge_patch(open_card(sealer, row.id, row.sealed_card), patch))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, type_coerce
+from sqlalchemy import CTE, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
@@ -109,26 +109,33 @@ async def sibling_ids(session: AsyncSession, messages: Sequence[Message]) -> dic
 
 async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     """A message and its ancestors, from the root down."""
-    climb = (
-        select(Message.id.label("id"), Message.parent_id.label("parent_id"))
-        .where(Message.id == message.id)
-        .cte("climb", recursive=True)
-    )
-    climb = climb.union_all(
-        select(Message.id, Message.parent_id).join(climb, Message.id == climb.c.parent_id)
-    )
+    climb = _climb(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
 
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
     """Whether a reply is being written at or below a message."""
-    query = select(Message).where(Message.chat_id == message.chat_id, Message.status == "streaming")
-    for row in await session.scalars(query):
-        path = {each.id for each in await path_to(session, row)}
-        if message.id in path:
+    query = select(Message.id).where(
+        Message.chat_id == message.chat_id, Message.status == "streaming"
+    )
+    for message_id in (await session.scalars(query)).all():
+        climb = _climb(message_id)
+        if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False
+
+
+def _climb(message_id: UUID) -> CTE:
+    """Ids and parents' ids of a message and its ancestors: one walk up the tree."""
+    climb = (
+        select(Message.id.label("id"), Message.parent_id.label("parent_id"))
+        .where(Message.id == message_id)
+        .cte("climb", recursive=True)
+    )
+    return climb.union_all(
+        select(Message.id, Message.parent_id).join(climb, Message.id == climb.c.parent_id)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +192,3 @@ async def active_lines(
     # SQLite's driver gives bytes, PostgreSQL's a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
     return StoredLines(raw, *rest)
-
-
-async def count_messages(session: AsyncSession, chat_id: UUID) -> int:
-    """How many messages a chat has, on all branches."""
-    query = select(func.count()).where(Message.chat_id == chat_id)
-    return await session.scalar(query) or 0

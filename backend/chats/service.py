@@ -11,6 +11,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.settings import check_budgets
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import Draft, copy_path, draft_message
@@ -47,9 +48,10 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
 class ChatService:
     """What a user does with chats as wholes."""
 
-    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+    def __init__(self, database: Database, registry: ModelRegistry, settings: Settings) -> None:
         self._database = database
         self._registry = registry
+        self._settings = settings
 
     def effective_model(
         self, identity: Identity, settings: ChatSettings
@@ -166,6 +168,11 @@ class ChatService:
             check_revision(if_match, chat.revision)
             settings = merge_patch(read_settings(identity.sealer, chat), patch)
             self.effective_model(identity, settings)
+            check_budgets(
+                [settings.budgets, identity.settings.budgets],
+                total=self._settings.budget_total,
+                reply_reserve=self._settings.budget_reply_reserve,
+            )
             chat.sealed_settings = identity.sealer.seal_bytes(
                 CHAT_SETTINGS, chat.id, msgspec.json.encode(settings)
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import event, make_url, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -22,6 +22,26 @@ from backend.errors import UnavailableError
 
 BUSY_TIMEOUT_MS = 30_000
 
+UNAVAILABLE_STATES = ("08", "40", "53", "57P")
+"""SQLSTATEs of a PostgreSQL that can't be reached, gave one of two transactions up for the other,
+has no room, or is starting or stopping: what they begin with (PostgreSQL manual, appendix A)."""
+
+UNAVAILABLE_CODES = frozenset({
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+})
+"""Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
+that is no database, is not among them: waiting mends neither."""
+
+
+POSTGRES_PORT = 5432
+TRY_AGAIN = "Try again in a moment."
+
 
 class DatabaseUnavailableError(UnavailableError):
     """The database does not answer; nothing was half done."""
@@ -33,7 +53,8 @@ class Database:
     """Transactions against one database.
 
     `write()` is a transaction that will change something, `read()` one that will not. On PostgreSQL
-    both are ordinary transactions. SQLite takes one writer at a time: there, writers queue for the
+    they share their connections; a writer's statements each see what is committed by then, a
+    reader's all see one moment. SQLite takes one writer at a time: there, writers queue for the
     one writing connection of this process (`BEGIN IMMEDIATE`, with a busy timeout for other
     processes), and readers have connections of their own that never wait for a writer (WAL).
     """
@@ -47,13 +68,10 @@ class Database:
             self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=pool_size)
             self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
-            self._reader = self._writer = create_async_engine(
-                url,
-                pool_size=pool_size,
-                max_overflow=pool_size,
-                pool_timeout=30,
-                pool_recycle=1800,
-                hide_parameters=True,
+            self._writer = _postgres_engine(url, pool_size=pool_size)
+            # The same pool. Both options go out with BEGIN: they cost no message of their own.
+            self._reader = self._writer.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
@@ -63,19 +81,27 @@ class Database:
         """The engine that may write: for migrations and for tools."""
         return self._writer
 
+    @property
+    def place(self) -> str:
+        """Where the database is, for the person who runs Talekeeper: host and port, or a file."""
+        if self.is_sqlite:
+            return self.url.database or ":memory:"
+        host = self.url.host or self.url.query.get("host") or "localhost"
+        return f"{host}:{self.url.port or POSTGRES_PORT}"
+
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """A transaction that commits at the end of the block, or rolls back.
 
         Raises `DatabaseUnavailableError` when the database can't be reached.
         """
-        async with _translated(), self._write_sessions.begin() as session:
+        async with translated(), self._write_sessions.begin() as session:
             yield session
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
         """A transaction for reading: one consistent view, and never in a writer's way."""
-        async with _translated(), self._read_sessions.begin() as session:
+        async with translated(), self._read_sessions.begin() as session:
             yield session
 
     async def ping(self) -> None:
@@ -85,26 +111,54 @@ class Database:
 
     async def dispose(self) -> None:
         """Close every connection."""
-        await self._reader.dispose()
-        if self._writer is not self._reader:
-            await self._writer.dispose()
+        await self._writer.dispose()
+        if self.is_sqlite:
+            await self._reader.dispose()
 
 
 @asynccontextmanager
-async def _translated() -> AsyncIterator[None]:
-    """Tell a database that is down from a statement that is wrong."""
+async def translated() -> AsyncIterator[None]:
+    """Tell a database that is down (`DatabaseUnavailableError`) from a statement that is wrong."""
     try:
         yield
-    except (OSError, PoolTimeoutError) as error:
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-            raise
-        raise DatabaseUnavailableError("Try again in a moment.") from error
-    except OperationalError as error:
-        raise DatabaseUnavailableError("Try again in a moment.") from error
+    except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
+        raise DatabaseUnavailableError(TRY_AGAIN) from error
     except DBAPIError as error:
-        if error.connection_invalidated:
-            raise DatabaseUnavailableError("Try again in a moment.") from error
-        raise
+        if not _is_unavailability(error):
+            raise
+        raise DatabaseUnavailableError(TRY_AGAIN) from error
+
+
+def _is_unavailability(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
+    code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's; its low byte is primary
+    return (
+        error.connection_invalidated
+        or state.startswith(UNAVAILABLE_STATES)
+        or code & 0xFF in UNAVAILABLE_CODES
+    )
+
+
+def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=30,
+        pool_recycle=1800,
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        try:
+            return dialect.connect(*args, **options)
+        except OSError as error:
+            # Here, and only here, any of them is about the database: a name that is not known, a
+            # network without a route, a socket that is no longer there.
+            raise DatabaseUnavailableError(TRY_AGAIN) from error
+
+    return engine
 
 
 def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:

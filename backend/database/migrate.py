@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from backend.database.engine import Database
+from backend.database.engine import Database, DatabaseUnavailableError, translated
 from backend.errors import AppError
 
 if TYPE_CHECKING:
@@ -27,7 +30,10 @@ class SchemaError(AppError):
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision that the tables are at; None for an empty database."""
+    """The revision that the tables are at; None for an empty database.
+
+    This, and what is below, raises `DatabaseUnavailableError`, which says where the database is.
+    """
 
     def read(connection: Connection) -> str | None:
         if not inspect(connection).has_table("alembic_version"):
@@ -35,7 +41,7 @@ async def current_revision(database: Database) -> str | None:
         found = connection.scalar(text("SELECT version_num FROM alembic_version"))
         return None if found is None else str(found)
 
-    async with database.engine.connect() as connection:
+    async with _connected(database) as connection:
         return await connection.run_sync(read)
 
 
@@ -68,12 +74,24 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
         (command.downgrade if down else command.upgrade)(config, target)
 
     try:
-        async with database.engine.begin() as connection:
+        async with _connected(database) as connection:
             await connection.run_sync(run)
     except CommandError as error:
         raise SchemaError(
             f"Its tables are at a revision that this version does not know ({HEAD} is its newest). "
             "Run the version of Talekeeper that wrote it, or a newer one."
+        ) from error
+
+
+@asynccontextmanager
+async def _connected(database: Database) -> AsyncIterator[AsyncConnection]:
+    """A connection in a transaction."""
+    try:
+        async with translated(), database.engine.begin() as connection:
+            yield connection
+    except DatabaseUnavailableError as error:
+        raise DatabaseUnavailableError(
+            f"The database at {database.place} does not answer."
         ) from error
 
 

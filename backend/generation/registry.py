@@ -44,7 +44,7 @@ _THINKS_UNASKED = frozenset({"gemini-2.5-flash", "gemini-2.5-pro"})
 
 
 class UnknownModelError(ValidationError):
-    """No model has this id, or its provider is not configured. `extra["models"]` lists the ids."""
+    """No model has this id, or its provider is not configured; `models` lists the ids."""
 
     slug, title = "unknown-model", "There is no such model"
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import BudgetSettings
+from backend.accounts.settings import first_set
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import StoredLines
@@ -194,16 +194,18 @@ class PromptBuilder:
         """The budgets in counted tokens: the chat's, else the account's, else the server's."""
         chain = (gathered.settings.budgets, identity.settings.budgets)
         settings = self._settings
-        total = min(_first(chain, "total", settings.budget_total), spec.context_window)
+        total = min(first_set(chain, "total", settings.budget_total), spec.context_window)
         reserve = min(
-            _first(chain, "reply_reserve", settings.budget_reply_reserve), spec.max_output_tokens
+            first_set(chain, "reply_reserve", settings.budget_reply_reserve), spec.max_output_tokens
         )
         return Budget(
             total=math.floor(total / ratio),
-            history=math.floor(_first(chain, "history", settings.budget_history) / ratio),
-            retrieval=math.floor(_first(chain, "retrieval", settings.budget_retrieval) / ratio),
+            history=math.floor(first_set(chain, "history", settings.budget_history) / ratio),
+            retrieval=math.floor(first_set(chain, "retrieval", settings.budget_retrieval) / ratio),
             reply_reserve=math.ceil(reserve / ratio),
-            min_tail_messages=_first(chain, "min_tail_messages", settings.budget_min_tail_messages),
+            min_tail_messages=first_set(
+                chain, "min_tail_messages", settings.budget_min_tail_messages
+            ),
         )
 
     def _inputs(
@@ -299,14 +301,6 @@ def _unit(spec: ModelSpec, gathered: Gathered) -> CountUnit:
         best_tokenizer(spec.tokenizer),
         names=gathered.member_count > 1 if names is None else names,
     )
-
-
-def _first(chain: Sequence[BudgetSettings], name: str, default: int) -> int:
-    for settings in chain:
-        value: int | None = getattr(settings, name)
-        if value is not None:
-            return value
-    return default
 
 
 def _open(

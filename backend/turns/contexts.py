@@ -38,6 +38,9 @@ from backend.turns.schemas import (
 from backend.turns.service import TurnService
 from backend.vault.sealing import Sealer
 
+LOOK_BACK = 1000
+"""How many messages above a reply the one before it is looked for."""
+
 
 class ContextService:
     """Shows what prompts are made of, and why."""
@@ -55,7 +58,7 @@ class ContextService:
         Raises what a turn's preparation raises.
         """
         request = TurnRequest(text=text or None)
-        built = await self._turns.build(identity, chat_id, request, is_preview=True)
+        built = await self._turns.preview(identity, chat_id, request)
         view = _view(record_of(built))
         if with_prompt:
             view.prompt = _shown(built.assembled.messages)
@@ -116,12 +119,16 @@ class ContextService:
         view: ContextView,
         messages: list[PromptMessage],
     ) -> Difference | None:
-        for earlier in reversed((await chats.path_to(session, message))[:-1]):
+        path = (await chats.path_to(session, message))[-LOOK_BACK - 1 : -1]
+        recorded = await repository.with_records(
+            session, [row.id for row in path], owner_id=identity.user_id
+        )
+        for earlier in reversed([row for row in path if row.id in recorded]):
             try:
                 record = await self._load(session, identity, earlier)
                 before = await self._rebuild(session, identity.sealer, earlier, record)
             except (ContextNotFoundError, RecordError):
-                continue
+                return None
             return _compare(earlier.id, _view(record), before, view, messages)
         return None
 

@@ -13,9 +13,9 @@ from litestar.response import Stream
 from backend.accounts.door import NEEDS
 from backend.accounts.identity import Identity
 from backend.accounts.watch import SessionWatch
-from backend.errors import BadRequestError
+from backend.errors import BadRequestError, UnauthenticatedError
 from backend.turns.contexts import ContextService
-from backend.turns.events import KEEP_ALIVE
+from backend.turns.events import KEEP_ALIVE, Event
 from backend.turns.schemas import (
     ContextView,
     SuggestionRequest,
@@ -30,6 +30,8 @@ AnyRequest = Request[Any, Any, Any]
 KEEP_ALIVE_SECONDS = 15.0
 LONGEST_EVENT_ID = 18
 """Digits; ids count characters."""
+
+MAX_ID_DIGITS = 18
 
 BEAT_SECONDS = 2.0
 """How often a stream looks whether its session is still open."""
@@ -60,7 +62,9 @@ class TurnController(Controller):
         if prepared.run is not None:
             turns.start(prepared.run)
         if _wants_json(request):
-            return Response(await turns.wait(identity, prepared.turn_id))
+            async for _ in _watched(turns, watch, identity, prepared.turn_id, last_id=0):
+                pass
+            return Response(await turns.get(identity, prepared.turn_id))
         return _stream(turns, watch, identity, prepared.turn_id, last_id=0)
 
     @post("/suggestions", status_code=200, operation_id="suggest", summary="Suggest next lines")
@@ -180,24 +184,36 @@ def _stream(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> Response[Any]:
     return Stream(
-        _body(turns, watch, identity, turn_id, last_id=last_id),
+        _body(_watched(turns, watch, identity, turn_id, last_id=last_id)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
     )
 
 
-async def _body(
+async def _watched(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
-) -> AsyncIterator[bytes]:
-    """Events on the wire, until the turn is over or the session has ended."""
-    spoke_at = time.monotonic()
+) -> AsyncIterator[list[Event]]:
+    """A turn's events, for as long as the session that asked is open.
+
+    Raises `UnauthenticatedError` once it is not: in a stream the connection just ends.
+    """
     with watch.watching(identity.slot_id):
         async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
             if not watch.is_open(identity.slot_id):
-                return
+                raise UnauthenticatedError("The session has ended; the turn goes on.")
+            yield batch
+
+
+async def _body(events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
+    """Events on the wire, until the turn is over or the session has ended."""
+    spoke_at = time.monotonic()
+    try:
+        async for batch in events:
             if batch:
                 spoke_at = time.monotonic()
                 yield b"".join(event.encode() for event in batch)
             elif time.monotonic() - spoke_at >= KEEP_ALIVE_SECONDS:
                 spoke_at = time.monotonic()
                 yield KEEP_ALIVE
+    except UnauthenticatedError:
+        return

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from backend.errors import AppError, ConflictError, NotFoundError, ValidationError
+from backend.errors import (
+    AppError,
+    ConflictError,
+    NotFoundError,
+    TooManyRequestsError,
+    ValidationError,
+)
 
 
 class TurnNotFoundError(NotFoundError):
@@ -22,6 +28,19 @@ class TurnInProgressError(ConflictError):
         super().__init__(
             "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
             extra={"turn_id": str(turn_id)} if turn_id else {},
+        )
+
+
+class TooManyTurnsError(TooManyRequestsError):
+    """So many turns, suggestions and previews of one user at once are not taken."""
+
+    slug, title = "too-many-turns", "Too many turns at once"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} of yours are under way. Wait until one is over, or stop one.",
+            extra={"limit": limit},
+            headers={"Retry-After": "1"},
         )
 
 

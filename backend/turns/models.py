@@ -50,12 +50,13 @@ class Turn(Base):
     model: Mapped[str]
     request_digest: Mapped[bytes]
     user_message_id: Mapped[UUID | None]
-    reply_id: Mapped[UUID | None] = mapped_column(index=True)
+    reply_id: Mapped[UUID | None]
     prefix_length: Mapped[int] = mapped_column(default=0)
     thinking_prefix_length: Mapped[int] = mapped_column(default=0)
     segments: Mapped[str] = mapped_column(default="[]")
     totals: Mapped[str] = mapped_column(default="{}")
     usage: Mapped[str | None]
+    finish: Mapped[str | None]
     sealed_output: Mapped[bytes | None]
     sealed_problem: Mapped[bytes | None]
     stop_requested: Mapped[bool] = mapped_column(default=False)

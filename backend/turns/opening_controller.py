@@ -8,9 +8,14 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from backend.accounts.identity import Identity
-from backend.chats.schemas import ChatView, NewChat
+from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.schemas import ChatPatch, ChatView, NewChat
+from backend.context.macros import MacroLimitError
+from backend.errors import PreconditionFailedError
+from backend.generation.registry import UnknownModelError
 from backend.turns.opening import OpeningService
-from backend.wire import etag
+from backend.wire import EXAMPLE, PATCHES, RAISES, etag
 
 
 class OpeningController(Controller):
@@ -19,7 +24,7 @@ class OpeningController(Controller):
     path = "/chats"
     tags = ("Chats",)
 
-    @post(operation_id="openChat", summary="Open a chat")
+    @post(opt={RAISES: (CharacterNotFoundError, PersonaNotFoundError, MacroLimitError, UnknownModelError,), EXAMPLE: {"character_ids": [], "title": "The lighthouse"}}, operation_id="openChat", summary="Open a chat")
     async def open_chat(
         self,
         data: JSONBody[NewChat],
@@ -29,7 +34,7 @@ class OpeningController(Controller):
         """Open a chat; the first character's greetings become its first message and its swipes."""
         return await opening.open(identity, data)
 
-    @patch("/{chat_id:uuid}", operation_id="patchChat", summary="Change a chat")
+    @patch("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError, CharacterNotFoundError, PersonaNotFoundError, PreconditionFailedError,), PATCHES: ChatPatch, EXAMPLE: {"title": "The storm", "persona_id": None}}, operation_id="patchChat", summary="Change a chat")
     async def patch_chat(
         self,
         request: Request[Any, Any, Any],
@@ -38,7 +43,10 @@ class OpeningController(Controller):
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
     ) -> Response[ChatView]:
-        """Change `title`, `persona_id` or `character_ids`; what is absent stays, null clears."""
+        """Change `title`, `persona_id` or `character_ids`; what is absent stays, null clears.
+
+        A title of null is the default again: the names of the characters.
+        """
         view = await opening.patch(
             identity, chat_id, data, if_match=request.headers.get("if-match")
         )

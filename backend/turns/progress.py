@@ -14,14 +14,19 @@ from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.vault.sealing import Sealer
 
 
+def started_event(turn: Turn) -> dict[str, Any]:
+    """The `turn.started` event's data."""
+    return {
+        "turn_id": str(turn.id),
+        "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
+        "reply_id": str(turn.reply_id) if turn.reply_id else None,
+    }
+
+
 def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
     """How far a turn is, as any process can read it: at most a second behind the one it runs in."""
     progress = Progress(
-        started={
-            "turn_id": str(turn.id),
-            "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
-            "reply_id": str(turn.reply_id) if turn.reply_id else None,
-        },
+        started=started_event(turn),
         totals=msgspec.json.decode(turn.totals),
         transcript=_transcript(sealer, turn, reply),
         usage=msgspec.json.decode(turn.usage) if turn.usage else None,
@@ -31,7 +36,7 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
     if reply is not None:
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
-        progress.completed = completed_event(turn.id, turn.state, "")
+        progress.completed = completed_event(turn.id, turn.state, turn.finish or "")
     elif turn.sealed_problem is not None:
         problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
         progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}

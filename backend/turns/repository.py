@@ -70,3 +70,13 @@ async def texts_of(
             )
         )
     )
+
+
+async def with_records(
+    session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
+) -> set[UUID]:
+    """Which of the messages have a context record."""
+    query = select(ContextRecord.id).where(
+        ContextRecord.id.in_(message_ids), ContextRecord.user_id == owner_id
+    )
+    return set(await session.scalars(query))

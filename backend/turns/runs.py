@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
+
+from prometheus_client import Counter
 
 from backend.chats.models import MessageStatus
 from backend.errors import AppError, InternalError, UnavailableError
@@ -31,6 +34,8 @@ from backend.turns.models import TurnKind, TurnState
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
+
+TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"])
 
 STORE_EVERY = 1.0
 
@@ -62,6 +67,7 @@ class Run:
     usage: Usage | None = None
     finish: str = ""
     problem: AppError | None = None
+    started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
     record_stored: bool = False
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
@@ -189,6 +195,7 @@ class RunRegistry:
         self._runs: dict[UUID, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -200,6 +207,8 @@ class RunRegistry:
     def start(self, run: Run) -> None:
         """Let a turn run until it is over, on its own."""
         self._runs[run.turn_id] = run
+        if self._is_closing:
+            run.stop(state="interrupted")
         task = asyncio.create_task(self._drive(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -207,7 +216,8 @@ class RunRegistry:
             self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Cut every turn off and store what there is."""
+        """Cut every turn off, and those that still come, and store what there is."""
+        self._is_closing = True
         for run in list(self._runs.values()):
             run.stop(state="interrupted")
         if self._tasks:
@@ -227,6 +237,7 @@ class RunRegistry:
             problem = error if isinstance(error, AppError) else InternalError("The log says more.")
             run.progress.failed = {"turn_id": str(run.turn_id), **problem.to_problem()}
         finally:
+            _report(run)
             self._runs.pop(run.turn_id, None)
             run.over.set()
             run.notify()
@@ -247,14 +258,43 @@ class RunRegistry:
             await asyncio.sleep(STORE_EVERY)
             if not self._runs:
                 continue
-            try:
-                stopped = await self._store(list(self._runs.values()))
-            except Exception as error:  # the next second tries again
-                log.warning("turn.progress_not_stored", count=len(self._runs), exc_info=error)
-                continue
+            stopped = await self._store_all(list(self._runs.values()))
             for turn_id in stopped:
                 if run := self._runs.get(turn_id):
                     run.stop()
+
+    async def _store_all(self, runs: list[Run]) -> set[UUID]:
+        """Store all at once; where that fails, each by itself, so that one can't hold up others."""
+        try:
+            return await self._store(runs)
+        except Exception as error:  # the next second tries again
+            log.warning("turn.progress_not_stored", count=len(runs), exc_info=error)
+        if len(runs) == 1:
+            return set()
+        stopped: set[UUID] = set()
+        for run in runs:
+            with contextlib.suppress(Exception):
+                stopped |= await self._store([run])
+        return stopped
+
+
+def _report(run: Run) -> None:
+    """One line in the log and one more in the metrics for a turn that is over."""
+    spec, usage = run.built.spec, run.usage
+    TURNS.labels(provider=spec.provider, state=run.outcome).inc()
+    log.info(
+        "turn.finished",
+        turn_id=run.turn_id,
+        state=run.outcome,
+        problem=run.problem.slug if run.problem else None,
+        provider=spec.provider,
+        model=spec.id,
+        finish_reason=run.finish or None,
+        duration_ms=round((time.monotonic() - run.started_at) * 1000),
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        completion_tokens=usage.completion_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+    )
 
 
 def describe_usage(usage: Usage, model_id: str) -> dict[str, Any]:

@@ -17,35 +17,32 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.chats import repository as chats
-from backend.chats import tree
-from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, draft_message
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
-from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.models import Message
 from backend.chats.recount import recount
 from backend.chats.service import ChatService
-from backend.database.base import new_id, now
+from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
 from backend.turns import repository
+from backend.turns.beginning import TurnBeginner
 from backend.turns.builder import Built, Check, PromptBuilder
 from backend.turns.errors import (
     ChatChangedError,
-    NotContinuableError,
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
 )
 from backend.turns.events import Event, Progress
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.gate import Gate
+from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM
 from backend.turns.progress import stored_progress
 from backend.turns.runs import Run, RunRegistry
 from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnView
-from backend.turns.store import LEASE, TurnStore, save_variables
+from backend.turns.store import TurnStore
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -80,6 +77,7 @@ class TurnService:
         message_service: MessageService,
         *,
         name_of: Callable[[Identity], str],
+        max_per_user: int,
     ) -> None:
         self._database = database
         self._builder = builder
@@ -88,19 +86,29 @@ class TurnService:
         self._messages = message_service
         self._name_of = name_of
         self._store = TurnStore(database)
+        self._beginner = TurnBeginner(database, registry)
+        self._gate = Gate(max_per_user)
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 
-    async def build(
+    async def preview(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Built:
+        """The prompt of the turn that would come now, with a line or without; nothing is stored.
+
+        Raises what `PromptBuilder.build` raises, and `TooManyTurnsError`.
+        """
+        with self._gate.enter(identity.user_id):
+            return await self._build(identity, chat_id, request, is_preview=True)
+
+    async def _build(
         self,
         identity: Identity,
         chat_id: UUID,
         request: TurnRequest,
         *,
         check: Check | None = None,
+        is_preview: bool = False,
         suggestions: int = 0,
     ) -> Built:
-        """The prompt of the turn that would come now; nothing is stored."""
         if request.text:
             self._messages.check_text(request.text)
         return await self._builder.build(
@@ -110,6 +118,7 @@ class TurnService:
             user_name=self._name_of(identity),
             choose_model=self._chats.effective_model,
             check=check,
+            is_preview=is_preview,
             suggestions=suggestions,
         )
 
@@ -118,11 +127,20 @@ class TurnService:
 
         A turn id that was used for the same request gives back that turn.
 
-        Raises `TurnInProgressError`, `TurnIdReusedError`, `ContextOverflowError`,
-        `ChatNotFoundError` and what `PromptBuilder.build` raises. Nothing is stored then.
+        Raises `TurnInProgressError`, `TurnIdReusedError`, `TooManyTurnsError`,
+        `ContextOverflowError`, `ChatNotFoundError` and what `PromptBuilder.build` raises. Nothing
+        is stored then.
         """
         if request.text is not None:
             self._messages.check_text(request.text)
+        with self._gate.enter(identity.user_id) as stay:
+            prepared = await self._prepare(identity, chat_id, request)
+            if prepared.run is not None:
+                # Counted until it is over.
+                stay.until(prepared.run.over)
+            return prepared
+
+    async def _prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
         turn_id = request.turn_id or new_id()
         fingerprint = _fingerprint(identity, chat_id, request)
 
@@ -136,9 +154,9 @@ class TurnService:
 
         try:
             for _ in range(ATTEMPTS):
-                built = await self.build(identity, chat_id, request, check=check)
+                built = await self._build(identity, chat_id, request, check=check)
                 try:
-                    run = await self._begin(identity, built, request, turn_id, fingerprint)
+                    run = await self._beginner.begin(identity, built, request, turn_id, fingerprint)
                 except IntegrityError:
                     # Another turn came first, and the next look will say which.
                     continue
@@ -186,12 +204,6 @@ class TurnService:
                 silence = 0.0
                 yield []
             await asyncio.sleep(FOLLOW_EVERY)
-
-    async def wait(self, identity: Identity, turn_id: UUID) -> TurnView:
-        """The turn once it is over."""
-        async for _ in self.events(identity, turn_id, last_id=0, beat=60):
-            pass
-        return await self.get(identity, turn_id)
 
     async def get(self, identity: Identity, turn_id: UUID) -> TurnView:
         """Raises `TurnNotFoundError`."""
@@ -241,11 +253,12 @@ class TurnService:
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
     ) -> list[str]:
         """Lines that the user could say next, made by the model of the same prompt."""
-        built = await self.build(
-            identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
-        )
-        model = self._registry.get(built.spec.id)
-        answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
+        with self._gate.enter(identity.user_id):
+            built = await self._build(
+                identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
+            )
+            model = self._registry.get(built.spec.id)
+            answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
         try:
             lines = msgspec.convert(answer.value, _Suggested).lines
         except msgspec.ValidationError:
@@ -266,126 +279,6 @@ class TurnService:
         await self.runs.close()
         for task in list(self._recounts):
             task.cancel()
-
-    async def _begin(
-        self,
-        identity: Identity,
-        built: Built,
-        request: TurnRequest,
-        turn_id: UUID,
-        fingerprint: bytes,
-    ) -> Run | None:
-        """Transaction 1. None when the chat changed since the prompt was built."""
-        gathered, target = built.gathered, built.gathered.target
-        async with self._database.write() as session:
-            chat = await chats.get_chat(
-                session, gathered.chat.id, owner_id=identity.user_id, lock=True
-            )
-            if _version(chat) != _version(gathered.chat):
-                return None
-            turn = Turn(
-                id=turn_id,
-                user_id=identity.user_id,
-                chat_id=chat.id,
-                kind=target.kind,
-                state="running",
-                model=built.spec.id,
-                request_digest=fingerprint,
-                totals=msgspec.json.encode(built.totals).decode(),
-                lease_until=now() + LEASE,
-                user_message_id=target.line.id if target.line else None,
-            )
-            session.add(turn)
-            parent = target.parent or target.leaf
-            line: Message | None = None
-            if request.text is not None:
-                line = draft_message(
-                    identity.sealer,
-                    Draft(
-                        role="user",
-                        author=gathered.user_name,
-                        text=request.text,
-                        persona_id=gathered.persona_id,
-                    ),
-                    unit=CountUnit.parse(chat.count_unit),
-                )
-                turn.user_message_id = line.id
-                await tree.attach(session, chat, line, parent=parent)
-                await save_variables(
-                    session, identity.sealer, chat, gathered.variables, built.variables
-                )
-            reply = await self._reply_row(session, identity, chat, built, line or parent)
-            turn.reply_id = reply.id if reply else None
-            chat.updated_at = now()
-            run = self._run(identity, built, turn, reply if target.continued else None)
-            if reply is not None:
-                reply.status = "streaming"
-            return run
-
-    async def _reply_row(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        chat: Chat,
-        built: Built,
-        parent: Message | None,
-    ) -> Message | None:
-        """The row that the reply is written into; a continued reply's own."""
-        target, speaker = built.gathered.target, built.gathered.speaker
-        if target.kind == "impersonate":
-            return None
-        if target.continued is not None:
-            message = await session.get_one(Message, target.continued.id)
-            if await tree.has_children(session, message.id):
-                raise NotContinuableError(
-                    "It has been answered on another branch. Edit it to make a branch of its own."
-                )
-            return message
-        reply = draft_message(
-            identity.sealer,
-            Draft(
-                role="assistant",
-                author=speaker.name,
-                text="",
-                character_id=speaker.id,
-                status="streaming",
-            ),
-            unit=CountUnit.parse(chat.count_unit),
-        )
-        await tree.attach(session, chat, reply, parent=parent)
-        return reply
-
-    def _run(self, identity: Identity, built: Built, turn: Turn, continued: Message | None) -> Run:
-        sealer = identity.sealer
-        prefix = thinking = ""
-        if continued is not None:
-            prefix = sealer.open(MESSAGE_CONTENT, continued.id, continued.sealed_content)
-            if continued.sealed_thinking:
-                thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
-        turn.prefix_length = len(prefix)
-        turn.thinking_prefix_length = len(thinking)
-        progress = Progress(
-            started={
-                "turn_id": str(turn.id),
-                "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
-                "reply_id": str(turn.reply_id) if turn.reply_id else None,
-            },
-            totals=built.totals,
-        )
-        return Run(
-            turn_id=turn.id,
-            user_id=identity.user_id,
-            chat_id=turn.chat_id,
-            kind=built.gathered.target.kind,
-            reply_id=turn.reply_id,
-            sealer=sealer,
-            model=self._registry.get(built.spec.id),
-            built=built,
-            progress=progress,
-            prefix=prefix,
-            prefix_thinking=thinking,
-            status_before=continued.status if continued else "streaming",
-        )
 
     async def _read_progress(self, identity: Identity, turn_id: UUID) -> Progress:
         async with self._database.read() as session:
@@ -413,11 +306,6 @@ class _Suggested(msgspec.Struct):
     """What a model is to answer when it is asked for suggestions."""
 
     lines: list[str]
-
-
-def _version(chat: Chat) -> tuple[UUID | None, int, str]:
-    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
-    return chat.leaf_id, chat.revision, chat.count_unit
 
 
 class _ReplayError(Exception):

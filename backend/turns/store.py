@@ -124,6 +124,7 @@ class TurnStore:
         outcome = run.outcome
         text = run.text
         is_reply = run.reply_id is not None and bool(text.strip())
+        has_spoken = bool(run.progress.transcript.joined("text"))
         counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
         record = await asyncio.to_thread(seal_record, run) if is_reply else None
         problem = _problem(run)
@@ -137,6 +138,7 @@ class TurnStore:
                 turn.finished_at = now()
                 turn.segments = _segments(run)
                 turn.usage = msgspec.json.encode(usage).decode() if usage else None
+                turn.finish = run.finish or None
                 turn.lease_until = None
                 turn.sealed_problem = (
                     run.sealer.seal_bytes(TURN_PROBLEM, turn.id, msgspec.json.encode(problem))
@@ -146,6 +148,8 @@ class TurnStore:
                 if run.reply_id is None and text:
                     turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, text)
                 saved = await self._conclude_reply(session, run, chat, turn, counts)
+                # A continuation that added nothing leaves the reply, and its record, as they were.
+                saved = saved and has_spoken
                 if saved and record is not None and not run.record_stored:
                     await store_record(session, run, record)
             elif turn is not None:

@@ -22,8 +22,6 @@ from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with,
 
 SlotKind = Literal["password", "recovery", "session", "api_key"]
 SECRET_BYTES = 32
-RECOVERY_GROUPS = 13
-"""A 256-bit code is 52 letters of base32: 13 groups of four."""
 
 
 class WrongSecretError(AppError):

@@ -125,7 +125,12 @@ async def running(
     database_url: str, folder: Path, *, registry: ModelRegistry | None = None, **settings: Any
 ) -> AsyncGenerator[Running]:
     """Serve on a free port until the block ends."""
-    values = {"registration": "open", "demo_tokens_per_second": 0, **settings}
+    values = {
+        "registration": "open",
+        "demo_tokens_per_second": 0,
+        "max_turns_per_user": 1000,
+        **settings,
+    }
     config = Settings(
         _env_file=None,  # type: ignore[call-arg]  # pydantic-settings' own argument
         data_dir=folder,

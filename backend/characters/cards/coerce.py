@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from backend.characters.cards.limits import LIST_ITEMS, SHORT_TEXT, TEXT, Limit
+from backend.characters.cards.limits import LIST_ITEMS, SHORT_TEXT, TAG, TAGS, TEXT, Limit
 
 MAX_SECONDS = 2**53 - 1
 """The largest integer that every JSON reader takes exactly."""
@@ -75,8 +75,11 @@ class Coercion:
         if isinstance(value, str) and value.strip():
             self.warn(f"`{field}` was a single text and was split at its commas.")
             value = value.split(",")
-        tags = self.texts(field, value, SHORT_TEXT)
-        return [tag.strip() for tag in tags if tag.strip()]
+        tags = [tag.strip() for tag in self.texts(field, value, SHORT_TEXT) if tag.strip()]
+        TAGS.check(len(tags), f"`{field}`")
+        for tag in tags:
+            TAG.check(len(tag), f"A tag of `{field}`")
+        return tags
 
     def mapping(self, field: str, value: object) -> dict[str, Any]:
         """An object; anything else is an empty one (PHP writes an empty object as a list)."""

@@ -25,7 +25,7 @@ class NoCardError(CardError):
 
 
 class CardLimitError(CardError):
-    """The card is over a limit; `extra` holds `limit` (its name), `allowed` and `found`.
+    """The card is over a limit: `limit` is its name, `allowed` and `found` are counts.
 
     Where reading stopped at the limit, `found` is what had been counted by then.
     """

@@ -53,6 +53,12 @@ NAME = Limit("name_characters", 200, "characters")
 SHORT_TEXT = Limit("short_text_characters", 2_000, "characters")
 TEXT = Limit("text_characters", 200_000, "characters")
 LIST_ITEMS = Limit("list_items", 1_000, "items")
+TAGS = Limit("tags", 200, "tags")
+TAG = Limit("tag_characters", 200, "characters")
+"""Tags are in every list of characters."""
+
+CARD_BYTES = Limit("card_bytes", 4 * MEGABYTE, "bytes of JSON without its lorebook")
+"""A card is read whole whenever its character speaks."""
 
 
 def check_file_size(size: int) -> None:

@@ -267,4 +267,4 @@ async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("query", ["limit=0", "limit=501"])
 async def test_a_page_has_a_size(ada: Person, query: str) -> None:
-    problem(await ada.get(f"/characters?{query}"), 400, "bad-request")
+    problem(await ada.get(f"/characters?{query}"), 422, "validation-failed")

@@ -11,7 +11,7 @@ from backend.accounts.identity import Identity
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.personas import PersonaService
-from backend.characters.repository import PersonaData, find_cards, find_persona, get_card
+from backend.characters.repository import PersonaData, find_names, find_persona, get_card
 from backend.characters.schemas import PersonaFields
 from backend.characters.service import CharacterService
 from backend.database.engine import Database
@@ -55,7 +55,7 @@ async def test_someone_else_s_card_does_not_exist(
                 await get_card(session, missing, owner_id=ben.user_id, sealer=ben.sealer)
 
 
-async def test_many_cards_are_one_query_in_the_order_asked_for(
+async def test_many_names_are_one_query_in_the_order_asked_for(
     database: Database, ada: Identity, ben: Identity
 ) -> None:
     first, second = await make(database, ada, "Magda"), await make(database, ada, "Jan")
@@ -69,15 +69,15 @@ async def test_many_cards_are_one_query_in_the_order_asked_for(
     async with database.read() as session:
         connection = await session.connection()
         event.listen(connection.sync_connection, "before_cursor_execute", note)
-        cards = await find_cards(session, wanted, owner_id=ada.user_id, sealer=ada.sealer)
+        names = await find_names(session, wanted, owner_id=ada.user_id, sealer=ada.sealer)
 
-    assert [(key, card.name) for key, card in cards.items()] == [(second, "Jan"), (first, "Magda")]
+    assert list(names.items()) == [(second, "Jan"), (first, "Magda")]
     assert len(statements) == 1
 
 
-async def test_no_cards_are_asked_for_without_a_query(database: Database, ada: Identity) -> None:
+async def test_no_names_are_asked_for_without_a_query(database: Database, ada: Identity) -> None:
     async with database.read() as session:
-        assert await find_cards(session, [], owner_id=ada.user_id, sealer=ada.sealer) == {}
+        assert await find_names(session, [], owner_id=ada.user_id, sealer=ada.sealer) == {}
 
 
 async def test_a_persona_is_found_by_its_owner_alone(

@@ -75,8 +75,8 @@ async def test_a_page_says_of_each_line_which_swipe_of_how_many_it_is(
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ({"limit": 0}, 400),
-        ({"limit": 501}, 400),
+        ({"limit": 0}, 422),
+        ({"limit": 501}, 422),
         ({"limit": "many"}, 422),
         ({"before": "then"}, 422),
     ],

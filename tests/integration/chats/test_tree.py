@@ -24,7 +24,19 @@ PLACE = st.integers(0, 10_000)
 """Which message, counted round and round."""
 
 NAMES = st.sampled_from(
-    "append append greet regenerate edit branch activate hide delete fork recount".split()
+    [
+        "append",
+        "append",
+        "greet",
+        "regenerate",
+        "edit",
+        "branch",
+        "activate",
+        "hide",
+        "delete",
+        "fork",
+        "recount",
+    ]
 )
 STEPS = st.lists(st.tuples(NAMES, PLACE, WORDS, st.booleans(), UNITS), min_size=4, max_size=20)
 GREETINGS = st.lists(WORDS, max_size=3)

@@ -10,7 +10,6 @@ import pytest
 
 from backend.accounts.door import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
 from tests.support.clock import Clock
-from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio

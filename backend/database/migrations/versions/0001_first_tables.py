@@ -360,6 +360,7 @@ def upgrade() -> None:
         sa.Column("segments", sa.String(), nullable=False),
         sa.Column("totals", sa.String(), nullable=False),
         sa.Column("usage", sa.String(), nullable=True),
+        sa.Column("finish", sa.String(), nullable=True),
         sa.Column("sealed_output", sa.LargeBinary(), nullable=True),
         sa.Column("sealed_problem", sa.LargeBinary(), nullable=True),
         sa.Column("stop_requested", sa.Boolean(), nullable=False),
@@ -383,7 +384,6 @@ def upgrade() -> None:
             sqlite_where=sa.text("state = 'running'"),
             postgresql_where=sa.text("state = 'running'"),
         )
-        batch_op.create_index(batch_op.f("ix_turns_reply_id"), ["reply_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_turns_user_id"), ["user_id"], unique=False)
         batch_op.create_index(
             "uq_turns_running",
@@ -429,7 +429,6 @@ def downgrade() -> None:
             postgresql_where=sa.text("state = 'running'"),
         )
         batch_op.drop_index(batch_op.f("ix_turns_user_id"))
-        batch_op.drop_index(batch_op.f("ix_turns_reply_id"))
         batch_op.drop_index(
             "ix_turns_lease",
             sqlite_where=sa.text("state = 'running'"),

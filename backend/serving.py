@@ -1,0 +1,52 @@
+"""The process that serves: how it comes to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from backend.turns.service import TurnService
+
+CUT_EVERY = 0.1
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with an end that streams are told of.
+
+    Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
+    may stream for minutes, so here running turns are ended first: what was said is stored, each
+    stream gets its last event and ends, and nothing is left to wait for.
+    """
+
+    def __init__(self, config: uvicorn.Config, turns: TurnService) -> None:
+        super().__init__(config)
+        self._turns = turns
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, end every turn, let the answers go out, and close the application."""
+        ending = asyncio.create_task(super().shutdown(sockets))
+        while not ending.done():
+            # Again and again: a request that had come before may start its turn only now.
+            closing = asyncio.create_task(self._turns.close())
+            await asyncio.wait({ending, closing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending}, timeout=CUT_EVERY)
+        await ending
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take SIGTERM for an order that was carried out.
+
+        Uvicorn raises the signal once more at the end, for whoever handled it before: that would
+        kill the process, and look like a failure to whoever started it.
+        """
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,159 @@
+"""The first transaction of a turn: what is stored before the model is asked."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chats import repository as chats
+from backend.chats import tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import Draft, draft_message
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.generation.registry import ModelRegistry
+from backend.turns.builder import Built
+from backend.turns.errors import NotContinuableError
+from backend.turns.events import Progress
+from backend.turns.models import Turn
+from backend.turns.progress import started_event
+from backend.turns.runs import Run
+from backend.turns.schemas import TurnRequest
+from backend.turns.store import LEASE, save_variables
+
+
+class TurnBeginner:
+    """Stores turns that may start."""
+
+    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+        self._database = database
+        self._registry = registry
+
+    async def begin(
+        self,
+        identity: Identity,
+        built: Built,
+        request: TurnRequest,
+        turn_id: UUID,
+        fingerprint: bytes,
+    ) -> Run | None:
+        """Transaction 1: the user's line, a row for the reply, the turn.
+
+        None when the chat changed since the prompt was built. Raises `IntegrityError` when another
+        turn came first, `NotContinuableError`.
+        """
+        gathered, target = built.gathered, built.gathered.target
+        async with self._database.write() as session:
+            chat = await chats.get_chat(
+                session, gathered.chat.id, owner_id=identity.user_id, lock=True
+            )
+            if _version(chat) != _version(gathered.chat):
+                return None
+            turn = Turn(
+                id=turn_id,
+                user_id=identity.user_id,
+                chat_id=chat.id,
+                kind=target.kind,
+                state="running",
+                model=built.spec.id,
+                request_digest=fingerprint,
+                totals=msgspec.json.encode(built.totals).decode(),
+                lease_until=now() + LEASE,
+                user_message_id=target.line.id if target.line else None,
+            )
+            session.add(turn)
+            parent = target.parent or target.leaf
+            line: Message | None = None
+            if request.text is not None:
+                line = draft_message(
+                    identity.sealer,
+                    Draft(
+                        role="user",
+                        author=gathered.user_name,
+                        text=request.text,
+                        persona_id=gathered.persona_id,
+                    ),
+                    unit=CountUnit.parse(chat.count_unit),
+                )
+                turn.user_message_id = line.id
+                await tree.attach(session, chat, line, parent=parent)
+                await save_variables(
+                    session, identity.sealer, chat, gathered.variables, built.variables
+                )
+            reply = await self._reply_row(session, identity, chat, built, line or parent)
+            turn.reply_id = reply.id if reply else None
+            chat.updated_at = now()
+            run = self._run(identity, built, turn, reply if target.continued else None)
+            if reply is not None:
+                reply.status = "streaming"
+            return run
+
+    async def _reply_row(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        built: Built,
+        parent: Message | None,
+    ) -> Message | None:
+        """The row that the reply is written into; a continued reply's own."""
+        target, speaker = built.gathered.target, built.gathered.speaker
+        if target.kind == "impersonate":
+            return None
+        if target.continued is not None:
+            message = await session.get_one(Message, target.continued.id)
+            if await tree.has_children(session, message.id):
+                raise NotContinuableError(
+                    "It has been answered on another branch. Edit it to make a branch of its own."
+                )
+            return message
+        reply = draft_message(
+            identity.sealer,
+            Draft(
+                role="assistant",
+                author=speaker.name,
+                text="",
+                character_id=speaker.id,
+                status="streaming",
+            ),
+            unit=CountUnit.parse(chat.count_unit),
+        )
+        await tree.attach(session, chat, reply, parent=parent)
+        return reply
+
+    def _run(self, identity: Identity, built: Built, turn: Turn, continued: Message | None) -> Run:
+        sealer = identity.sealer
+        prefix = thinking = ""
+        if continued is not None:
+            prefix = sealer.open(MESSAGE_CONTENT, continued.id, continued.sealed_content)
+            if continued.sealed_thinking:
+                thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
+        turn.prefix_length = len(prefix)
+        turn.thinking_prefix_length = len(thinking)
+        progress = Progress(
+            started=started_event(turn),
+            totals=built.totals,
+        )
+        return Run(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=built.gathered.target.kind,
+            reply_id=turn.reply_id,
+            sealer=sealer,
+            model=self._registry.get(built.spec.id),
+            built=built,
+            progress=progress,
+            prefix=prefix,
+            prefix_thinking=thinking,
+            status_before=continued.status if continued else "streaming",
+        )
+
+
+def _version(chat: Chat) -> tuple[UUID | None, int, str]:
+    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
+    return chat.leaf_id, chat.revision, chat.count_unit

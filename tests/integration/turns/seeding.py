@@ -1,0 +1,73 @@
+"""Chats with a past that nobody had to wait for: lines written straight into the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.accounts.identity import Identity
+from backend.chats import repository, tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import Draft, draft_message
+from backend.chats.models import Message
+from tests.support.server import Account, Running
+
+COOKIE = "talekeeper_session"
+
+
+async def identity_of(server: Running, ada: Account) -> Identity:
+    """Who the server takes a browser for, with the keys to seal as it does."""
+    identity = await server.parts.sessions.authenticate(ada.client.cookies[COOKIE])
+    assert identity is not None
+    return identity
+
+
+async def seed(
+    server: Running,
+    ada: Account,
+    chat_id: str,
+    texts: Iterable[str],
+    *,
+    hidden: frozenset[int] = frozenset(),
+) -> list[Message]:
+    """Add lines at the end of a chat, the user's and the character's in turn.
+
+    `hidden` are the places among `texts` of lines that are left out of prompts.
+    """
+    identity = await identity_of(server, ada)
+    made: list[Message] = []
+    async with server.parts.database.write() as session:
+        chat = await repository.get_chat(
+            session, UUID(chat_id), owner_id=identity.user_id, lock=True
+        )
+        unit = CountUnit.parse(chat.count_unit)
+        above = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
+        for place, text in enumerate(texts):
+            by_user = above is None or above.role == "assistant"
+            line = draft_message(
+                identity.sealer,
+                Draft(
+                    role="user" if by_user else "assistant",
+                    author=ada.name if by_user else "Mara",
+                    text=text,
+                ),
+                unit=unit,
+            )
+            line.hidden = place in hidden
+            await tree.attach(session, chat, line, parent=above)
+            made.append(line)
+            above = line
+    return made
+
+
+async def stored_lines(server: Running, chat_id: str) -> list[Message]:
+    """The rows of a chat's active path, from the root down."""
+    query = (
+        select(Message)
+        .where(Message.chat_id == UUID(chat_id), Message.is_active)
+        .order_by(Message.position)
+    )
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(query))

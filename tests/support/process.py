@@ -1,0 +1,77 @@
+"""Talekeeper in a process of its own, started as a person starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TALEKEEPER = Path(sys.executable).with_name("talekeeper")
+PATIENCE = 60.0
+"""Seconds after which a test gives a process up."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that listens."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def stop(self) -> int:
+        """Ask it to end, as a service manager does; its exit code."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE)
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """This process's environment with these settings of Talekeeper's and no others."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251  # to hand it on without settings
+        if not name.startswith("TALEKEEPER_")
+    }
+    return inherited | {f"TALEKEEPER_{name.upper()}": value for name, value in settings.items()}
+
+
+def talekeeper(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [str(TALEKEEPER), *arguments, "--data-dir", str(folder)],
+        cwd=folder,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@contextmanager
+def serving(folder: Path, **settings: str) -> Generator[Served]:
+    """A server on a free port; killed at the end of the block where it still runs."""
+    log = folder / "server.log"
+    command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(folder)]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(**settings),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline()
+            assert " at http" in greeting, log.read_text()
+            yield Served(greeting.split()[-1], process, log)
+        finally:
+            process.kill()
