@@ -13,6 +13,7 @@ from litestar.di import Provide
 from litestar.plugins.prometheus import PrometheusConfig
 
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
+from backend.accounts.cleanup import finish_deletions
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
 from backend.accounts.door import Door, IdentityMiddleware, guard, provide_identity
 from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
@@ -213,6 +214,7 @@ def _constant(value: object) -> Provide:
 async def _running(parts: Parts) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     await parts.turns.recover(all_running=parts.settings.embedded)
+    await finish_deletions(parts.database)
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
     # thousands of objects at once, and the full collections that they set off took over 100 ms.
     gc.collect()
@@ -238,6 +240,7 @@ async def _sweep(parts: Parts) -> None:
         await asyncio.sleep(SWEEP_EVERY)
         try:
             await parts.turns.recover(all_running=False)
+            await finish_deletions(parts.database)
             await forget_old(parts.database, at=now())
         except Exception as error:  # the next round tries again
             log.warning("server.sweep_failed", exc_info=error)

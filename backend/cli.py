@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # The data folder and what is written into it are nobody else's to read.
     os.umask(0o077)
+    _forbid_core_dumps()
     configure_logging(settings.log_level, settings.log_format)
     command: Command = options.command
     try:
@@ -52,6 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _forbid_core_dumps() -> None:
+    """A core file would hold users' keys and texts in the clear."""
+    with contextlib.suppress(ImportError):  # Windows has no such limits
+        import resource  # noqa: PLC0415  # not on every system
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:

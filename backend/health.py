@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 import backend
@@ -63,7 +64,15 @@ class HealthController(Controller):
         """The process answers."""
         return {"status": "alive"}
 
-    @get("/ready", operation_id="ready", summary="Ready", status_code=200)
+    @get(
+        "/ready",
+        operation_id="ready",
+        summary="Ready",
+        status_code=200,
+        responses={
+            503: ResponseSpec(Readiness, generate_examples=False, description="A part is not ready")
+        },
+    )
     async def ready(
         self, database: NamedDependency[Database], registry: NamedDependency[ModelRegistry]
     ) -> Response[Readiness]:

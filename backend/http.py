@@ -23,7 +23,7 @@ from litestar.types import (
 )
 
 from backend import errors
-from backend.errors import MEDIA_TYPE, AppError
+from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
 from backend.logs import bind_request, get_logger
 
 log = get_logger(__name__)
@@ -152,8 +152,10 @@ def _answer(problem: AppError, headers: Mapping[str, str] | None = None) -> AnyR
     )
 
 
-def _known(_: AnyRequest, error: AppError) -> AnyResponse:
-    if error.status >= 500:  # noqa: PLR2004  # the class of server errors
+def _known(request: AnyRequest, error: AppError) -> AnyResponse:
+    if error.status == errors.InternalError.status:
+        return _unexpected(request, error)
+    if error.status > errors.InternalError.status:
         log.warning("request.failed", problem=error.slug, exc_info=error)
     return _answer(error)
 
@@ -202,13 +204,17 @@ def _undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
 
 
 def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
-    """Say nothing but an id; what happened stands in the log under it."""
+    """Say nothing but an id, and the kind of an error that has one; the log says more under it."""
     error_id = secrets.token_hex(8)
-    log.error("request.crashed", error_id=error_id, exc_info=error)
-    return _answer(
-        errors.InternalError(
-            "Tell the operator this id; the log says more.", extra={"error_id": error_id}
-        )
+    kind = type(error) if isinstance(error, AppError) else errors.InternalError
+    log.error("request.crashed", problem=kind.slug, error_id=error_id, exc_info=error)
+    problem = errors.InternalError(
+        "Tell the operator this id; the log says more.", extra={"error_id": error_id}
+    ).to_problem()
+    return Response(
+        {**problem, "type": TYPE_PREFIX + kind.slug, "title": kind.title},
+        status_code=errors.InternalError.status,
+        media_type=MEDIA_TYPE,
     )
 
 

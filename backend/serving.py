@@ -12,8 +12,6 @@ import uvicorn
 
 from backend.turns.service import TurnService
 
-CUT_EVERY = 0.1
-
 
 class Server(uvicorn.Server):
     """Uvicorn, with an end that streams are told of.
@@ -29,13 +27,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end every turn, let the answers go out, and close the application."""
-        ending = asyncio.create_task(super().shutdown(sockets))
-        while not ending.done():
-            # Again and again: a request that had come before may start its turn only now.
-            closing = asyncio.create_task(self._turns.close())
-            await asyncio.wait({ending, closing}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({ending}, timeout=CUT_EVERY)
-        await ending
+        await asyncio.gather(super().shutdown(sockets), self._turns.close())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -65,6 +65,13 @@ class Settings(BaseSettings):
             "Empty: the request's own host."
         ),
     )
+    allowed_hosts: Names = Field(
+        (),
+        description=(
+            "Further names under which the API answers, without ports, such as `tales.lan`. It "
+            "always answers to `localhost`, to IP addresses, and to the public origin's name."
+        ),
+    )
     trusted_proxies: Names = Field(
         ("127.0.0.1",),
         description="Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.",
@@ -155,7 +162,9 @@ class Settings(BaseSettings):
         "auto", description="`auto` is `console` on a terminal and `json` elsewhere."
     )
 
-    @field_validator("trusted_proxies", "gemini_models", "openai_models", mode="before")
+    @field_validator(
+        "allowed_hosts", "trusted_proxies", "gemini_models", "openai_models", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

@@ -18,6 +18,8 @@ import asyncio
 import json
 import os
 import platform
+import random
+import re
 import statistics
 import sys
 import tempfile
@@ -128,11 +130,22 @@ def utterances(folder: Path) -> list[tuple[str, str]]:
     """(speaker, text) of every turn of the transcripts, in order."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise SystemExit(f"No transcripts in {folder}. Name CRD3's folder with --data DIR.")
+        print(f"No transcripts in {folder} (--data DIR): made-up lines instead.", file=sys.stderr)
+        return made_up()
     return [
         (" and ".join(turn["NAMES"]), " ".join(turn["UTTERANCES"]))
         for file in files
         for turn in json.loads(file.read_text())["TURNS"]
+    ]
+
+
+def made_up() -> list[tuple[str, str]]:
+    """Lines of random words, of about the lengths of spoken ones; the same at each run."""
+    draw = random.Random(20)
+    words = re.findall(r"\w+", "and the of a to you it in we she that road door light under water")
+    return [
+        (draw.choice(("Ada", "Ben", "Cleo")), " ".join(draw.choices(words, k=draw.randint(3, 40))))
+        for _ in range(5000)
     ]
 
 
@@ -309,7 +322,9 @@ async def bench_prompt(
     parts = await build_parts(
         settings, RootKeys({1: b"r" * 32}), database, kdf=kdf, registry=StopwatchRegistry(model)
     )
-    unlocked = await parts.accounts.sign_up("bench", "a long bench password", invitation=None)
+    unlocked = await parts.accounts.sign_up(
+        "bench", "a long bench password", invitation=None, address=""
+    )
     session_token, _ = await parts.sessions.open_session(unlocked, label="bench")
     identity = await parts.sessions.authenticate(session_token, kind="session")
     if identity is None:
@@ -322,6 +337,7 @@ async def bench_prompt(
     name = database.url.get_backend_name()
     rows: list[Row] = []
     async with serving(parts) as port:
+        medians: dict[str, float] = {}
         for what, texts, count in (
             ("10,000 messages of 150 tokens", long, 10_000),
             ("2,000 messages of 150 tokens", long, 2_000),
@@ -331,11 +347,15 @@ async def bench_prompt(
             times = await time_turns(port, token, chat_id, model, turns)
             sent = len(model.prompt.messages)
             rows.append(_row(name, f"turn: {what}", times, f"{sent:,} messages sent"))
+            medians[what] = rows[-1].p50
             floor = await time_floor(database, identity, chat_id, turns)
             rows.append(_row(name, "  floor: read and unseal", floor))
             if name == "sqlite":
                 peer = time_peer(texts, count, 3)
                 rows.append(_row(name, "  peer: trim_messages", peer, "counting alone"))
+    long_chat, short_chat, *_ = medians.values()
+    ratio = round(long_chat / short_chat, 2)
+    rows.append(Row(name, "ratio of 10,000 to 2,000 messages", ratio, ratio, "no unit"))
     return rows
 
 
@@ -358,6 +378,7 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
         "TALEKEEPER_DATABASE_URL": url,
         "TALEKEEPER_DATA_DIR": str(folder),
         "TALEKEEPER_REGISTRATION": "open",
+        "TALEKEEPER_MAX_TURNS_PER_USER": "1000",
         "TALEKEEPER_DEMO_TOKENS_PER_SECOND": str(pace),
         "TALEKEEPER_LOG_LEVEL": "error",
     }
@@ -417,14 +438,11 @@ async def _stream_all(client: httpx.AsyncClient, streams: int, words: int) -> li
 
 
 async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int) -> list[float]:
-    """Seconds between the tokens of one stream; ends the run if a reply is another's.
-
-    Each stream asks for a number of words of its own, by which its reply is known.
-    """
-    wanted = words + index
+    """Seconds between the tokens of one stream; ends the run if any of a reply is another's."""
+    marker = f"marker{index:04d}"
     await asyncio.sleep(index * 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"text": f"/demo long {wanted}"}).encode()
+    body = json.dumps({"text": f"/demo long {words} {marker}"}).encode()
     writer.write(
         (
             f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
@@ -441,8 +459,9 @@ async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int)
         elif line.startswith(b"data: ") and b'"text"' in line and len(arrivals) > len(text):
             text.append(json.loads(line[6:])["text"])
     writer.close()
-    if (count := len("".join(text).split())) != wanted:
-        raise SystemExit(f"Stream {index} was to get {wanted} words and got {count}.")
+    reply = "".join(text)
+    if set(re.findall(r"marker\d+", reply)) != {marker} or len(reply.split()) != words:
+        raise SystemExit(f"Stream {index} did not get its own reply whole.")
     return [later - earlier for earlier, later in pairwise(arrivals)]
 
 

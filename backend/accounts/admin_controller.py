@@ -59,12 +59,7 @@ class AdministrationController(Controller):
 
     @patch(
         "/users/{user_id:uuid}",
-        opt={
-            RAISES: (
-                UserNotFoundError,
-                LastAdministratorError,
-            )
-        },
+        opt={RAISES: (UserNotFoundError, LastAdministratorError)},
         operation_id="changeUser",
         summary="Change an account",
     )

@@ -47,6 +47,8 @@ class DoorController(Controller):
     """Signing up, in and out, and getting back in."""
 
     tags = ("Accounts",)
+    # Nobody is signed in yet: no more is read of them than names and passwords take.
+    request_max_body_size = 16_384
 
     @post(
         "/accounts",
@@ -77,7 +79,9 @@ class DoorController(Controller):
         texts, for nobody else has a key to them.
         """
         door.check_transport(request)
-        unlocked = await accounts.sign_up(data.username, data.password, invitation=data.invitation)
+        unlocked = await accounts.sign_up(
+            data.username, data.password, invitation=data.invitation, address=_address(request)
+        )
         body = SignedUp(
             user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
         )
@@ -87,11 +91,7 @@ class DoorController(Controller):
         "/sessions",
         opt={
             PUBLIC: True,
-            RAISES: (
-                WrongCredentialsError,
-                TooManyAttemptsError,
-                InsecureTransportError,
-            ),
+            RAISES: (WrongCredentialsError, TooManyAttemptsError, InsecureTransportError),
             EXAMPLE: {"username": "Anna", "password": "a fine long password"},
         },
         operation_id="logIn",
@@ -132,7 +132,11 @@ class DoorController(Controller):
         accounts: NamedDependency[AccountService],
         door: NamedDependency[Door],
     ) -> Response[SignedUp]:
-        """Set a new password with the recovery code. Other sessions end; a new code is shown."""
+        """Set a new password with the recovery code. All sessions and API keys end.
+
+        Recovery is for when an account may be in other hands, so nothing that opened it before
+        opens it after. A new recovery code is shown.
+        """
         door.check_transport(request)
         unlocked = await accounts.recover(
             data.username, data.recovery_code, data.new_password, address=_address(request)
@@ -175,13 +179,7 @@ class MeController(Controller):
         return UserView.of(user, accounts.name_of(identity))
 
     @delete(
-        opt={
-            RAISES: (
-                WrongCredentialsError,
-                TooManyAttemptsError,
-                LastAdministratorError,
-            )
-        },
+        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, LastAdministratorError)},
         operation_id="deleteMe",
         summary="Delete the account",
     )
@@ -200,13 +198,7 @@ class MeController(Controller):
     @post(
         "/password",
         status_code=204,
-        opt={
-            RAISES: (
-                WrongCredentialsError,
-                TooManyAttemptsError,
-                WeakPasswordError,
-            )
-        },
+        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, WeakPasswordError)},
         operation_id="changePassword",
         summary="Change password",
     )
@@ -221,13 +213,7 @@ class MeController(Controller):
 
     @post(
         "/recovery-code",
-        opt={
-            SHOWN_ONCE: True,
-            RAISES: (
-                WrongCredentialsError,
-                TooManyAttemptsError,
-            ),
-        },
+        opt={SHOWN_ONCE: True, RAISES: (WrongCredentialsError, TooManyAttemptsError)},
         operation_id="newRecoveryCode",
         summary="New recovery code",
     )
@@ -248,11 +234,7 @@ class MeController(Controller):
     @patch(
         "/settings",
         opt={
-            RAISES: (
-                UnknownModelError,
-                SettingNotTakenError,
-                PreconditionFailedError,
-            ),
+            RAISES: (UnknownModelError, SettingNotTakenError, PreconditionFailedError),
             PATCHES: UserSettings,
             EXAMPLE: {"model": "demo", "sampling": {"temperature": 0.9}},
         },

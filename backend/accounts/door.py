@@ -17,7 +17,12 @@ from litestar.middleware import ASGIMiddleware
 from litestar.middleware.csrf import CSRFMiddleware, generate_csrf_token
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from backend.accounts.errors import CrossSiteError, InsecureTransportError, ScopeError
+from backend.accounts.errors import (
+    CrossSiteError,
+    InsecureTransportError,
+    ScopeError,
+    UnknownHostError,
+)
 from backend.accounts.identity import Identity
 from backend.accounts.identity import Scope as KeyScope
 from backend.accounts.names import InstanceKeys
@@ -31,6 +36,11 @@ SECURE_COOKIE = "__Host-talekeeper_session"
 CSRF_COOKIE = "csrftoken"
 CSRF_HEADER = "x-csrftoken"
 CSRF_ADVICE = f"Send the cookie {CSRF_COOKIE} back in the header {CSRF_HEADER}."
+HOST_ADVICE = (
+    "Set TALEKEEPER_PUBLIC_ORIGIN to the address that browsers use, or put the host's name into "
+    "TALEKEEPER_ALLOWED_HOSTS."
+)
+API = "/api/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
 """Route option: nobody needs to be signed in."""
@@ -39,6 +49,8 @@ NEEDS = "needs"
 
 SHOWN_ONCE = "shown_once"
 """Route option: the answer holds a secret, and is kept nowhere."""
+
+LOCALHOST = "localhost"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
@@ -55,7 +67,7 @@ def is_loopback(connection: Connection) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         # A name, and others than this one may be anybody's: 127.0.0.1.example.org, say.
-        return host == "localhost"
+        return host == LOCALHOST
 
 
 def session_token(connection: Connection) -> str | None:
@@ -110,15 +122,30 @@ def expired_cookies(connection: Connection) -> list[Cookie]:
 class IdentityMiddleware(ASGIMiddleware):
     """Finds out who asks: `scope["user"]` is an `Identity` or None.
 
-    A bearer key wins over a cookie. A cookie opens the door only to requests that this site's own
-    pages sent: `Sec-Fetch-Site` and `Origin` are looked at, and unsafe methods need the CSRF token.
+    A bearer key wins over a cookie. Unsafe methods are for requests that this site's own pages, or
+    no pages at all, sent: `Sec-Fetch-Site` and `Origin` are looked at, and with a cookie they need
+    the CSRF token. The API answers under names of this server's alone: another site could give out
+    this machine's address for its own name, and then its pages would be of the same origin.
+
+    Args:
+        public_origin: Origin under which browsers reach this server; empty for the request's own.
+        allowed_hosts: Further names of this server, without ports.
     """
 
     scopes = (ScopeType.HTTP,)
 
-    def __init__(self, sessions: SessionService, *, csrf_secret: str, public_origin: str) -> None:
+    def __init__(
+        self,
+        sessions: SessionService,
+        *,
+        csrf_secret: str,
+        public_origin: str,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         self._sessions = sessions
         self._public_origin = public_origin.rstrip("/")
+        own = urlsplit(public_origin).hostname or LOCALHOST
+        self._hosts = frozenset({LOCALHOST, own, *map(str.lower, allowed_hosts)})
         self._csrf = CSRFConfig(
             secret=csrf_secret, cookie_name=CSRF_COOKIE, header_name=CSRF_HEADER
         )
@@ -126,19 +153,22 @@ class IdentityMiddleware(ASGIMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Name who asks, or refuse a request that another site may have sent."""
         connection: Connection = Request(scope, receive, send)
+        if scope.get("path_template", "").startswith(API):
+            self._check_host(connection)
+        unsafe = _method(scope) not in SAFE_METHODS
+        if unsafe:
+            self._check_same_site(connection)
         if (key := bearer_token(connection)) is not None:
             scope["user"] = await self._sessions.authenticate(key, "api_key")
             await next_app(scope, receive, send)
             return
-        unsafe = _method(scope) not in SAFE_METHODS
-        if unsafe:
-            self._check_same_site(connection)
         token = session_token(connection)
         scope["user"] = await self._sessions.authenticate(token, "session") if token else None
         if unsafe and scope["user"] is not None:
-            # Without the header Litestar would look for the token in a form, and so read an upload
-            # into a temporary file, in the clear.
-            if CSRF_HEADER not in connection.headers:
+            # Without a token Litestar would look for it in a form, and so read an upload into a
+            # temporary file, in the clear; and of what is not ASCII it makes a fault of ours.
+            sent = connection.headers.get(CSRF_HEADER), connection.cookies.get(CSRF_COOKIE)
+            if not all(each and each.isascii() for each in sent):
                 raise CrossSiteError(CSRF_ADVICE)
             try:
                 await CSRFMiddleware(next_app, self._csrf)(scope, receive, send)
@@ -146,6 +176,11 @@ class IdentityMiddleware(ASGIMiddleware):
                 raise CrossSiteError(CSRF_ADVICE) from error
             return
         await next_app(scope, receive, send)
+
+    def _check_host(self, connection: Connection) -> None:
+        host = connection.url.hostname or ""
+        if host not in self._hosts and not _is_address(host):
+            raise UnknownHostError(HOST_ADVICE)
 
     def _check_same_site(self, connection: Connection) -> None:
         site = connection.headers.get("sec-fetch-site")
@@ -180,6 +215,15 @@ def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
 
 def _method(scope: Scope) -> str:
     return str(scope.get("method", "GET"))
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is an IP address: of those no other site can be the owner."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _same_origin(one: str, other: str) -> bool:

@@ -8,6 +8,7 @@ from backend.errors import (
     NotFoundError,
     TooManyRequestsError,
     UnauthenticatedError,
+    UnavailableError,
     ValidationError,
 )
 
@@ -30,6 +31,19 @@ class TooManyAttemptsError(TooManyRequestsError):
     slug, title = "too-many-attempts", "Too many failed attempts"
 
     def __init__(self, seconds: int) -> None:
+        super().__init__(
+            f"Try again in {seconds} seconds.",
+            extra={"retry_after": seconds},
+            headers={"Retry-After": str(seconds)},
+        )
+
+
+class BusyError(UnavailableError):
+    """More people sign in or up at once than passwords can be checked for."""
+
+    slug, title = "busy", "Too many people are signing in right now"
+
+    def __init__(self, *, seconds: int) -> None:
         super().__init__(
             f"Try again in {seconds} seconds.",
             extra={"retry_after": seconds},
@@ -65,6 +79,12 @@ class InsecureTransportError(ForbiddenError):
     """A session's cookie would travel in the clear."""
 
     slug, title = "insecure-transport", "Sign in over https"
+
+
+class UnknownHostError(ForbiddenError):
+    """The request's `Host` is no name of this server: another site's name may lead here."""
+
+    slug, title = "unknown-host", "This server does not go by that name"
 
 
 class CrossSiteError(ForbiddenError):

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.models import USER_SETTINGS
+from backend.accounts.models import USER_SETTINGS, KeyMode
 from backend.accounts.settings import UserSettings
 from backend.vault.sealing import Sealer
 
@@ -28,7 +28,7 @@ class Identity:
     kind: TokenKind
     scope: Scope
     is_administrator: bool
-    key_mode: str
+    key_mode: KeyMode
     sealer: Sealer = field(repr=False)
     user_key: bytes = field(repr=False)
     sealed_settings: bytes | None = field(repr=False)

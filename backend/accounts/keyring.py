@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from hmac import compare_digest
+from typing import get_args
 from uuid import UUID
 
 from backend.accounts.errors import TamperedAccountError
-from backend.accounts.models import DataKey, User
+from backend.accounts.models import DataKey, KeyMode, User
 from backend.logs import get_logger
 from backend.vault.sealing import KEY_BYTES, Sealer, derive, digest, open_with, seal_with
 
 log = get_logger(__name__)
 
-KEY_MODES = ("per_job", "sealed")
-DEFAULT_KEY_MODE = "per_job"
+KEY_MODES: tuple[KeyMode, ...] = get_args(KeyMode)
+DEFAULT_KEY_MODE: KeyMode = "per_job"
 
 
 def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
@@ -25,6 +26,9 @@ class InstanceKey(Base):
     wrapped: Mapped[bytes]
 
 
+KeyMode = Literal["per_job", "sealed"]
+
+
 class User(Base):
     """An account. `settings_mac` guards `key_mode` and the password's KDF against tampering."""
 
@@ -35,7 +39,7 @@ class User(Base):
     wrapped_name: Mapped[bytes]
     is_administrator: Mapped[bool] = mapped_column(default=False)
     is_disabled: Mapped[bool] = mapped_column(default=False)
-    key_mode: Mapped[str] = mapped_column(default="per_job")
+    key_mode: Mapped[KeyMode] = mapped_column(String, default="per_job")
     settings_mac: Mapped[bytes]
     sealed_settings: Mapped[bytes | None]
     sealed_variables: Mapped[bytes | None]

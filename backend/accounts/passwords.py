@@ -6,11 +6,14 @@ import asyncio
 import unicodedata
 from functools import cache
 
-from backend.accounts.errors import WeakPasswordError
+from backend.accounts.errors import BusyError, WeakPasswordError
 from backend.vault.slots import PasswordKdf
 
 MIN_LENGTH = 8
 MAX_LENGTH = 256
+MAX_WAITING = 20
+BUSY_SECONDS = 5
+"""About what it takes to stretch as many passwords as may wait."""
 
 
 def normalise_name(name: str) -> str:
@@ -44,12 +47,26 @@ def _common() -> frozenset[str]:
 
 
 class Stretcher:
-    """Runs Argon2id, at most two at once: a rush of log-ins must not eat the memory."""
+    """Runs Argon2id, at most two at once: a rush of log-ins must not eat the memory.
+
+    A few more may wait. Those after them are sent away: by their turn nobody would be there to
+    hear the answer.
+    """
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(2)
+        self._waiting = 0
 
     async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
-        """The stretched password (32 bytes), computed in a thread."""
-        async with self._places:
+        """The stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
+        if self._waiting >= MAX_WAITING:
+            raise BusyError(seconds=BUSY_SECONDS)
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
             return await asyncio.to_thread(kdf.stretch, password)
+        finally:
+            self._places.release()

@@ -24,7 +24,8 @@ from backend.accounts.keyring import DEFAULT_KEY_MODE, new_data_key, settings_ma
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.names import InstanceKeys
 from backend.accounts.passwords import check_password, normalise_name
-from backend.accounts.throttle import Throttle
+from backend.accounts.rotation import refuse_older_root
+from backend.accounts.throttle import FREE_ACCOUNT_ATTEMPTS, FREE_ATTEMPTS, Throttle
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -60,15 +61,19 @@ class AccountService:
         kdf: PasswordKdf,
     ) -> None:
         self._database = database
+        self._root = root
         self._instance = instance
         self._settings = settings
         self._credentials = Credentials(root, kdf)
         self._throttle = Throttle(database)
 
-    async def sign_up(self, name: str, password: str, *, invitation: str | None) -> Unlocked:
+    async def sign_up(
+        self, name: str, password: str, *, invitation: str | None, address: str
+    ) -> Unlocked:
         """Make an account; the first one administers.
 
-        Raises `RegistrationClosedError`, `InvitationError`, `NameTakenError`, `WeakPasswordError`.
+        Raises `RegistrationClosedError`, `InvitationError`, `NameTakenError`, `WeakPasswordError`,
+        `TooManyAttemptsError`, `BusyError`.
         """
         name = name.strip()
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
@@ -76,9 +81,12 @@ class AccountService:
                 f"A name has 1 to {MAX_NAME_LENGTH} characters that can be printed."
             )
         password = check_password(password, name=name)
+        address_key = self._instance.find_throttle("address", address)
+        await self._throttle.admit({address_key: FREE_ATTEMPTS})
         async with self._database.read() as session:
             # Before the costly part, which is not for whoever is not let in anyway.
             await self._check_may_join(session, invitation)
+            await self._check_is_free(session, name)
         stretched = await self._credentials.stretch_new(password)
 
         user_id, user_key = new_id(), os.urandom(KEY_BYTES)
@@ -92,10 +100,10 @@ class AccountService:
         code, recovery = self._credentials.recovery_slot(user_id, user_key)
         async with self._database.write() as session:
             await repository.lock_accounts(session)
+            await refuse_older_root(session, self._root)
             await self._check_may_join(session, invitation, use=True)
             user.is_administrator = await repository.count_users(session) == 0
-            if await repository.find_user(session, user.name_lookup):
-                raise NameTakenError("Choose another name.")
+            await self._check_is_free(session, name)
             session.add(user)
             await session.flush()
             session.add_all(
@@ -105,17 +113,18 @@ class AccountService:
                     recovery,
                 )
             )
+        await self._throttle.forgive(address=address_key)
         return Unlocked(user, name, user_key, code)
 
     async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
         """Open an account with its password.
 
-        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`. An unknown
-        name takes as long as a wrong password.
+        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
+        `BusyError`. An unknown name takes as long as a wrong password.
         """
         account_key = self._instance.find_throttle("account", normalise_name(name))
         address_key = self._instance.find_throttle("address", address)
-        await self._throttle.admit([account_key, address_key])
+        await self._throttle.admit({account_key: FREE_ACCOUNT_ATTEMPTS, address_key: FREE_ATTEMPTS})
         found = await self._find(name, "password")
         if found is None:
             # As slow as with an account, so that the time tells nobody which names there are.
@@ -127,15 +136,17 @@ class AccountService:
         return Unlocked(user, self._stored_name(user), user_key)
 
     async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
-        """Set a new password with the recovery code; every session ends, a new code is made.
+        """Set a new password with the recovery code; a new code is made.
+
+        Every session and API key ends: the account may have been in other hands.
 
         Raises `WrongRecoveryCodeError`, `TooManyAttemptsError`, `WeakPasswordError`,
-        `TamperedAccountError`.
+        `TamperedAccountError`, `BusyError`.
         """
         new_password = check_password(new_password, name=name)
         account_key = self._instance.find_throttle("recovery", normalise_name(name))
         address_key = self._instance.find_throttle("address", address)
-        await self._throttle.admit([account_key, address_key])
+        await self._throttle.admit({account_key: FREE_ACCOUNT_ATTEMPTS, address_key: FREE_ATTEMPTS})
         found = await self._find(name, "recovery")
         stretched = await self._credentials.stretch_new(new_password)
         if found is None:
@@ -144,10 +155,12 @@ class AccountService:
         user_key = self._credentials.open_recovery(user, slot, code)
         new_code, recovery = self._credentials.recovery_slot(user.id, user_key)
         async with self._database.write() as session:
+            await refuse_older_root(session, self._root)
             user = await repository.get_user(session, user.id, lock=True)
             if slot.id not in await repository.delete_slots(session, user.id, "recovery"):
                 raise WrongRecoveryCodeError  # used up by another request meanwhile
             await repository.delete_slots(session, user.id, "session")
+            await repository.delete_slots(session, user.id, "api_key")
             session.add(recovery)
             await self._credentials.replace_password(session, user, user_key, stretched)
         await self._throttle.forgive(account=account_key, address=address_key)
@@ -157,13 +170,14 @@ class AccountService:
         """Replace the password; returns the ids of the other sessions, which it ended.
 
         Raises `WrongCredentialsError`, `WeakPasswordError`, `TooManyAttemptsError`,
-        `TamperedAccountError`.
+        `TamperedAccountError`, `BusyError`.
         """
         new = check_password(new, name=self.name_of(identity))
         confirmed = await self.confirm_password(identity, current)
         stretched = await self._credentials.stretch_new(new)
         user_id, user_key = identity.user_id, identity.user_key
         async with self._database.write() as session:
+            await refuse_older_root(session, self._root)
             user = await repository.get_user(session, user_id, lock=True)
             slot = await repository.slot_of_kind(session, user_id, "password")
             if slot is None or slot.id != confirmed:
@@ -184,17 +198,18 @@ class AccountService:
     async def confirm_password(self, identity: Identity, password: str) -> UUID:
         """The id of the password's slot, where it is the account's password.
 
-        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`.
+        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
+        `BusyError`.
         """
         account_key = self._instance.find_throttle("confirm", identity.user_id.hex)
-        await self._throttle.admit([account_key])
+        await self._throttle.admit({account_key: FREE_ATTEMPTS})
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
             slot = await repository.slot_of_kind(session, user.id, "password")
         if slot is None:
             raise WrongCredentialsError
         await self._credentials.open_password(user, slot, password)
-        await self._throttle.forgive(account=account_key, address=account_key)
+        await self._throttle.forgive(account=account_key)
         return slot.id
 
     async def delete(self, user_id: UUID) -> None:
@@ -225,6 +240,10 @@ class AccountService:
             user = await repository.find_user(session, self._instance.find_name(name))
             slot = await repository.slot_of_kind(session, user.id, kind) if user else None
         return (user, slot) if user and slot else None
+
+    async def _check_is_free(self, session: AsyncSession, name: str) -> None:
+        if await repository.find_user(session, self._instance.find_name(name)):
+            raise NameTakenError("Choose another name.")
 
     async def _check_may_join(
         self, session: AsyncSession, invitation: str | None, *, use: bool = False

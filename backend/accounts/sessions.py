@@ -9,9 +9,11 @@ from backend.accounts import repository
 from backend.accounts.identity import Identity, Scope, TokenKind
 from backend.accounts.keyring import check_settings_mac, open_sealer
 from backend.accounts.models import SLOT_LABEL, KeySlot
+from backend.accounts.rotation import ensure_data_key
 from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.errors import ForbiddenError
 from backend.settings import Settings
 from backend.vault.slots import (
     WrongSecretError,
@@ -39,11 +41,13 @@ class SessionService:
     async def open_session(self, unlocked: Unlocked, *, label: str) -> tuple[str, KeySlot]:
         """Start a session: (token, its slot). The token is handed out once and stored nowhere.
 
-        The account's sessions that have run out are cleared away by the way.
+        By the way the account's sessions that have run out are cleared away, and it gets its next
+        data key where that is due.
         """
         token, secret = new_token(SESSION_PREFIX)
         slot_id, user_id, at = new_id(), unlocked.user.id, now()
         async with self._database.write() as session:
+            await ensure_data_key(session, unlocked.user, unlocked.user_key)
             await repository.delete_ended_sessions(
                 session, user_id, at=at, unused_since=at - self._idle
             )
@@ -70,7 +74,13 @@ class SessionService:
     async def make_api_key(
         self, identity: Identity, *, label: str, scope: Scope, expires_at: datetime | None
     ) -> tuple[str, KeySlot]:
-        """Make an API key: (token, its slot). The token is shown once and stored nowhere."""
+        """Make an API key: (token, its slot). The token is shown once and stored nowhere.
+
+        Raises `ForbiddenError` for a key that asks: one that leaked would outlive its end in
+        others.
+        """
+        if identity.kind != "session":
+            raise ForbiddenError("An API key can't make API keys. Sign in, and make it there.")
         token, secret = new_token(API_KEY_PREFIX)
         slot_id = new_id()
         slot = KeySlot(

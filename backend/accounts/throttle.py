@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv6Address, ip_address, ip_network
 
@@ -16,16 +16,19 @@ from backend.database.engine import Database
 from backend.database.upsert import upsert
 
 FREE_ATTEMPTS = 5
+FREE_ACCOUNT_ATTEMPTS = 100
+"""Of an account, from all addresses together: so many that no single address, which waits long
+before, can keep the account's owner waiting at another one."""
 LONGEST_DELAY = 900
 FORGOTTEN_AFTER = timedelta(days=1)
 SWEEP_EVERY = timedelta(hours=1)
 
 
-def delay_after(failures: int) -> int:
+def delay_after(failures: int, *, free: int = FREE_ATTEMPTS) -> int:
     """Seconds to wait after that many failures in a row: 0, then 1, 2, 4, ... at most 15 min."""
-    if failures < FREE_ATTEMPTS:
+    if failures < free:
         return 0
-    return int(min(2.0 ** min(failures - FREE_ATTEMPTS, 30), LONGEST_DELAY))
+    return int(min(2.0 ** min(failures - free, 30), LONGEST_DELAY))
 
 
 def address_block(address: str) -> str:
@@ -51,24 +54,27 @@ class Throttle:
         self._database = database
         self._swept_at = datetime.min.replace(tzinfo=UTC)
 
-    async def admit(self, keys: Sequence[bytes]) -> None:
-        """Count an attempt under each key. Raises `TooManyAttemptsError` while one must wait."""
+    async def admit(self, free: Mapping[bytes, int]) -> None:
+        """Count an attempt under each key of `free`, which says how many failures cost nothing.
+
+        Raises `TooManyAttemptsError` while one must wait.
+        """
         at = now()
         if at - self._swept_at > SWEEP_EVERY:
             self._swept_at = at
             await self._sweep(at)
         async with self._database.write() as session:
             # Here and in `forgive` in the same order, so that two never wait for each other.
-            for key in sorted(keys):
-                await self._admit_one(session, key, at)
+            for key in sorted(free):
+                await self._admit_one(session, key, at, free=free[key])
 
-    async def forgive(self, *, account: bytes, address: bytes) -> None:
+    async def forgive(self, *, account: bytes | None = None, address: bytes | None = None) -> None:
         """The attempt succeeded: the account starts from nothing, the address takes it back.
 
         The address keeps its older failures: a guesser's own account must not wipe them out.
         """
         async with self._database.write() as session:
-            for key in sorted({account, address}):
+            for key in sorted(filter(None, {account, address})):
                 if key == account:
                     await session.execute(delete(LoginFailures).where(LoginFailures.key == key))
                 else:
@@ -88,14 +94,16 @@ class Throttle:
         async with self._database.write() as session:
             await session.execute(delete(LoginFailures).where(LoginFailures.key.in_(stale)))
 
-    async def _admit_one(self, session: AsyncSession, key: bytes, at: datetime) -> None:
+    async def _admit_one(
+        self, session: AsyncSession, key: bytes, at: datetime, *, free: int
+    ) -> None:
         # Made or locked in one step, so that of many attempts at once, the first ones included,
         # each counts those before it, and none is forgiven in between.
         fresh = {"key": key, "failures": 0, "last_at": at}
         await upsert(session, LoginFailures, fresh, key=["key"], update={"key": key})
         row = await session.get_one(LoginFailures, key)
         failures = row.failures if at - row.last_at < FORGOTTEN_AFTER else 0
-        delay = delay_after(failures)
+        delay = delay_after(failures, free=free)
         ready_at = row.last_at + timedelta(seconds=delay)
         # Without a delay nobody waits, not even who asked before the one that came first.
         if delay and at < ready_at:

@@ -93,7 +93,10 @@ class ApiKeyController(Controller):
         identity: NamedDependency[Identity],
         sessions: NamedDependency[SessionService],
     ) -> MadeApiKey:
-        """Make a key. Scopes: `read` looks, `chat` also writes and plays, `manage` may do all."""
+        """Make a key. Scopes: `read` looks, `chat` also writes and plays, `manage` may do all.
+
+        Only a session may: an API key that makes others could not be ended by ending it.
+        """
         token, slot = await sessions.make_api_key(
             identity,
             label=data.label,

@@ -61,12 +61,7 @@ class CharacterController(Controller):
         )
 
     @post(
-        opt={
-            RAISES: (
-                CardError,
-                CardLimitError,
-            )
-        },
+        opt={RAISES: (CardError, CardLimitError)},
         operation_id="createCharacter",
         summary="Make a character",
     )
@@ -81,13 +76,7 @@ class CharacterController(Controller):
 
     @post(
         "/import",
-        opt={
-            RAISES: (
-                CardError,
-                NoCardError,
-                CardLimitError,
-            )
-        },
+        opt={RAISES: (CardError, NoCardError, CardLimitError)},
         operation_id="importCharacter",
         summary="Import a card file",
         operation_class=FileOperation,
@@ -124,12 +113,7 @@ class CharacterController(Controller):
     @patch(
         "/{character_id:uuid}",
         opt={
-            RAISES: (
-                CharacterNotFoundError,
-                CardError,
-                CardLimitError,
-                PreconditionFailedError,
-            ),
+            RAISES: (CharacterNotFoundError, CardError, CardLimitError, PreconditionFailedError),
             PATCHES: Card,
         },
         operation_id="patchCharacter",
@@ -151,12 +135,7 @@ class CharacterController(Controller):
 
     @delete(
         "/{character_id:uuid}",
-        opt={
-            RAISES: (
-                CharacterNotFoundError,
-                PreconditionFailedError,
-            )
-        },
+        opt={RAISES: (CharacterNotFoundError, PreconditionFailedError)},
         operation_id="deleteCharacter",
         summary="Delete a character",
     )
@@ -195,12 +174,7 @@ class CharacterController(Controller):
 
     @get(
         "/{character_id:uuid}/avatar",
-        opt={
-            RAISES: (
-                CharacterNotFoundError,
-                AvatarNotFoundError,
-            )
-        },
+        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError)},
         operation_id="getCharacterAvatar",
         summary="Read a character's picture",
         media_type="image/webp",
@@ -219,12 +193,7 @@ class CharacterController(Controller):
     @put(
         "/{character_id:uuid}/avatar",
         status_code=204,
-        opt={
-            RAISES: (
-                CharacterNotFoundError,
-                ImageError,
-            )
-        },
+        opt={RAISES: (CharacterNotFoundError, ImageError)},
         operation_id="putCharacterAvatar",
         summary="Set a character's picture",
         operation_class=ImageOperation,
@@ -242,12 +211,7 @@ class CharacterController(Controller):
 
     @delete(
         "/{character_id:uuid}/avatar",
-        opt={
-            RAISES: (
-                CharacterNotFoundError,
-                AvatarNotFoundError,
-            )
-        },
+        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError)},
         operation_id="deleteCharacterAvatar",
         summary="Delete a character's picture",
     )

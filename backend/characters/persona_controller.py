@@ -64,13 +64,7 @@ class PersonaController(Controller):
 
     @patch(
         "/{persona_id:uuid}",
-        opt={
-            RAISES: (
-                PersonaNotFoundError,
-                PreconditionFailedError,
-            ),
-            PATCHES: PersonaFields,
-        },
+        opt={RAISES: (PersonaNotFoundError, PreconditionFailedError), PATCHES: PersonaFields},
         operation_id="patchPersona",
         summary="Change a persona",
     )
@@ -90,12 +84,7 @@ class PersonaController(Controller):
 
     @delete(
         "/{persona_id:uuid}",
-        opt={
-            RAISES: (
-                PersonaNotFoundError,
-                PreconditionFailedError,
-            )
-        },
+        opt={RAISES: (PersonaNotFoundError, PreconditionFailedError)},
         operation_id="deletePersona",
         summary="Delete a persona",
     )
@@ -111,12 +100,7 @@ class PersonaController(Controller):
 
     @get(
         "/{persona_id:uuid}/avatar",
-        opt={
-            RAISES: (
-                PersonaNotFoundError,
-                AvatarNotFoundError,
-            )
-        },
+        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError)},
         operation_id="getPersonaAvatar",
         summary="Read a persona's picture",
         media_type="image/webp",
@@ -135,12 +119,7 @@ class PersonaController(Controller):
     @put(
         "/{persona_id:uuid}/avatar",
         status_code=204,
-        opt={
-            RAISES: (
-                PersonaNotFoundError,
-                ImageError,
-            )
-        },
+        opt={RAISES: (PersonaNotFoundError, ImageError)},
         operation_id="putPersonaAvatar",
         summary="Set a persona's picture",
         operation_class=ImageOperation,
@@ -158,12 +137,7 @@ class PersonaController(Controller):
 
     @delete(
         "/{persona_id:uuid}/avatar",
-        opt={
-            RAISES: (
-                PersonaNotFoundError,
-                AvatarNotFoundError,
-            )
-        },
+        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError)},
         operation_id="deletePersonaAvatar",
         summary="Delete a persona's picture",
     )

@@ -10,7 +10,11 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.chats.errors import (
-    ChatNotFoundError, EmptyMessageError, MessageBusyError, MessageNotFoundError, MessageTooLongError,
+    ChatNotFoundError,
+    EmptyMessageError,
+    MessageBusyError,
+    MessageNotFoundError,
+    MessageTooLongError,
 )
 from backend.chats.messages import MessageService
 from backend.chats.schemas import (
@@ -55,7 +59,12 @@ class ChatController(Controller):
         more = len(items) > limit
         return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
 
-    @get("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, operation_id="getChat", summary="Read a chat")
+    @get(
+        "/{chat_id:uuid}",
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="getChat",
+        summary="Read a chat",
+    )
     async def get_chat(
         self,
         chat_id: FromPath[UUID],
@@ -65,7 +74,12 @@ class ChatController(Controller):
         """A chat; its messages are at `/chats/{chat_id}/messages`."""
         return _tagged(await chats.get(identity, chat_id))
 
-    @delete("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, operation_id="deleteChat", summary="Delete a chat")
+    @delete(
+        "/{chat_id:uuid}",
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="deleteChat",
+        summary="Delete a chat",
+    )
     async def delete_chat(
         self,
         chat_id: FromPath[UUID],
@@ -75,7 +89,12 @@ class ChatController(Controller):
         """Delete a chat with all its messages, on all branches."""
         await chats.delete(identity, chat_id)
 
-    @get("/{chat_id:uuid}/settings", opt={RAISES: (ChatNotFoundError,)}, operation_id="getChatSettings", summary="Read settings")
+    @get(
+        "/{chat_id:uuid}/settings",
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="getChatSettings",
+        summary="Read settings",
+    )
     async def get_settings(
         self,
         chat_id: FromPath[UUID],
@@ -86,7 +105,21 @@ class ChatController(Controller):
         settings, revision = await chats.read_settings(identity, chat_id)
         return Response(settings, headers={"ETag": etag(revision)})
 
-    @patch("/{chat_id:uuid}/settings", opt={RAISES: (ChatNotFoundError, UnknownModelError, SettingNotTakenError, PreconditionFailedError,), PATCHES: ChatSettings, EXAMPLE: {"authors_note": {"text": "It rains.", "depth": 4}, "model": None}}, operation_id="patchChatSettings", summary="Change settings")
+    @patch(
+        "/{chat_id:uuid}/settings",
+        opt={
+            RAISES: (
+                ChatNotFoundError,
+                UnknownModelError,
+                SettingNotTakenError,
+                PreconditionFailedError,
+            ),
+            PATCHES: ChatSettings,
+            EXAMPLE: {"authors_note": {"text": "It rains.", "depth": 4}, "model": None},
+        },
+        operation_id="patchChatSettings",
+        summary="Change settings",
+    )
     async def patch_settings(
         self,
         request: AnyRequest,
@@ -101,7 +134,12 @@ class ChatController(Controller):
         )
         return Response(settings, headers={"ETag": etag(revision)})
 
-    @get("/{chat_id:uuid}/messages", opt={RAISES: (ChatNotFoundError,)}, operation_id="listMessages", summary="Read the active path")
+    @get(
+        "/{chat_id:uuid}/messages",
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="listMessages",
+        summary="Read the active path",
+    )
     async def list_messages(
         self,
         chat_id: FromPath[UUID],
@@ -113,7 +151,12 @@ class ChatController(Controller):
         """The end of the active path, newest last; `before` is a position to read above of."""
         return await messages.page(identity, chat_id, before=before, limit=page_limit(limit))
 
-    @post("/{chat_id:uuid}/fork", opt={RAISES: (ChatNotFoundError, MessageNotFoundError, MessageBusyError,)}, operation_id="forkChat", summary="Copy a branch out")
+    @post(
+        "/{chat_id:uuid}/fork",
+        opt={RAISES: (ChatNotFoundError, MessageNotFoundError, MessageBusyError)},
+        operation_id="forkChat",
+        summary="Copy a branch out",
+    )
     async def fork(
         self,
         chat_id: FromPath[UUID],
@@ -141,7 +184,13 @@ class MessageController(Controller):
         """A message, active or not."""
         return await messages.get(identity, message_id)
 
-    @patch(opt={RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError,)}, operation_id="patchMessage", summary="Edit or hide a message")
+    @patch(
+        opt={
+            RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
+        },
+        operation_id="patchMessage",
+        summary="Edit or hide a message",
+    )
     async def patch_message(
         self,
         message_id: FromPath[UUID],
@@ -158,7 +207,12 @@ class MessageController(Controller):
             case _:
                 raise BadRequestError("Send either `text` or `hidden`.")
 
-    @delete(status_code=200, opt={RAISES: (MessageNotFoundError, MessageBusyError,)}, operation_id="deleteMessage", summary="Delete a message")
+    @delete(
+        status_code=200,
+        opt={RAISES: (MessageNotFoundError, MessageBusyError)},
+        operation_id="deleteMessage",
+        summary="Delete a message",
+    )
     async def delete_message(
         self,
         message_id: FromPath[UUID],
@@ -168,7 +222,12 @@ class MessageController(Controller):
         """Delete a message and all below it, on every branch."""
         return await messages.delete(identity, message_id)
 
-    @get("/siblings", opt={RAISES: (MessageNotFoundError,)}, operation_id="listSiblings", summary="List swipes")
+    @get(
+        "/siblings",
+        opt={RAISES: (MessageNotFoundError,)},
+        operation_id="listSiblings",
+        summary="List swipes",
+    )
     async def list_siblings(
         self,
         message_id: FromPath[UUID],
@@ -178,7 +237,13 @@ class MessageController(Controller):
         """A message and its swipes, in the order they were made."""
         return Page(items=await messages.siblings(identity, message_id))
 
-    @post("/activate", status_code=200, opt={RAISES: (MessageNotFoundError,)}, operation_id="activateMessage", summary="Choose a branch")
+    @post(
+        "/activate",
+        status_code=200,
+        opt={RAISES: (MessageNotFoundError,)},
+        operation_id="activateMessage",
+        summary="Choose a branch",
+    )
     async def activate(
         self,
         message_id: FromPath[UUID],

@@ -33,6 +33,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
+from backend.settings import Settings
 from backend.vault.sealing import Column, Sealer
 from backend.wire import check_revision, merge_patch
 

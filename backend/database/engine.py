@@ -21,6 +21,8 @@ from sqlalchemy.ext.asyncio import (
 from backend.errors import UnavailableError
 
 BUSY_TIMEOUT_MS = 30_000
+POSTGRES_PORT = 5432
+TRY_AGAIN = "Try again in a moment."
 
 UNAVAILABLE_STATES = ("08", "40", "53", "57P")
 """SQLSTATEs of a PostgreSQL that can't be reached, gave one of two transactions up for the other,
@@ -37,10 +39,6 @@ UNAVAILABLE_CODES = frozenset({
 })
 """Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
 that is no database, is not among them: waiting mends neither."""
-
-
-POSTGRES_PORT = 5432
-TRY_AGAIN = "Try again in a moment."
 
 
 class DatabaseUnavailableError(UnavailableError):

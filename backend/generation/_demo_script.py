@@ -43,7 +43,8 @@ _EXPLANATION = (
 
 _HELP = (
     "I am Talekeeper's demo model. A line that begins with /demo and one of these words commands "
-    "me: slow (a tenth of the pace), think (aloud, before the reply), long N (N words), fail, "
+    "me: slow (a tenth of the pace), think (aloud, before the reply), long N (N words, with those "
+    "that follow it among them), fail, "
     "fail-midway, cut (I break off), silent (I say nothing), rate-limit."
 )
 
@@ -80,7 +81,8 @@ def script_for(prompt: Prompt) -> Script:
         return usual
     if command[1] == "long":
         count = min(int(command[2] or _USUAL_WORDS), _MOST_WORDS)
-        return Script(words=islice(cycle(_STORY.split()), count))
+        told = line[command.end() :].partition("\n")[0].split()
+        return Script(words=islice(cycle([*told, *_STORY.split()]), count))
     return _COMMANDED.get(command[1], _helpful)(usual)
 
 

@@ -7,14 +7,38 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
 from backend.accounts.door import NEEDS
 from backend.accounts.identity import Identity
 from backend.accounts.watch import SessionWatch
+from backend.characters.errors import CharacterNotFoundError
+from backend.chats.errors import (
+    ChatNotFoundError,
+    EmptyMessageError,
+    MessageNotFoundError,
+    MessageTooLongError,
+)
+from backend.context.errors import ContextOverflowError
+from backend.context.macros import MacroLimitError
+from backend.context.record import RecordError
 from backend.errors import BadRequestError, UnauthenticatedError
+from backend.generation.model import ModelError
+from backend.generation.registry import UnknownModelError
+from backend.generation.sampling import SettingNotTakenError
 from backend.turns.contexts import ContextService
+from backend.turns.errors import (
+    ChatChangedError,
+    ContextNotFoundError,
+    NotContinuableError,
+    NothingToAnswerError,
+    TooManyTurnsError,
+    TurnIdReusedError,
+    TurnInProgressError,
+    TurnNotFoundError,
+)
 from backend.turns.events import KEEP_ALIVE, Event
 from backend.turns.schemas import (
     ContextView,
@@ -24,6 +48,7 @@ from backend.turns.schemas import (
     TurnView,
 )
 from backend.turns.service import TurnService
+from backend.wire import EXAMPLE, RAISES, STREAMS
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -37,13 +62,48 @@ BEAT_SECONDS = 2.0
 """How often a stream looks whether its session is still open."""
 
 
+PREPARING = (
+    ChatNotFoundError,
+    MessageNotFoundError,
+    CharacterNotFoundError,
+    NothingToAnswerError,
+    NotContinuableError,
+    ContextOverflowError,
+    MacroLimitError,
+    UnknownModelError,
+    SettingNotTakenError,
+    TooManyTurnsError,
+)
+"""What may go wrong wherever a prompt is put together."""
+
+
 class TurnController(Controller):
     """`POST /chats/{chat_id}/turns`: send a line, receive the reply as server-sent events."""
 
     path = "/chats/{chat_id:uuid}"
     tags = ("Turns",)
 
-    @post("/turns", status_code=200, operation_id="takeTurn", summary="Take a turn")
+    @post(
+        "/turns",
+        status_code=200,
+        responses={
+            200: ResponseSpec(TurnView, generate_examples=False, description="Events, or the turn")
+        },
+        opt={
+            RAISES: (
+                *PREPARING,
+                MessageTooLongError,
+                EmptyMessageError,
+                TurnInProgressError,
+                TurnIdReusedError,
+                ChatChangedError,
+            ),
+            STREAMS: True,
+            EXAMPLE: {"text": "Is anyone there?"},
+        },
+        operation_id="takeTurn",
+        summary="Take a turn",
+    )
     async def take_turn(
         self,
         request: AnyRequest,
@@ -67,7 +127,13 @@ class TurnController(Controller):
             return Response(await turns.get(identity, prepared.turn_id))
         return _stream(turns, watch, identity, prepared.turn_id, last_id=0)
 
-    @post("/suggestions", status_code=200, operation_id="suggest", summary="Suggest next lines")
+    @post(
+        "/suggestions",
+        status_code=200,
+        opt={RAISES: (*PREPARING, ModelError)},
+        operation_id="suggest",
+        summary="Suggest next lines",
+    )
     async def suggest(
         self,
         chat_id: FromPath[UUID],
@@ -79,7 +145,12 @@ class TurnController(Controller):
         lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
         return Suggestions(items=lines)
 
-    @get("/context", operation_id="previewContext", summary="Preview the context")
+    @get(
+        "/context",
+        opt={RAISES: PREPARING},
+        operation_id="previewContext",
+        summary="Preview the context",
+    )
     async def preview(
         self,
         chat_id: FromPath[UUID],
@@ -101,7 +172,7 @@ class RunningTurnController(Controller):
     path = "/turns/{turn_id:uuid}"
     tags = ("Turns",)
 
-    @get(operation_id="getTurn", summary="Read a turn")
+    @get(opt={RAISES: (TurnNotFoundError,)}, operation_id="getTurn", summary="Read a turn")
     async def get_turn(
         self,
         turn_id: FromPath[UUID],
@@ -111,7 +182,12 @@ class RunningTurnController(Controller):
         """How a turn is going or how it ended."""
         return await turns.get(identity, turn_id)
 
-    @get("/events", operation_id="followTurn", summary="Follow a turn")
+    @get(
+        "/events",
+        opt={RAISES: (TurnNotFoundError,), STREAMS: True},
+        operation_id="followTurn",
+        summary="Follow a turn",
+    )
     async def follow(
         self,
         request: AnyRequest,
@@ -128,7 +204,7 @@ class RunningTurnController(Controller):
     @post(
         "/stop",
         status_code=202,
-        opt={NEEDS: "chat"},
+        opt={NEEDS: "chat", RAISES: (TurnNotFoundError,)},
         operation_id="stopTurn",
         summary="Stop a turn",
     )
@@ -148,7 +224,11 @@ class MessageContextController(Controller):
     path = "/messages/{message_id:uuid}/context"
     tags = ("Turns",)
 
-    @get(operation_id="getContext", summary="Read a reply's context")
+    @get(
+        opt={RAISES: (MessageNotFoundError, ContextNotFoundError, RecordError)},
+        operation_id="getContext",
+        summary="Read a reply's context",
+    )
     async def get_context(
         self,
         message_id: FromPath[UUID],

@@ -24,7 +24,19 @@ class OpeningController(Controller):
     path = "/chats"
     tags = ("Chats",)
 
-    @post(opt={RAISES: (CharacterNotFoundError, PersonaNotFoundError, MacroLimitError, UnknownModelError,), EXAMPLE: {"character_ids": [], "title": "The lighthouse"}}, operation_id="openChat", summary="Open a chat")
+    @post(
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                MacroLimitError,
+                UnknownModelError,
+            ),
+            EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
+        },
+        operation_id="openChat",
+        summary="Open a chat",
+    )
     async def open_chat(
         self,
         data: JSONBody[NewChat],
@@ -34,7 +46,21 @@ class OpeningController(Controller):
         """Open a chat; the first character's greetings become its first message and its swipes."""
         return await opening.open(identity, data)
 
-    @patch("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError, CharacterNotFoundError, PersonaNotFoundError, PreconditionFailedError,), PATCHES: ChatPatch, EXAMPLE: {"title": "The storm", "persona_id": None}}, operation_id="patchChat", summary="Change a chat")
+    @patch(
+        "/{chat_id:uuid}",
+        opt={
+            RAISES: (
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                PreconditionFailedError,
+            ),
+            PATCHES: ChatPatch,
+            EXAMPLE: {"title": "The storm", "persona_id": None},
+        },
+        operation_id="patchChat",
+        summary="Change a chat",
+    )
     async def patch_chat(
         self,
         request: Request[Any, Any, Any],

@@ -33,6 +33,16 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     speaker: UUID | None = None
 
 
+class TurnUsage(msgspec.Struct, kw_only=True):
+    """Tokens as the provider reported them. `completion_tokens` includes `thinking_tokens`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    thinking_tokens: int
+    model: str
+
+
 class TurnView(msgspec.Struct, kw_only=True):
     """A turn. `text` is what an impersonation wrote; `reply` the stored message."""
 
@@ -43,8 +53,8 @@ class TurnView(msgspec.Struct, kw_only=True):
     model: str
     user_message_id: UUID | None
     reply_id: UUID | None
-    usage: dict[str, Any] | None
-    totals: dict[str, Any]
+    usage: TurnUsage | None
+    totals: Totals
     problem: dict[str, Any] | None
     created_at: datetime
     finished_at: datetime | None

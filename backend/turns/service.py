@@ -22,6 +22,7 @@ from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.recount import recount
 from backend.chats.service import ChatService
+from backend.context.record import Totals
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
@@ -41,7 +42,7 @@ from backend.turns.gate import Gate
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM
 from backend.turns.progress import stored_progress
 from backend.turns.runs import Run, RunRegistry
-from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnView
+from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
 from backend.turns.store import TurnStore
 from backend.vault.sealing import digest
 
@@ -222,8 +223,8 @@ class TurnService:
             model=turn.model,
             user_message_id=turn.user_message_id,
             reply_id=turn.reply_id,
-            usage=msgspec.json.decode(turn.usage) if turn.usage else None,
-            totals=msgspec.json.decode(turn.totals),
+            usage=msgspec.json.decode(turn.usage, type=TurnUsage) if turn.usage else None,
+            totals=msgspec.json.decode(turn.totals, type=Totals),
             problem=(
                 msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
                 if turn.sealed_problem

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import os
 import secrets
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -31,12 +31,16 @@ class WrongSecretError(AppError):
 
 
 class PasswordKdf(msgspec.Struct, frozen=True):
-    """Argon2id's parameters, kept beside each password slot (RFC 9106)."""
+    """Argon2id's parameters, kept beside each password slot (RFC 9106).
+
+    Decoding refuses costs beyond their bounds: whoever writes to the database could have a log-in
+    eat all memory.
+    """
 
     salt: bytes
-    memory_kib: int = 64 * 1024
-    passes: int = 3
-    lanes: int = 4
+    memory_kib: Annotated[int, msgspec.Meta(ge=8, le=1024 * 1024)] = 64 * 1024
+    passes: Annotated[int, msgspec.Meta(ge=1, le=16)] = 3
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
 
     def stretch(self, password: str) -> bytes:
         """32 bytes. Takes about 0.1 s and `memory_kib` of memory: call it in a thread."""

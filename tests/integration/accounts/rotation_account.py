@@ -108,7 +108,8 @@ class Account:
 
 async def sign_up(database: Database, name: str, root: RootKeys) -> Account:
     """An account as people make it, but for a password that is quickly stretched."""
-    unlocked = await (await accounts(database, root)).sign_up(name, PASSWORD, invitation=None)
+    service = await accounts(database, root)
+    unlocked = await service.sign_up(name, PASSWORD, invitation=None, address="::1")
     return Account(database, name, unlocked.user.id, unlocked.user_key)
 
 

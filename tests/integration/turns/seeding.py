@@ -19,7 +19,7 @@ COOKIE = "talekeeper_session"
 
 async def identity_of(server: Running, ada: Account) -> Identity:
     """Who the server takes a browser for, with the keys to seal as it does."""
-    identity = await server.parts.sessions.authenticate(ada.client.cookies[COOKIE])
+    identity = await server.parts.sessions.authenticate(ada.client.cookies[COOKIE], "session")
     assert identity is not None
     return identity
 

@@ -135,7 +135,9 @@ async def test_what_stands_at_a_depth_is_shown_where_it_stood(
     ada: Account, vendor: OpenAIServer, depth: int
 ) -> None:
     character = await ada.new_character(
-        depth_prompt={"prompt": "{{char}} limps.", "depth": depth, "role": "system"},
+        extensions={
+            "depth_prompt": {"prompt": "{{char}} limps.", "depth": depth, "role": "system"}
+        },
         post_history_instructions="Be brief.",
     )
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
@@ -224,8 +226,8 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
     del shown[lines[-1]["id"]]  # it went on, and has a record of that
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
-    ok(await ada.client.delete(f"/api/v1/characters/{character['id']}"))
-    ok(await ada.client.delete(f"/api/v1/personas/{persona['id']}"))
+    ok(await ada.client.delete(f"/api/v1/characters/{character['id']}"), 204)
+    ok(await ada.client.delete(f"/api/v1/personas/{persona['id']}"), 204)
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
 

@@ -1,0 +1,111 @@
+"""`talekeeper` as a process: what it says, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.process import serving, talekeeper
+
+API = "/api/v1"
+ADA = {"username": "Ada", "password": "a fine long password"}
+NOWHERE = "postgresql+asyncpg://user:secret@127.0.0.1:1/name"
+
+
+@contextmanager
+def browser(url: str) -> Generator[httpx.Client]:
+    """A client that sends the CSRF token back, as the page does."""
+
+    def send_token(request: httpx.Request) -> None:
+        if token := client.cookies.get("csrftoken"):
+            request.headers["x-csrftoken"] = token
+
+    with httpx.Client(
+        base_url=url, event_hooks={"request": [send_token]}, timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    answer = client.post(API + path, json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def events_of(stream: str) -> list[tuple[str, Any]]:
+    """Names and data of a whole stream's events."""
+    events: list[tuple[str, Any]] = []
+    for block in stream.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
+        if fields:
+            events.append((fields["event"], json.loads(fields["data"])))
+    return events
+
+
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_stream(
+    tmp_path: Path, order: signal.Signals
+) -> None:
+    stream = ""
+    with serving(tmp_path, demo_tokens_per_second="50") as served, browser(served.url) as client:
+        post(client, "/accounts", ADA)
+        chat = post(client, "/chats", {})["id"]
+        turn = {"text": "/demo long 100000"}
+        with client.stream("POST", f"{API}/chats/{chat}/turns", json=turn) as response:
+            for piece in response.iter_text():
+                if stream.count("text.delta") < 5 <= (stream + piece).count("text.delta"):
+                    served.process.send_signal(order)
+                stream += piece
+        assert served.process.wait(60) == (0 if order == signal.SIGTERM else 130)
+        assert '"error"' not in served.log.read_text()
+    events = events_of(stream)
+    name, data = events[-1]
+    assert name == "turn.failed"
+    assert data["type"].endswith(":model-interrupted"), data
+    said = "".join(data["text"] for name, data in events if name == "text.delta")
+    assert said
+
+    with serving(tmp_path) as served, browser(served.url) as client:
+        post(client, "/sessions", ADA)
+        reply = client.get(f"{API}/chats/{chat}/messages").json()["items"][-1]
+        assert (reply["status"], reply["content"]) == ("interrupted", said)
+
+
+def test_a_server_that_nobody_uses_stops_with_exit_code_0(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        assert served.stop() == 0
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("migrate",)])
+def test_a_database_that_does_not_answer_is_said_in_one_sentence(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    result = talekeeper(tmp_path, *command, database_url=NOWHERE)
+    assert result.returncode == 1
+    assert result.stderr == "talekeeper: The database at 127.0.0.1:1 does not answer.\n"
+    assert not result.stdout
+
+
+def test_the_tables_of_a_running_server_stay_as_they_are(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, browser(served.url) as client:
+        result = talekeeper(tmp_path, "migrate", "--down", "--to", "base")
+        assert result.returncode == 1
+        assert "Another Talekeeper uses" in result.stderr
+        post(client, "/accounts", ADA)
+
+
+def test_going_back_needs_to_be_told_how_far(tmp_path: Path) -> None:
+    for arguments in (["--down"], ["--down", "--to", "head"]):
+        result = talekeeper(tmp_path, "migrate", *arguments)
+        assert result.returncode == 2
+        assert "--to REVISION" in result.stderr
+    assert talekeeper(tmp_path, "migrate").stdout.endswith("revision 0001.\n")
+    result = talekeeper(tmp_path, "migrate", "--down", "--to", "base")
+    assert (result.returncode, result.stdout) == (0, "The tables are at revision base.\n")

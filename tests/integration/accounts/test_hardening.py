@@ -1,0 +1,315 @@
+"""What an attacker tries at the door, and what of it is stopped there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select, update
+
+from backend.accounts import passwords
+from backend.accounts.door import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
+from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
+from backend.accounts.rotation import mark_all_due
+from backend.accounts.throttle import FREE_ACCOUNT_ATTEMPTS
+from backend.vault.root import RootKeyError
+from tests.support.clock import Clock
+from tests.support.logs import Logged
+from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+ACCOUNTS = "/api/v1/accounts"
+API_KEYS = "/api/v1/api-keys"
+CHATS = "/api/v1/chats"
+ME = "/api/v1/me"
+RECOVERIES = "/api/v1/recoveries"
+SESSIONS = "/api/v1/sessions"
+NEW = "an even finer password"
+WRONG = "not the password"
+ELSEWHERE = "https://elsewhere.example"
+
+
+async def send(server: Running, path: str, body: Any, **headers: str) -> httpx.Response:
+    """The answer to a browser of its own."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with server.browser() as client:
+        return await client.post(path, json=body, headers=names)
+
+
+async def log_in(
+    server: Running, password: str = PASSWORD, *, address: str = "198.51.100.1"
+) -> httpx.Response:
+    body = {"username": "Ada", "password": password}
+    return await send(server, SESSIONS, body, X_Forwarded_For=address)
+
+
+async def make_key(account: Account, scope: str = "manage") -> str:
+    body = {"label": "script", "scope": scope}
+    token: str = ok(await account.client.post(API_KEYS, json=body), 201)["token"]
+    return token
+
+
+# Signing up
+
+
+async def test_an_address_that_looks_for_names_that_are_taken_has_to_wait(
+    server: Running, ada: Account, clock: Clock, stretches: list[tuple[int, int, int]]
+) -> None:
+    stretches.clear()
+    taken = {"username": "Ada", "password": PASSWORD}
+    free = {"username": "Ben", "password": PASSWORD}
+    for _ in range(5):
+        answer = await send(server, ACCOUNTS, taken, X_Forwarded_For="198.51.100.1")
+        problem(answer, 409, "name-taken")
+    assert stretches == []  # nobody makes the server work for a name that is refused anyway
+    refused = await send(server, ACCOUNTS, free, X_Forwarded_For="198.51.100.1")
+    problem(refused, 429, "too-many-attempts")
+    ok(await send(server, ACCOUNTS, free, X_Forwarded_For="198.51.100.2"), 201)
+
+
+async def test_people_who_sign_up_from_one_address_one_after_the_other_do_not_wait(
+    server: Running, clock: Clock
+) -> None:
+    for n in range(8):
+        body = {"username": f"person{n}", "password": PASSWORD}
+        ok(await send(server, ACCOUNTS, body), 201)
+
+
+async def test_who_finds_too_many_waiting_is_told_to_come_back(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passwords, "MAX_WAITING", 0)
+    answer = await log_in(server)
+    body = problem(answer, 503, "busy")
+    assert int(answer.headers["retry-after"]) == body["retry_after"] > 0
+    monkeypatch.undo()
+    ok(await log_in(server), 201)
+
+
+# Logging in
+
+
+async def test_who_guesses_from_one_address_does_not_keep_the_owner_out_at_another(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for _ in range(5):
+        problem(await log_in(server, WRONG), 401, "wrong-credentials")
+    delay = 1
+    for _ in range(12):  # renewing the delay for as long as one likes
+        problem(await log_in(server, WRONG), 429, "too-many-attempts")
+        clock.forward(seconds=delay)
+        delay = min(2 * delay, 900)
+        problem(await log_in(server, WRONG), 401, "wrong-credentials")
+    problem(await log_in(server), 429, "too-many-attempts")
+    ok(await log_in(server, address="203.0.113.1"), 201)
+
+
+async def test_guesses_from_many_addresses_make_the_account_wait_in_the_end(
+    server: Running, ada: Account, clock: Clock
+) -> None:
+    for n in range(FREE_ACCOUNT_ATTEMPTS):
+        answer = await log_in(server, WRONG, address=f"198.51.100.{n}")
+        problem(answer, 401, "wrong-credentials")
+    problem(await log_in(server, address="203.0.113.1"), 429, "too-many-attempts")
+    clock.forward(seconds=1)
+    ok(await log_in(server, address="203.0.113.1"), 201)
+
+
+@pytest.mark.parametrize("path", [ACCOUNTS, SESSIONS, RECOVERIES])
+async def test_of_strangers_no_long_bodies_are_read(server: Running, path: str) -> None:
+    body = {"username": "Ada", "password": "x" * 20_000}
+    problem(await send(server, path, body), 413, "too-large")
+
+
+@pytest.mark.parametrize(
+    "costs", [{"memory_kib": 2**20 + 1}, {"passes": 17}, {"lanes": 17}, {"passes": 0}]
+)
+async def test_costs_that_would_eat_all_memory_are_not_tried(
+    server: Running,
+    ada: Account,
+    costs: dict[str, int],
+    stretches: list[tuple[int, int, int]],
+) -> None:
+    stretches.clear()
+    async with server.parts.database.write() as session:
+        query = select(KeySlot).where(KeySlot.kind == "password")
+        slot = (await session.scalars(query)).one()
+        slot.kdf = json.dumps({**json.loads(slot.kdf or b"{}"), **costs}).encode()
+    problem(await log_in(server), 403, "account-tampered")
+    assert stretches == []
+
+
+# Pages of other sites
+
+
+async def test_the_first_account_is_not_made_under_another_sites_name(server: Running) -> None:
+    """A name that its owner points at this machine makes a page of theirs one of our origin."""
+    body = {"username": "Eve", "password": PASSWORD}
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000"):
+        for headers in ({}, {"Origin": f"http://{host}"}, {"Authorization": "Bearer x"}):
+            answer = await send(server, ACCOUNTS, body, Host=host, **headers)
+            detail = problem(answer, 403, "unknown-host")["detail"]
+            assert "TALEKEEPER_PUBLIC_ORIGIN" in detail
+            assert "TALEKEEPER_ALLOWED_HOSTS" in detail
+    made = await send(server, ACCOUNTS, body, Host="LOCALHOST:8000")
+    assert ok(made, 201)["user"]["is_administrator"] is True
+
+
+async def test_texts_are_not_read_under_another_sites_name_either(
+    server: Running, ada: Account
+) -> None:
+    token = await make_key(ada)
+    async with server.program(token) as script:
+        for client in (ada.client, script):
+            answer = await client.get(ME, headers={"Host": "evil.example"})
+            problem(answer, 403, "unknown-host")
+        for host in ("localhost", "127.0.0.1:1", "[::1]:8000", "192.168.1.4", "[2001:db8::1]"):
+            ok(await script.get(ME, headers={"Host": host}))
+        ok(await script.get("/health", headers={"Host": "anything.internal"}))
+
+
+async def test_the_public_name_is_the_servers_own(sqlite_url: str, tmp_path: Path) -> None:
+    async with (
+        running(sqlite_url, tmp_path, public_origin="https://Tales.example:8443/") as server,
+        server.account("Ada") as ada,
+    ):
+        ok(await ada.client.get(ME, headers={"Host": "tales.example"}))
+        problem(await ada.client.get(ME, headers={"Host": "x.tales.example"}), 403, "unknown-host")
+
+
+async def test_a_key_that_may_be_none_does_not_excuse_another_sites_page(
+    server: Running, ada: Account
+) -> None:
+    body = {"username": "Eve", "password": PASSWORD}
+    answer = await send(server, ACCOUNTS, body, Origin=ELSEWHERE, Authorization="Bearer x")
+    problem(answer, 403, "cross-site-request")
+    async with server.program(await make_key(ada)) as script:
+        answer = await script.post(CHATS, json={}, headers={"Sec-Fetch-Site": "cross-site"})
+        problem(answer, 403, "cross-site-request")
+        ok(await script.post(CHATS, json={}), 201)
+
+
+async def test_a_token_of_no_letters_or_strange_ones_is_refused_before_the_upload_is_read(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    ada.client.event_hooks = {}
+    for token in (b"", b" ", "é".encode(), b"\xe9" * 128):
+        answer = await ada.client.post(
+            "/api/v1/characters/import",
+            files={"file": b"x" * 3_000_000},
+            headers=[(CSRF_HEADER.encode(), token)],
+        )
+        problem(answer, 403, "cross-site-request")
+
+
+async def test_a_cookie_of_strange_letters_is_no_token(server: Running, ada: Account) -> None:
+    session = ada.client.cookies[PLAIN_COOKIE]
+    cookies = f"{PLAIN_COOKIE}={session}; {CSRF_COOKIE}=".encode() + b"\xe9" * 128
+    async with server.browser() as client:
+        answer = await client.post(
+            CHATS, json={}, headers=[(b"cookie", cookies), (CSRF_HEADER.encode(), b"e" * 128)]
+        )
+    problem(answer, 403, "cross-site-request")
+
+
+# API keys, and what ends them
+
+
+async def test_an_api_key_makes_no_other_that_would_outlive_it(
+    server: Running, ada: Account
+) -> None:
+    async with server.program(await make_key(ada)) as script:
+        answer = await script.post(API_KEYS, json={"label": "another"})
+        assert "Sign in" in problem(answer, 403, "forbidden")["detail"]
+        assert len(ok(await script.get(API_KEYS))["items"]) == 1
+
+
+async def test_a_recovery_ends_api_keys_as_well(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        token = await make_key(ada)
+        body = {"username": "Ada", "recovery_code": ada.recovery_code, "new_password": NEW}
+        ok(await send(either, RECOVERIES, body), 201)
+        async with either.program(token) as script:
+            problem(await script.get(ME), 401, "unauthenticated")
+        async with either.signed_in("Ada", NEW) as back:
+            assert ok(await back.client.get(API_KEYS))["items"] == []
+
+
+# Keys that were rotated
+
+
+async def data_keys(server: Running) -> list[int]:
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(select(DataKey.number).order_by(DataKey.number)))
+
+
+async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        old = await ada.new_chat(title="The lighthouse")
+        assert await mark_all_due(either.parts.database) == 1
+        await ada.new_chat(title="The cellar")  # no log-in
+        assert await data_keys(either) == [1]
+        async with either.signed_in("Ada") as other:
+            assert await data_keys(either) == [1, 2]
+            new = await other.new_chat(title="The attic")
+            # Each session reads what was sealed before and after.
+            for client in (ada.client, other.client):
+                for chat in (old, new):
+                    shown = ok(await client.get(f"{CHATS}/{chat['id']}"))
+                    assert shown["title"] == chat["title"]
+            labels = [each["label"] for each in ok(await other.client.get(SESSIONS))["items"]]
+            assert all(label.startswith("python-httpx") for label in labels)
+        ok(await log_in(either), 201)
+        assert await data_keys(either) == [1, 2]
+
+
+async def test_of_two_log_ins_at_once_one_makes_the_data_key_that_is_due(either: Running) -> None:
+    async with either.account("Ada"):
+        await mark_all_due(either.parts.database)
+        for answer in await asyncio.gather(log_in(either), log_in(either)):
+            ok(answer, 201)
+        assert await data_keys(either) == [1, 2]
+
+
+async def test_a_server_with_an_older_root_key_wraps_nothing_under_it(
+    either: Running, logged: Logged
+) -> None:
+    async with either.account("Ada") as ada:
+        async with either.parts.database.write() as session:
+            await session.execute(update(InstanceKey).values(root_version=2))
+        change = {"current_password": PASSWORD, "new_password": NEW}
+        recovery = {"username": "Ada", "recovery_code": ada.recovery_code, "new_password": NEW}
+        for path, body in (
+            (ACCOUNTS, {"username": "Ben", "password": PASSWORD}),
+            (RECOVERIES, recovery),
+            (f"{ME}/password", change),
+        ):
+            answer = await ada.client.post(path, json=body)
+            problem(answer, 500, "root-key")
+        async with either.parts.database.read() as session:
+            assert await session.scalar(select(func.count()).select_from(User)) == 1
+        ok(await log_in(either), 201)
+
+
+# What the client is told of a fault
+
+
+async def test_of_a_fault_the_client_gets_an_id_and_not_what_stands_in_the_error(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RootKeyError("Put it into /srv/keys/root.key.", extra={"path": "/srv/keys"})
+
+    monkeypatch.setattr(server.parts.chats, "list_chats", fail)
+    answer = await ada.client.get(CHATS)
+    body = problem(answer, 500, "root-key")
+    assert set(body) == {"type", "title", "status", "detail", "error_id"}
+    assert "/srv" not in answer.text
+    (line,) = logged.lines("request.crashed")
+    assert (line["error_id"], line["problem"]) == (body["error_id"], "root-key")
