@@ -50,6 +50,9 @@ _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
 _CHALLENGES = {errors.UnauthenticatedError.status: {"WWW-Authenticate": "Bearer"}}
 
+HUNG_UP = "client disconnected prematurely"
+"""Litestar's word, in an error of its own that is a 500, for a body that broke off."""
+
 _BY_STATUS: dict[int, type[AppError]] = {
     kind.status: kind
     for kind in (
@@ -168,6 +171,9 @@ def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
                 extra={"errors": _faults(error)},
             )
         )
+    if error.detail == HUNG_UP:
+        log.info("request.abandoned")
+        return _answer(errors.BadRequestError("It ended before all of it had come."))
     if error.status_code >= 500:  # noqa: PLR2004  # as above
         return _unexpected(_, error)
     kind = _BY_STATUS.get(error.status_code, errors.BadRequestError)

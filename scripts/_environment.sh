@@ -34,7 +34,7 @@ environment() {
     fi
     if ! "$uv" sync --quiet "$@"; then
         _say "the environment could not be made: the reason is above."
-        _say "Where it speaks of connections: the libraries come from pypi.org and"
+        _say "Where it speaks of connections: the libraries come from PyPI and"
         _say "files.pythonhosted.org, which have to be reached this once."
         exit 1
     fi
@@ -89,7 +89,7 @@ _install_uv() {
     if ! { "$python" -m venv "$scratch" &&
         "$scratch/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
             --no-cache-dir --retries 2 --only-binary :all: "uv==$UV_VERSION"; }; then
-        _say "uv could not be installed: the reason is above. It comes from pypi.org, which has to"
+        _say "uv could not be installed: the reason is above. It comes from PyPI, which has to"
         _say "be reached this once. Or install uv yourself: docs.astral.sh/uv"
         exit 1
     fi

@@ -150,7 +150,7 @@ class SessionService:
             user_id=user.id,
             slot_id=slot.id,
             kind=kind,
-            scope="manage" if kind == "session" else _scope(slot.scope),
+            scope="manage" if kind == "session" else scope_of(slot),
             is_administrator=user.is_administrator,
             key_mode=user.key_mode,
             sealer=open_sealer(user.id, data_keys, user_key=user_key),
@@ -169,9 +169,10 @@ class SessionService:
         return at - (slot.last_used_at or slot.created_at) >= self._idle
 
 
-def _scope(text: str) -> Scope:
-    match text:
-        case "manage" | "chat":
-            return text
+def scope_of(slot: KeySlot) -> Scope:
+    """How far an API key reaches: no further than to look, should the row say nonsense."""
+    match slot.scope:
+        case "manage" | "chat" as scope:
+            return scope
         case _:
             return "read"

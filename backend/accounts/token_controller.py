@@ -13,7 +13,7 @@ from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError
 from backend.accounts.identity import Identity
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.schemas import ApiKeyView, MadeApiKey, NewApiKey, SessionView
-from backend.accounts.sessions import SessionService
+from backend.accounts.sessions import SessionService, scope_of
 from backend.database.base import now
 from backend.errors import BadRequestError, ValidationError
 from backend.wire import EXAMPLE, RAISES, Page
@@ -153,7 +153,7 @@ def _key_view(identity: Identity, slot: KeySlot) -> ApiKeyView:
     return ApiKeyView(
         id=slot.id,
         label=_label(identity, slot),
-        scope=slot.scope,
+        scope=scope_of(slot),
         created_at=slot.created_at,
         last_used_at=slot.last_used_at,
         expires_at=slot.expires_at,

@@ -166,8 +166,10 @@ class CharacterController(Controller):
     ) -> Response[bytes]:
         """The card as a file that other tools read, and that imports back to the same.
 
-        A PNG carries the card as version 3 and as version 2; `spec` chooses for JSON alone. A
-        character without a picture gets a placeholder.
+        A PNG carries the card as version 3 and as version 2, a CHARX archive as version 3 with
+        every file that came with it; `spec` chooses for JSON alone. A character without a picture
+        gets a placeholder in a PNG. JSON and PNG leave an archive's files out, and name them as the
+        card does.
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
         return file_answer(file)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from backend.characters.cards.merge import ExportSpec
-from backend.characters.cards.model import Card
-from backend.characters.cards.writer import to_json, to_png
+from backend.characters.cards.model import Asset, Card
+from backend.characters.cards.writer import to_charx, to_json, to_png
 from backend.characters.images import placeholder_png
 
 _STEM_LENGTH = 80
@@ -52,6 +52,14 @@ def export_png(card: Card, source: Mapping[str, Any], picture: bytes | None) -> 
     """The card inside its picture; inside a placeholder where there is none."""
     image = picture or placeholder_png(card.name)
     return ExportedFile(to_png(card, source, image), "image/png", card.name, "png")
+
+
+def export_charx(
+    card: Card, source: Mapping[str, Any], picture: bytes | None, assets: Iterable[Asset]
+) -> ExportedFile:
+    """An archive of the card (version 3), its picture, and the files that came with it."""
+    data = to_charx(card, source, image=picture, assets=assets)
+    return ExportedFile(data, "application/zip", card.name, "charx")
 
 
 def _file_stem(name: str) -> str:

@@ -7,13 +7,16 @@ from uuid import UUID
 
 import msgspec
 
-from backend.characters.cards.model import Card
+from backend.characters.cards.model import Asset, Card
 from backend.characters.models import (
+    ASSET_DATA,
+    ASSET_DESCRIPTION,
     CHARACTER_CARD,
     CHARACTER_SOURCE,
     CHARACTER_SUMMARY,
     PERSONA,
     Character,
+    CharacterAsset,
     Persona,
 )
 from backend.characters.schemas import PersonaFields
@@ -59,6 +62,15 @@ def open_source(sealer: Sealer, row_id: UUID, blob: bytes | None) -> dict[str, A
         return {}
     data = sealer.open_bytes(CHARACTER_SOURCE, row_id, blob)
     return msgspec.json.decode(data, type=dict[str, Any])
+
+
+def open_asset(sealer: Sealer, row: CharacterAsset) -> Asset:
+    """A file that came with a card."""
+    described = msgspec.json.decode(
+        sealer.open_bytes(ASSET_DESCRIPTION, row.id, row.sealed_description), type=AssetDescription
+    )
+    data = sealer.open_bytes(ASSET_DATA, row.id, row.sealed_data)
+    return Asset(described.path, described.media_type, data)
 
 
 def seal_persona(sealer: Sealer, row: Persona, fields: PersonaFields) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, defer
 
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
-from backend.characters.models import Avatar, Character, Persona
+from backend.characters.models import Avatar, Character, CharacterAsset, Persona
 from backend.characters.records import open_card, open_persona, open_summary
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
@@ -131,6 +131,18 @@ async def find_names(
         for character_id in character_ids
         if character_id in found
     }
+
+
+async def list_assets(
+    session: AsyncSession, character_id: UUID, *, owner_id: UUID
+) -> list[CharacterAsset]:
+    """The files that came with a character's card, in their order."""
+    query = (
+        select(CharacterAsset)
+        .where(CharacterAsset.character_id == character_id, CharacterAsset.user_id == owner_id)
+        .order_by(CharacterAsset.id)
+    )
+    return list(await session.scalars(query))
 
 
 async def get_persona(

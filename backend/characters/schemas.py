@@ -12,7 +12,7 @@ from backend.characters.cards.limits import NAME, TEXT
 from backend.characters.cards.model import Card
 
 AvatarSize = Literal["full", "thumbnail"]
-ExportFormat = Literal["png", "json"]
+ExportFormat = Literal["png", "json", "charx"]
 
 
 class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):

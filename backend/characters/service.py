@@ -15,10 +15,17 @@ from backend.characters import repository
 from backend.characters.avatars import PLACES, AvatarService
 from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Card
-from backend.characters.exporting import ExportedFile, export_json, export_png
+from backend.characters.exporting import ExportedFile, export_charx, export_json, export_png
 from backend.characters.importing import check_card, import_rows, new_character
 from backend.characters.models import AVATAR_IMAGE, Avatar, Character
-from backend.characters.records import Summary, open_card, open_source, open_summary, seal_card
+from backend.characters.records import (
+    Summary,
+    open_asset,
+    open_card,
+    open_source,
+    open_summary,
+    seal_card,
+)
 from backend.characters.repository import StoredSummary
 from backend.characters.schemas import (
     CharacterItem,
@@ -161,7 +168,7 @@ class CharacterService:
         file_format: ExportFormat,
         spec: ExportSpec,
     ) -> ExportedFile:
-        """A file that imports back to the same card. A PNG is of both versions, whatever `spec`.
+        """A file that imports back to the same card. `spec` chooses the version of JSON alone.
 
         Raises `CharacterNotFoundError`.
         """
@@ -173,19 +180,27 @@ class CharacterService:
             stored = await repository.find_avatar(
                 session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
             )
+            assets = (
+                await repository.list_assets(session, character_id, owner_id=owner_id)
+                if file_format == "charx"
+                else []
+            )
         card = open_card(sealer, character.id, character.sealed_card)
         source = open_source(sealer, character.id, character.sealed_source)
+        picture = sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed) if stored else None
         match file_format:
             case "json":
                 return await to_thread.run_sync(
                     export_json, card, source, spec, limiter=self._threads
                 )
             case "png":
-                picture = (
-                    sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed) if stored else None
-                )
                 return await to_thread.run_sync(
                     export_png, card, source, picture, limiter=self._threads
+                )
+            case "charx":
+                files = (open_asset(sealer, row) for row in assets)
+                return await to_thread.run_sync(
+                    export_charx, card, source, picture, files, limiter=self._threads
                 )
             case _:
                 assert_never(file_format)

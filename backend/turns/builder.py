@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,28 +21,20 @@ from backend.context.assembly import Assembled, History, Item, assemble, plan
 from backend.context.budget import Budget, eviction_point
 from backend.context.errors import ContextOverflowError
 from backend.context.lines import line_text
-from backend.context.macros import MacroContext, Variables
+from backend.context.macros import Variables
 from backend.context.record import totals_of
-from backend.context.sections import CardFields, Note, SectionBuilder, SectionInputs
+from backend.context.sections import SectionBuilder
 from backend.database.engine import Database
-from backend.generation.model import ModelSpec, Prompt, PromptMessage, Role
+from backend.generation.model import ModelSpec, Prompt, PromptMessage
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer, starting_ratio
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.counting import CountCache
-from backend.turns.gather import Gathered, Gatherer, author_of, text_of
-from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.gather import Gathered, Gatherer
+from backend.turns.inputs import InputMaker, macros_for
 from backend.turns.ratios import RatioCache
 from backend.turns.schemas import TurnRequest
-
-ASSISTS = {
-    "continue": ("assist/continue", "Continue"),
-    "impersonate": ("assist/impersonate", "Impersonate"),
-    "suggestions": ("assist/suggestions", "Suggestions"),
-    "opening": ("assist/opening", "Opening"),
-    "next": ("assist/next", "Next"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +126,9 @@ class PromptBuilder:
             unit = _unit(spec, gathered)
             ratio = await self._ratios.get(session, spec, unit.tokenizer)
             budget = self._budget(identity, gathered, spec, ratio)
-            inputs = self._inputs(identity, gathered, request, unit, suggestions=suggestions)
-            macros = _macros(gathered, spec, inputs, max_prompt=round(budget.prompt * ratio))
+            maker = InputMaker(self._prompts, identity, gathered, unit)
+            inputs = maker.inputs(request, suggestions=suggestions)
+            macros = macros_for(gathered, spec, inputs, max_prompt=round(budget.prompt * ratio))
             sections = SectionBuilder(self._prompts, inputs, macros, gathered.variables)
             items = sections.build()
 
@@ -208,83 +200,6 @@ class PromptBuilder:
             ),
         )
 
-    def _inputs(
-        self,
-        identity: Identity,
-        gathered: Gathered,
-        request: TurnRequest,
-        unit: CountUnit,
-        *,
-        suggestions: int,
-    ) -> SectionInputs:
-        card, settings = gathered.speaker.card, gathered.settings
-        account = identity.settings
-        depth = card.depth_prompt
-        line, kind, title, reason = self._line(
-            identity, gathered, request, unit, suggestions=suggestions
-        )
-        return SectionInputs(
-            card=CardFields(
-                id=gathered.speaker.id,
-                name=gathered.speaker.name,
-                description=card.description,
-                personality=card.personality,
-                scenario=card.scenario,
-                examples=card.mes_example,
-                system_prompt=card.system_prompt,
-                post_history=card.post_history_instructions,
-                depth_prompt=depth.prompt if depth else "",
-                depth_prompt_depth=depth.depth if depth else 0,
-                depth_prompt_role=depth.role if depth else "system",
-            ),
-            user=gathered.user_name,
-            persona=gathered.persona,
-            persona_id=gathered.persona_id,
-            others=gathered.others,
-            system_prompt=settings.system_prompt or account.system_prompt or "",
-            post_history=(
-                settings.post_history_instructions or account.post_history_instructions or ""
-            ),
-            note=Note(
-                text=settings.authors_note.text,
-                depth=settings.authors_note.depth,
-                role=settings.authors_note.role,
-            ),
-            line=line,
-            line_kind=kind,
-            line_title=title,
-            line_reason=reason,
-            line_id=gathered.target.line.id if gathered.target.line else None,
-        )
-
-    def _line(
-        self,
-        identity: Identity,
-        gathered: Gathered,
-        request: TurnRequest,
-        unit: CountUnit,
-        *,
-        suggestions: int,
-    ) -> tuple[str, str, str, str]:
-        """What stands as the user's line: (text, kind, title, reason)."""
-        target = gathered.target
-        if suggestions:
-            prompt = self._prompts["assist/suggestions"].render(
-                user=gathered.user_name, char=gathered.speaker.name, count=suggestions
-            )
-            return prompt, "instruction", "Suggestions", "suggestions"
-        if target.line_kind != "user_line":
-            name, title = ASSISTS[target.line_kind]
-            prompt_file = self._prompts[name]
-            names = {"user": gathered.user_name, "char": gathered.speaker.name}
-            text = prompt_file.render(**{key: names[key] for key in prompt_file.inputs})
-            return text, "instruction", title, target.line_kind
-        if target.line is not None:
-            author, text = author_of(identity, target.line), text_of(identity, target.line)
-        else:
-            author, text = gathered.user_name, request.text or ""
-        return line_text(author, text, names=unit.names), "user_line", "User's line", "turn"
-
 
 @contextlib.contextmanager
 def _in_real_tokens(ratio: float) -> Generator[None]:
@@ -320,33 +235,3 @@ def _open(
             tokens = unit.count_many(spoken)
         texts = [line_text(author, text, names=unit.names) for author, text in spoken]
     return History(list(map(PromptMessage, lines.roles, texts)), tokens, list(lines.positions))
-
-
-def _macros(
-    gathered: Gathered, spec: ModelSpec, inputs: SectionInputs, *, max_prompt: int
-) -> MacroContext:
-    leaf = gathered.target.leaf
-    context = macros_of(
-        gathered.speaker.card,
-        char=gathered.speaker.name,
-        user=gathered.user_name,
-        persona=gathered.persona,
-        chat_seed=seed_of(gathered.chat.id),
-        message_seed=seed_of(gathered.chat.id, leaf.id if leaf else None),
-    )
-    said = [line.created_at for line in gathered.recent if line.role == "user"]
-    return replace(
-        context,
-        model=spec.id,
-        max_prompt=max_prompt,
-        authors_note=inputs.note.text,
-        last_message=_last(gathered, None),
-        last_user_message=_last(gathered, "user"),
-        last_char_message=_last(gathered, "assistant"),
-        idle=context.now - said[-1] if said else timedelta(0),
-    )
-
-
-def _last(gathered: Gathered, role: Role | None) -> str:
-    texts = [line.text for line in gathered.recent if role is None or line.role == role]
-    return texts[-1] if texts else ""

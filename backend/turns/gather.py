@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -25,17 +24,13 @@ from backend.chats.repository import StoredLines
 from backend.chats.service import read_settings
 from backend.chats.settings import ChatSettings
 from backend.context.macros import Variables
-from backend.errors import ValidationError
-from backend.turns.errors import NotContinuableError, NothingToAnswerError
-from backend.turns.models import TurnKind
 from backend.turns.schemas import TurnRequest
+from backend.turns.target import Target, TargetFinder
 
 NARRATOR = "Narrator"
 """Who speaks in a chat without a character."""
 
 RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
-
-LineKind = Literal["user_line", "continue", "impersonate", "suggestions", "opening", "next"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +40,6 @@ class Speaker:
     id: UUID | None
     card: Card
     name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where a turn works in the tree.
-
-    `leaf` ends the history; None before the first message. `line` is the message that stands as
-    the user's line, when it is stored already. `parent` is what the reply will hang below when no
-    new line is stored. `continued` is the reply that goes on. `spoken_by` is whose reply goes on or
-    is written anew.
-    """
-
-    kind: TurnKind
-    line_kind: LineKind
-    leaf: Message | None
-    line: Message | None = None
-    parent: Message | None = None
-    continued: Message | None = None
-    spoken_by: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +96,8 @@ class Gatherer:
         owner_id, sealer = self._identity.user_id, self._identity.sealer
         chat, leaf, sealed_globals = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
-        target = await self._target(chat, leaf, request)
+        finder = TargetFinder(self._session, owner_id=owner_id, is_preview=self._is_preview)
+        target = await finder.find(chat, leaf, request)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
@@ -184,77 +161,6 @@ class Gatherer:
         if row is None:
             raise ChatNotFoundError
         return row[0], row[1], row[2]
-
-    async def _target(self, chat: Chat, leaf: Message | None, request: TurnRequest) -> Target:
-        _check_request(request)
-        if request.regenerate_of is not None:
-            return await self._regeneration(chat, request.regenerate_of)
-        if leaf is not None and leaf.status == "streaming":
-            # What was said so far is no line to build on yet; whoever stores will get the 409.
-            leaf = await self._parent(leaf)
-        if request.continue_:
-            if leaf is None or leaf.role != "assistant":
-                raise NotContinuableError("The last message is not a character's.")
-            return Target(
-                kind="continue",
-                line_kind="continue",
-                leaf=leaf,
-                continued=leaf,
-                spoken_by=leaf.character_id,
-            )
-        if request.impersonate:
-            return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
-        if request.text is not None:
-            return Target(kind="reply", line_kind="user_line", leaf=leaf)
-        return await self._unanswered(leaf, request)
-
-    async def _unanswered(self, leaf: Message | None, request: TurnRequest) -> Target:
-        """What a reply without a new line answers."""
-        if leaf is not None and leaf.role == "user":
-            above = await self._parent(leaf)
-            return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
-        if leaf is None:
-            return Target(kind="reply", line_kind="opening", leaf=None)
-        if self._is_preview:
-            # Nothing typed yet: the same prompt, with no line in it.
-            return Target(kind="reply", line_kind="user_line", leaf=leaf)
-        if request.speaker is None:
-            raise NothingToAnswerError(
-                "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
-                "`speaker` to let a character speak."
-            )
-        return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
-
-    async def _regeneration(self, chat: Chat, message_id: UUID) -> Target:
-        message = await chats.get_message(
-            self._session, message_id, owner_id=self._identity.user_id
-        )
-        if message.chat_id != chat.id:
-            raise ValidationError("regenerate_of is a message of another chat.")
-        if message.role != "assistant":
-            raise ValidationError("regenerate_of is not a character's message.")
-        if not message.is_active:
-            raise ValidationError(
-                "regenerate_of is on another branch. Activate it first: the prompt is made of the "
-                "active path."
-            )
-        parent = await self._parent(message)
-        answers = parent is not None and parent.role == "user"
-        line_kind: LineKind = "user_line" if answers else "next" if parent else "opening"
-        return Target(
-            kind="regenerate",
-            line_kind=line_kind,
-            leaf=await self._parent(parent) if answers else parent,
-            line=parent if answers else None,
-            parent=parent,
-            spoken_by=message.character_id,
-        )
-
-    async def _parent(self, message: Message | None) -> Message | None:
-        """The message above one."""
-        if message is None or message.parent_id is None:
-            return None
-        return await self._session.get(Message, message.parent_id)
 
     async def _speaker(
         self, names: dict[UUID, str], request: TurnRequest, target: Target
@@ -336,21 +242,6 @@ def text_of(identity: Identity, message: Message) -> str:
 def card_name(card: Card) -> str:
     """What `{{char}}` stands for: the nickname, where there is one."""
     return card.nickname or card.name
-
-
-def _check_request(request: TurnRequest) -> None:
-    asked = [
-        name
-        for name, given in (
-            ("text", request.text is not None),
-            ("regenerate_of", request.regenerate_of is not None),
-            ("continue", request.continue_),
-            ("impersonate", request.impersonate),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
 
 
 def _decoded(data: bytes | None) -> dict[str, str]:

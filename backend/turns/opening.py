@@ -12,6 +12,7 @@ from backend.accounts.identity import Identity
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.chats import repository as chats
 from backend.chats.drafts import Draft
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
@@ -73,7 +74,7 @@ class OpeningService:
         )
         return await self._chats.open(
             identity,
-            title=(new.title or "").strip() or ", ".join(names) or FALLBACK_TITLE,
+            title=(new.title or "").strip() or _default_title(names),
             character_ids=new.character_ids,
             persona_id=new.persona_id,
             greetings=greetings,
@@ -84,16 +85,32 @@ class OpeningService:
     ) -> ChatView:
         """Change title, persona or characters; what is absent stays, null clears.
 
+        A title of null, or a blank one, is the default again, as on opening.
+
         Raises `ChatNotFoundError`, `CharacterNotFoundError`, `PersonaNotFoundError`,
         `ValidationError`, `PreconditionFailedError`.
         """
         reject_unknown(patch, ChatPatch)
         change = merge_patch(ChatPatch(), patch)
         async with self._database.read() as session:
-            await self._check_cast(session, identity, change.character_ids, change.persona_id)
+            names = await self._check_cast(
+                session, identity, change.character_ids, change.persona_id
+            )
+            if "title" in patch and not change.title.strip():
+                if "character_ids" not in patch:
+                    names = await self._names(session, identity, chat_id)
+                change.title = _default_title(names)
         return await self._chats.patch(
             identity, chat_id, change, named=frozenset(patch), if_match=if_match
         )
+
+    async def _names(self, session: AsyncSession, identity: Identity, chat_id: UUID) -> list[str]:
+        """The names of a chat's characters."""
+        members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
+        names = await characters.find_names(
+            session, members, owner_id=identity.user_id, sealer=identity.sealer
+        )
+        return list(names.values())
 
     async def _check_cast(
         self,
@@ -116,6 +133,10 @@ class OpeningService:
         ):
             raise PersonaNotFoundError
         return list(names.values())
+
+
+def _default_title(names: Sequence[str]) -> str:
+    return ", ".join(names) or FALLBACK_TITLE
 
 
 def _greetings(

@@ -68,7 +68,7 @@ def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_str
     events = events_of(stream)
     name, data = events[-1]
     assert name == "turn.failed"
-    assert data["type"].endswith(":model-interrupted"), data
+    assert data["type"].endswith(":turn-interrupted"), data
     said = "".join(data["text"] for name, data in events if name == "text.delta")
     assert said
 

@@ -7,6 +7,7 @@ import contextlib
 import struct
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sqlalchemy import delete, func, select, text
@@ -174,7 +175,7 @@ async def test_a_deletion_that_a_crash_cut_in_two_is_finished_at_the_next_start(
         # The first of the two transactions, and then the process dies.
         async with server.parts.database.write() as session:
             for table in (KeySlot, DataKey):
-                await session.execute(delete(table).where(table.user_id == ben.user["id"]))
+                await session.execute(delete(table).where(table.user_id == UUID(ben.user["id"])))
         taken = {"username": "Ben", "password": PASSWORD}
         problem(await ben.client.post("/api/v1/accounts", json=taken), 409, "name-taken")
     async with running(database_url, tmp_path) as server:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
+
 from backend.characters.cards.coerce import Coercion
 from backend.characters.cards.errors import CardError
 from backend.characters.cards.fields import (
@@ -19,7 +21,14 @@ from backend.characters.cards.fields import (
     V1_FIELDS,
     V3_ONLY_FIELDS,
 )
-from backend.characters.cards.limits import JSON_BYTES, LIST_ITEMS, NAME, SHORT_TEXT, TEXT
+from backend.characters.cards.limits import (
+    CARD_BYTES,
+    JSON_BYTES,
+    LIST_ITEMS,
+    NAME,
+    SHORT_TEXT,
+    TEXT,
+)
 from backend.characters.cards.model import Card, CardAsset, Spec
 
 NEWEST_VERSION = 3.0
@@ -40,14 +49,17 @@ def normalise(raw: object) -> Normalised:
 
     Raises:
         CardError: No card, or one without a name.
-        CardLimitError: A text or a list is too long.
+        CardLimitError: A text, a list or the whole is too long.
     """
     if not isinstance(raw, dict):
         raise CardError("This is no character card: a card is a JSON object.")
     source = cast("dict[str, Any]", raw)
     coercion = Coercion()
     spec, fields = _layout(source, coercion)
-    return Normalised(_card(fields, coercion), spec, coercion.warnings)
+    card = _card(fields, coercion)
+    bookless = msgspec.structs.replace(card, character_book=None)
+    CARD_BYTES.check(len(msgspec.json.encode(bookless)), "The card")
+    return Normalised(card, spec, coercion.warnings)
 
 
 def _layout(raw: dict[str, Any], coercion: Coercion) -> tuple[Spec, dict[str, Any]]:

@@ -72,10 +72,8 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
 async def test_of_a_hundred_turns_at_once_each_gets_its_own_reply(
     database_url: str, tmp_path: Path
 ) -> None:
-    async with (
-        running(database_url, tmp_path, demo_tokens_per_second=200) as server,
-        server.account() as ada,
-    ):
+    settings = {"demo_tokens_per_second": 200, "max_turns_per_user": 100}
+    async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 40}}
         ok(await ada.client.patch("/api/v1/me/settings", json=brief))
         chats = [(await ada.new_chat())["id"] for _ in range(100)]

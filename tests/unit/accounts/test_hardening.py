@@ -55,17 +55,14 @@ async def test_a_few_wait_for_their_turn_and_the_rest_is_sent_away(
     assert await stretcher.stretch(DEFAULT_KDF, "later") == b"later"
 
 
-@pytest.mark.parametrize("member", ["memory_kib", "passes", "lanes"])
-def test_the_costs_of_a_password_have_a_bound(member: str) -> None:
-    most = {"memory_kib": 1024 * 1024, "passes": 16, "lanes": 16}[member]
-    for cost, fits in ((most, True), (most + 1, False), (0, False), (-1, False), (2**70, False)):
-        stored = (
-            msgspec.json.encode({"salt": "AAAAAAAAAAA=", member: cost})
-            if cost < 2**63
-            else (b'{"salt": "AAAAAAAAAAA=", "%s": %d}' % (member.encode(), cost))
-        )
-        if fits:
-            assert getattr(msgspec.json.decode(stored, type=PasswordKdf), member) == cost
+@pytest.mark.parametrize(
+    ("member", "most"), [("memory_kib", 1024 * 1024), ("passes", 16), ("lanes", 16)]
+)
+def test_the_costs_of_a_password_have_bounds(member: str, most: int) -> None:
+    for cost in (most, most + 1, 0, -1):
+        stored = msgspec.json.encode({"salt": "AAAAAAAAAAA=", member: cost})
+        if cost == most:
+            assert getattr(msgspec.json.decode(stored, type=PasswordKdf), member) == most
         else:
             with pytest.raises(msgspec.DecodeError):
                 msgspec.json.decode(stored, type=PasswordKdf)

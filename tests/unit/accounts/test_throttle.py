@@ -15,6 +15,10 @@ def test_from_the_fifth_failure_on_each_doubles_the_delay() -> None:
     assert [delay_after(failures) for failures in range(5, 11)] == [1, 2, 4, 8, 16, 32]
 
 
+def test_where_more_is_free_the_delays_begin_later() -> None:
+    assert [delay_after(failures, free=100) for failures in (0, 99, 100, 101)] == [0, 0, 1, 2]
+
+
 def test_no_delay_is_longer_than_a_quarter_of_an_hour() -> None:
     delays = [delay_after(failures) for failures in range(2000)]
     assert max(delays) == LONGEST_DELAY == 15 * 60

@@ -1,0 +1,133 @@
+"""From what was gathered to what the sections of a prompt are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from backend.accounts.identity import Identity
+from backend.chats.counting import CountUnit
+from backend.context.lines import line_text
+from backend.context.macros import MacroContext
+from backend.context.sections import CardFields, Note, SectionInputs
+from backend.generation.model import ModelSpec, Role
+from backend.prompts import PromptLibrary
+from backend.turns.gather import Gathered, author_of, text_of
+from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.schemas import TurnRequest
+
+ASSISTS = {
+    "continue": ("assist/continue", "Continue"),
+    "impersonate": ("assist/impersonate", "Impersonate"),
+    "suggestions": ("assist/suggestions", "Suggestions"),
+    "opening": ("assist/opening", "Opening"),
+    "next": ("assist/next", "Next"),
+}
+
+
+class InputMaker:
+    """Makes the inputs of one prompt's sections."""
+
+    def __init__(
+        self, prompts: PromptLibrary, identity: Identity, gathered: Gathered, unit: CountUnit
+    ) -> None:
+        self._prompts = prompts
+        self._identity = identity
+        self._gathered = gathered
+        self._unit = unit
+
+    def inputs(self, request: TurnRequest, *, suggestions: int = 0) -> SectionInputs:
+        """Everything that the fixed sections are made of; `suggestions` asks for so many lines."""
+        gathered = self._gathered
+        card, settings = gathered.speaker.card, gathered.settings
+        account = self._identity.settings
+        depth = card.depth_prompt
+        line, kind, title, reason = self._line(request, suggestions=suggestions)
+        return SectionInputs(
+            card=CardFields(
+                id=gathered.speaker.id,
+                name=gathered.speaker.name,
+                description=card.description,
+                personality=card.personality,
+                scenario=card.scenario,
+                examples=card.mes_example,
+                system_prompt=card.system_prompt,
+                post_history=card.post_history_instructions,
+                depth_prompt=depth.prompt if depth else "",
+                depth_prompt_depth=depth.depth if depth else 0,
+                depth_prompt_role=depth.role if depth else "system",
+            ),
+            user=gathered.user_name,
+            persona=gathered.persona,
+            persona_id=gathered.persona_id,
+            others=gathered.others,
+            system_prompt=settings.system_prompt or account.system_prompt or "",
+            post_history=(
+                settings.post_history_instructions or account.post_history_instructions or ""
+            ),
+            note=Note(
+                text=settings.authors_note.text,
+                depth=settings.authors_note.depth,
+                role=settings.authors_note.role,
+            ),
+            line=line,
+            line_kind=kind,
+            line_title=title,
+            line_reason=reason,
+            line_id=gathered.target.line.id if gathered.target.line else None,
+        )
+
+    def _line(self, request: TurnRequest, *, suggestions: int) -> tuple[str, str, str, str]:
+        """What stands as the user's line: (text, kind, title, reason)."""
+        gathered = self._gathered
+        target = gathered.target
+        if suggestions:
+            prompt = self._prompts["assist/suggestions"].render(
+                user=gathered.user_name, char=gathered.speaker.name, count=suggestions
+            )
+            return prompt, "instruction", "Suggestions", "suggestions"
+        if target.line_kind != "user_line":
+            name, title = ASSISTS[target.line_kind]
+            prompt_file = self._prompts[name]
+            names = {"user": gathered.user_name, "char": gathered.speaker.name}
+            text = prompt_file.render(**{key: names[key] for key in prompt_file.inputs})
+            return text, "instruction", title, target.line_kind
+        if target.line is not None:
+            author, text = (
+                author_of(self._identity, target.line),
+                text_of(self._identity, target.line),
+            )
+        else:
+            author, text = gathered.user_name, request.text or ""
+        return line_text(author, text, names=self._unit.names), "user_line", "User's line", "turn"
+
+
+def macros_for(
+    gathered: Gathered, spec: ModelSpec, inputs: SectionInputs, *, max_prompt: int
+) -> MacroContext:
+    """What the macros of a prompt's fields stand for."""
+    leaf = gathered.target.leaf
+    context = macros_of(
+        gathered.speaker.card,
+        char=gathered.speaker.name,
+        user=gathered.user_name,
+        persona=gathered.persona,
+        chat_seed=seed_of(gathered.chat.id),
+        message_seed=seed_of(gathered.chat.id, leaf.id if leaf else None),
+    )
+    said = [line.created_at for line in gathered.recent if line.role == "user"]
+    return replace(
+        context,
+        model=spec.id,
+        max_prompt=max_prompt,
+        authors_note=inputs.note.text,
+        last_message=_last(gathered, None),
+        last_user_message=_last(gathered, "user"),
+        last_char_message=_last(gathered, "assistant"),
+        idle=context.now - said[-1] if said else timedelta(0),
+    )
+
+
+def _last(gathered: Gathered, role: Role | None) -> str:
+    texts = [line.text for line in gathered.recent if role is None or line.role == role]
+    return texts[-1] if texts else ""

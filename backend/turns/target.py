@@ -1,0 +1,135 @@
+"""Where in a chat's tree a turn works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats import repository as chats
+from backend.chats.models import Chat, Message
+from backend.errors import ValidationError
+from backend.turns.errors import NotContinuableError, NothingToAnswerError
+from backend.turns.models import TurnKind
+from backend.turns.schemas import TurnRequest
+
+LineKind = Literal["user_line", "continue", "impersonate", "suggestions", "opening", "next"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a turn works in the tree.
+
+    `leaf` ends the history; None before the first message. `line` is the message that stands as
+    the user's line, when it is stored already. `parent` is what the reply will hang below when no
+    new line is stored. `continued` is the reply that goes on. `spoken_by` is whose reply goes on or
+    is written anew.
+    """
+
+    kind: TurnKind
+    line_kind: LineKind
+    leaf: Message | None
+    line: Message | None = None
+    parent: Message | None = None
+    continued: Message | None = None
+    spoken_by: UUID | None = None
+
+
+class TargetFinder:
+    """Finds the place that a request means. A preview need not have anything to answer."""
+
+    def __init__(self, session: AsyncSession, *, owner_id: UUID, is_preview: bool) -> None:
+        self._session = session
+        self._owner_id = owner_id
+        self._is_preview = is_preview
+
+    async def find(self, chat: Chat, leaf: Message | None, request: TurnRequest) -> Target:
+        """The place in a chat's tree that a request means; `leaf` ends its active path.
+
+        Raises `MessageNotFoundError`, `NothingToAnswerError`, `NotContinuableError`,
+        `ValidationError`.
+        """
+        _check_request(request)
+        if request.regenerate_of is not None:
+            return await self._regeneration(chat, request.regenerate_of)
+        if leaf is not None and leaf.status == "streaming":
+            # What was said so far is no line to build on yet; whoever stores will get the 409.
+            leaf = await self._parent(leaf)
+        if request.continue_:
+            if leaf is None or leaf.role != "assistant":
+                raise NotContinuableError("The last message is not a character's.")
+            return Target(
+                kind="continue",
+                line_kind="continue",
+                leaf=leaf,
+                continued=leaf,
+                spoken_by=leaf.character_id,
+            )
+        if request.impersonate:
+            return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
+        if request.text is not None:
+            return Target(kind="reply", line_kind="user_line", leaf=leaf)
+        return await self._unanswered(leaf, request)
+
+    async def _unanswered(self, leaf: Message | None, request: TurnRequest) -> Target:
+        """What a reply without a new line answers."""
+        if leaf is not None and leaf.role == "user":
+            above = await self._parent(leaf)
+            return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
+        if leaf is None:
+            return Target(kind="reply", line_kind="opening", leaf=None)
+        if self._is_preview:
+            # Nothing typed yet: the same prompt, with no line in it.
+            return Target(kind="reply", line_kind="user_line", leaf=leaf)
+        if request.speaker is None:
+            raise NothingToAnswerError(
+                "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
+                "`speaker` to let a character speak."
+            )
+        return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+
+    async def _regeneration(self, chat: Chat, message_id: UUID) -> Target:
+        message = await chats.get_message(self._session, message_id, owner_id=self._owner_id)
+        if message.chat_id != chat.id:
+            raise ValidationError("regenerate_of is a message of another chat.")
+        if message.role != "assistant":
+            raise ValidationError("regenerate_of is not a character's message.")
+        if not message.is_active:
+            raise ValidationError(
+                "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+                "active path."
+            )
+        parent = await self._parent(message)
+        answers = parent is not None and parent.role == "user"
+        line_kind: LineKind = "user_line" if answers else "next" if parent else "opening"
+        return Target(
+            kind="regenerate",
+            line_kind=line_kind,
+            leaf=await self._parent(parent) if answers else parent,
+            line=parent if answers else None,
+            parent=parent,
+            spoken_by=message.character_id,
+        )
+
+    async def _parent(self, message: Message | None) -> Message | None:
+        """The message above one."""
+        if message is None or message.parent_id is None:
+            return None
+        return await self._session.get(Message, message.parent_id)
+
+
+def _check_request(request: TurnRequest) -> None:
+    asked = [
+        name
+        for name, given in (
+            ("text", request.text is not None),
+            ("regenerate_of", request.regenerate_of is not None),
+            ("continue", request.continue_),
+            ("impersonate", request.impersonate),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
