@@ -19,7 +19,12 @@ from litestar.routes import HTTPRoute
 import backend
 from backend import errors
 from backend.accounts.door import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECURE_COOKIE
-from backend.accounts.errors import CrossSiteError, ScopeError, TamperedAccountError
+from backend.accounts.errors import (
+    CrossSiteError,
+    ScopeError,
+    TamperedAccountError,
+    UnknownHostError,
+)
 from backend.accounts.idempotency import IdempotencyKeyReusedError, RequestInProgressError
 from backend.database.engine import DatabaseUnavailableError
 from backend.errors import MEDIA_TYPE, AppError
@@ -48,6 +53,7 @@ EVERYWHERE: tuple[type[AppError], ...] = (
     errors.ForbiddenError,
     ScopeError,
     CrossSiteError,
+    UnknownHostError,
     TamperedAccountError,
     RequestInProgressError,
     errors.TooLargeError,

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from jinja2 import Environment, StrictUndefined, Template, TemplateError, meta
 
@@ -80,21 +81,28 @@ def load_prompts() -> PromptLibrary:
     return PromptLibrary(next(folder for folder in FOLDERS if folder.is_dir()))
 
 
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    description: str
+    inputs: list[str]
+
+
 def _load(environment: Environment, name: str, path: Path) -> PromptFile:
     text = path.read_text(encoding="utf-8")
     _, header, body = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
-    fields = yaml.safe_load(header)
-    if not isinstance(fields, dict) or fields.keys() != {"description", "inputs"}:
-        raise PromptFileError(f"prompts/{name}.md needs a header with description and inputs.")
+    try:
+        head = msgspec.convert(yaml.safe_load(header), _Header)
+    except msgspec.ValidationError as error:
+        raise PromptFileError(
+            f"prompts/{name}.md needs a header with description and inputs."
+        ) from error
     try:
         used = meta.find_undeclared_variables(environment.parse(body))
         template = environment.from_string(body)
     except TemplateError as error:
         raise PromptFileError(f"prompts/{name}.md is no Jinja template: {error}") from error
-    inputs = frozenset(str(each) for each in fields["inputs"])
-    if used != inputs:
+    if used != set(head.inputs):
         raise PromptFileError(
-            f"prompts/{name}.md names the inputs {sorted(inputs)} and uses {sorted(used)}."
+            f"prompts/{name}.md names the inputs {sorted(head.inputs)} and uses {sorted(used)}."
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return PromptFile(name, str(fields["description"]), inputs, digest, template)
+    return PromptFile(name, head.description, frozenset(head.inputs), digest, template)

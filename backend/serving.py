@@ -36,7 +36,11 @@ class Server(uvicorn.Server):
         Uvicorn raises the signal once more at the end, for whoever handled it before: that would
         kill the process, and look like a failure to whoever started it.
         """
-        before = signal.signal(signal.SIGTERM, lambda *_: None)
+
+        def leave(*_: object) -> None:
+            self.should_exit = True
+
+        before = signal.signal(signal.SIGTERM, leave)
         try:
             with super().capture_signals():
                 yield

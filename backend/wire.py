@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -47,8 +47,9 @@ def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:
 def _merge(target: Any, patch: Any) -> Any:
     if not isinstance(patch, dict):
         return patch
-    result: dict[str, Any] = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
+    changes = cast("dict[str, Any]", patch)
+    result = dict(cast("dict[str, Any]", target)) if isinstance(target, dict) else {}
+    for key, value in changes.items():
         if value is None:
             result.pop(key, None)
         else:

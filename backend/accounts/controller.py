@@ -8,6 +8,7 @@ from litestar.params import JSONBody
 
 from backend.accounts.door import NEEDS, PUBLIC, SHOWN_ONCE, Door, expired_cookies
 from backend.accounts.errors import (
+    BusyError,
     InsecureTransportError,
     InvitationError,
     LastAdministratorError,
@@ -60,6 +61,8 @@ class DoorController(Controller):
                 NameTakenError,
                 WeakPasswordError,
                 InsecureTransportError,
+                TooManyAttemptsError,
+                BusyError,
             ),
             EXAMPLE: {"username": "Anna", "password": "a fine long password"},
         },
@@ -91,7 +94,12 @@ class DoorController(Controller):
         "/sessions",
         opt={
             PUBLIC: True,
-            RAISES: (WrongCredentialsError, TooManyAttemptsError, InsecureTransportError),
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                InsecureTransportError,
+                BusyError,
+            ),
             EXAMPLE: {"username": "Anna", "password": "a fine long password"},
         },
         operation_id="logIn",
@@ -120,6 +128,7 @@ class DoorController(Controller):
                 TooManyAttemptsError,
                 WeakPasswordError,
                 InsecureTransportError,
+                BusyError,
             ),
         },
         operation_id="recover",
@@ -179,7 +188,9 @@ class MeController(Controller):
         return UserView.of(user, accounts.name_of(identity))
 
     @delete(
-        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, LastAdministratorError)},
+        opt={
+            RAISES: (WrongCredentialsError, TooManyAttemptsError, LastAdministratorError, BusyError)
+        },
         operation_id="deleteMe",
         summary="Delete the account",
     )
@@ -198,7 +209,7 @@ class MeController(Controller):
     @post(
         "/password",
         status_code=204,
-        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, WeakPasswordError)},
+        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, WeakPasswordError, BusyError)},
         operation_id="changePassword",
         summary="Change password",
     )
@@ -213,7 +224,7 @@ class MeController(Controller):
 
     @post(
         "/recovery-code",
-        opt={SHOWN_ONCE: True, RAISES: (WrongCredentialsError, TooManyAttemptsError)},
+        opt={SHOWN_ONCE: True, RAISES: (WrongCredentialsError, TooManyAttemptsError, BusyError)},
         operation_id="newRecoveryCode",
         summary="New recovery code",
     )

@@ -1,9 +1,9 @@
 """`Idempotency-Key`: a write that is sent again is answered as it was the first time.
 
-The answer to a write that was done is kept for a day, sealed, under a keyed hash of the key; it is
-given again to the same session or API key alone. Refusals and failures are not kept: nothing was done,
-and the next try may succeed. Nor are streams (a turn has an id of its own for that) and answers that
-hold a secret that is shown once.
+The answer to a write that was done is kept for a day, sealed, under a keyed hash of the key, and is
+given again to the same session or API key alone. Refusals and failures are not kept: nothing was
+done, and the next try may succeed. Nor are streams (a turn has an id of its own for that) and
+answers that hold a secret that is shown once.
 """
 
 from __future__ import annotations

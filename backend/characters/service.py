@@ -169,6 +169,7 @@ class CharacterService:
         spec: ExportSpec,
     ) -> ExportedFile:
         """A file that imports back to the same card. `spec` chooses the version of JSON alone.
+        In a CHARX archive the picture is the card's main icon, whatever it was before.
 
         Raises `CharacterNotFoundError`.
         """

@@ -27,6 +27,9 @@ from backend.generation.tokens import MESSAGE_OVERHEAD
 ABSURD = 8
 """Characters a token that no text has over a whole prompt: English has 4 to 5."""
 
+QUICK = 500_000
+"""So many characters are counted in no time, whatever the budget."""
+
 SEPARATOR = "\n\n"
 """Between the sections of the head."""
 
@@ -130,7 +133,7 @@ def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
         ContextOverflowError: It is over the budget by itself; the error itemises it.
     """
     characters = sum(len(item.text) for item in items)
-    if characters > ABSURD * budget.prompt:
+    if characters > max(ABSURD * budget.prompt, QUICK):
         # Not even counted: that would take seconds, and no text has so few tokens.
         sized = [replace(item, tokens=len(item.text) // 4) for item in items]
         raise _overflow(characters // 4, budget, sized)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,17 @@ UNAVAILABLE_STATES = ("08", "40", "53", "57P")
 """SQLSTATEs of a PostgreSQL that can't be reached, gave one of two transactions up for the other,
 has no room, or is starting or stopping: what they begin with (PostgreSQL manual, appendix A)."""
 
-UNAVAILABLE_CODES = frozenset({
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PROTOCOL,
-})
+UNAVAILABLE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
 """Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
 that is no database, is not among them: waiting mends neither."""
 
@@ -88,7 +90,7 @@ class Database:
         return f"{host}:{self.url.port or POSTGRES_PORT}"
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncSession]:
+    async def write(self) -> AsyncGenerator[AsyncSession]:
         """A transaction that commits at the end of the block, or rolls back.
 
         Raises `DatabaseUnavailableError` when the database can't be reached.
@@ -97,7 +99,7 @@ class Database:
             yield session
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncSession]:
+    async def read(self) -> AsyncGenerator[AsyncSession]:
         """A transaction for reading: one consistent view, and never in a writer's way."""
         async with translated(), self._read_sessions.begin() as session:
             yield session
@@ -115,7 +117,7 @@ class Database:
 
 
 @asynccontextmanager
-async def translated() -> AsyncIterator[None]:
+async def translated() -> AsyncGenerator[None]:
     """Tell a database that is down (`DatabaseUnavailableError`) from a statement that is wrong."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
 
 
 @asynccontextmanager
-async def _connected(database: Database) -> AsyncIterator[AsyncConnection]:
+async def _connected(database: Database) -> AsyncGenerator[AsyncConnection]:
     """A connection in a transaction."""
     try:
         async with translated(), database.engine.begin() as connection:

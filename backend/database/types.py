@@ -35,7 +35,11 @@ class UtcTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, _: Dialect) -> datetime | None:
+    def process_bind_param(
+        self,
+        value: datetime | None,
+        dialect: Dialect,  # noqa: ARG002  # the base class's
+    ) -> datetime | None:
         """A value on its way in. Raises `ValueError` for one without a zone."""
         if value is None:
             return None
@@ -43,6 +47,10 @@ class UtcTime(TypeDecorator[datetime]):
             raise ValueError("A moment needs a time zone.")
         return value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, _: Dialect) -> datetime | None:
+    def process_result_value(
+        self,
+        value: datetime | None,
+        dialect: Dialect,  # noqa: ARG002  # the base class's
+    ) -> datetime | None:
         """A value on its way out."""
         return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)

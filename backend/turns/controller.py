@@ -53,10 +53,9 @@ from backend.wire import EXAMPLE, RAISES, STREAMS
 AnyRequest = Request[Any, Any, Any]
 
 KEEP_ALIVE_SECONDS = 15.0
+
 LONGEST_EVENT_ID = 18
 """Digits; ids count characters."""
-
-MAX_ID_DIGITS = 18
 
 BEAT_SECONDS = 2.0
 """How often a stream looks whether its session is still open."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
+from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
@@ -109,5 +109,5 @@ class TokenRatio(Base):
     __tablename__ = "token_ratios"
 
     model: Mapped[str] = mapped_column(primary_key=True)
-    ratio: Mapped[float]
+    ratio: Mapped[float] = mapped_column(Float(53))
     samples: Mapped[int]

@@ -75,11 +75,12 @@ def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_str
     with serving(tmp_path) as served, browser(served.url) as client:
         post(client, "/sessions", ADA)
         reply = client.get(f"{API}/chats/{chat}/messages").json()["items"][-1]
-        assert (reply["status"], reply["content"]) == ("interrupted", said)
+        assert (reply["status"], reply["text"]) == ("interrupted", said)
 
 
 def test_a_server_that_nobody_uses_stops_with_exit_code_0(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
+    with serving(tmp_path) as served, browser(served.url) as client:
+        assert client.get("/health").status_code == 200
         assert served.stop() == 0
 
 

@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
     environment = {
         name: value
-        for name, value in os.environ.items()  # noqa: TID251  # to hand it on without settings
+        for name, value in os.environ.items()  # to hand it on without settings  # noqa: TID251  # to hand it on without settings
         if not name.startswith("TALEKEEPER_")
     }
     environment["TALEKEEPER_DEMO_TOKENS_PER_SECOND"] = "0"

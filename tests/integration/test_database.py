@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.types import TypeEngine
 
-import backend.app  # noqa: F401  # it imports every table
+import backend.app  # it imports every table
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import engine, migrate
 from backend.database.base import Base, now
@@ -204,20 +204,6 @@ async def test_a_server_whose_socket_is_gone_is_unavailability(tmp_path: Path) -
     with pytest.raises(DatabaseUnavailableError):
         await database.ping()
     await database.dispose()
-
-
-@pytest.mark.postgres
-async def test_a_server_that_takes_no_connections_right_now_is_unavailability(
-    postgres_url: str, administer: Callable[[str], Awaitable[None]]
-) -> None:
-    name = make_url(postgres_url).database
-    await administer(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    database = Database(postgres_url)
-    try:
-        with pytest.raises(DatabaseUnavailableError):
-            await database.ping()
-    finally:
-        await database.dispose()
 
 
 def type_differs(

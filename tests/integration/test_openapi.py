@@ -1,41 +1,214 @@
-"""The OpenAPI document."""
+"""The OpenAPI document, held against what the routes do."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.support.server import ok, running
+from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from tests.integration.characters.pictures import picture
+from tests.support.server import Account, Running, ok, running
 
 pytestmark = pytest.mark.anyio
 
+JSON, EVENTS = "application/json", "text/event-stream"
+BODIES: dict[str, Any] = {
+    "forkChat": {"message_id": str(uuid4())},
+    "patchMessage": {"hidden": True},
+}
+"""What routes need that have no example; the others take an empty object."""
+
+
+class Operation(NamedTuple):
+    """A method on a path, as the document has it."""
+
+    method: str
+    path: str
+    said: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        name: str = self.said["operationId"]
+        return name
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the document says of a JSON body."""
+        content = self.said.get("requestBody", {}).get("content", {})
+        found: dict[str, Any] = content.get(JSON, {})
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """A request that the route can read."""
+        if self.method == "PUT":
+            return {"content": picture(), "headers": {"Content-Type": "image/png"}}
+        if not self.body:
+            return {}
+        return {"json": self.body.get("example", BODIES.get(self.id, {}))}
+
 
 @pytest.fixture
-async def document(sqlite_url: str, tmp_path: Path) -> dict[str, Any]:
-    async with (
-        running(sqlite_url, tmp_path) as server,
-        httpx.AsyncClient(trust_env=False) as client,
-    ):
+async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account("Ada") as account:
+        yield account
+
+
+@pytest.fixture
+async def document(server: Running) -> dict[str, Any]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        ok(await client.get(f"{server.url}/schema"))
         schema: dict[str, Any] = ok(await client.get(f"{server.url}/schema"))
         return schema
+
+
+def operations(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, item in document["paths"].items():
+        for method, said in item.items():
+            yield Operation(method.upper(), path, said)
+
+
+def operation(document: dict[str, Any], name: str) -> Operation:
+    return next(each for each in operations(document) if each.id == name)
+
+
+def names_in(path: str) -> list[str]:
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+def filled(path: str, **values: str) -> str:
+    """The path with these values, and ids that nothing has for the others."""
+    return path.format_map({name: values.get(name, str(uuid4())) for name in names_in(path)})
 
 
 async def test_every_operation_has_a_name_a_summary_a_text_and_its_errors(
     document: dict[str, Any],
 ) -> None:
-    operations = [each for path in document["paths"].values() for each in path.values()]
-    names = [each["operationId"] for each in operations]
+    found = list(operations(document))
+    names = [each.id for each in found]
     assert len(set(names)) == len(names) > 50
-    for each in operations:
-        assert each["summary"], each["operationId"]
-        assert each["description"], each["operationId"]
-        problem = each["responses"]["default"]["content"]["application/problem+json"]
+    for each in found:
+        assert each.said["summary"], each.id
+        assert each.said["description"], each.id
+        problem = each.said["responses"]["default"]["content"][MEDIA_TYPE]
         assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
 
 
 async def test_it_says_how_to_sign_in(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"].keys() == {"apiKey", "session"}
     assert document["security"] == [{"apiKey": []}, {"session": []}]
+
+
+async def test_it_says_of_each_route_whether_one_has_to_sign_in(
+    server: Running, document: dict[str, Any]
+) -> None:
+    for each in operations(document):
+        async with server.browser() as stranger:
+            answer = await stranger.request(each.method, filled(each.path))
+        is_open = answer.status_code != 401
+        assert each.said.get("security", document["security"]) == (
+            [] if is_open else document["security"]
+        ), each.id
+
+
+async def test_it_names_what_a_route_says_of_things_that_are_not_there(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    for each in operations(document):
+        if not names_in(each.path):
+            continue
+        answer = await ada.client.request(each.method, filled(each.path), **each.options())
+        assert answer.status_code == 404, (each.id, answer.text)
+        slug = answer.json()["type"].removeprefix(TYPE_PREFIX)
+        assert f"`{slug}`" in each.said["responses"]["404"]["description"], each.id
+
+
+async def test_its_examples_are_taken(
+    ada: Account, server: Running, document: dict[str, Any]
+) -> None:
+    chat = (await ada.new_chat())["id"]
+    found = [each for each in operations(document) if "example" in each.body]
+    assert {"signUp", "logIn", "makeApiKey", "openChat", "takeTurn", "patchSettings"} <= {
+        each.id for each in found
+    }
+    async with server.browser() as stranger:
+        for each in sorted(found, key=lambda each: each.id != "signUp"):
+            client = stranger if each.said.get("security") == [] else ada.client
+            answer = await client.request(
+                each.method, filled(each.path, chat_id=chat), json=each.body["example"]
+            )
+            assert answer.is_success, (each.id, answer.text)
+
+
+async def test_the_forms_of_a_turn_are_those_in_which_it_comes(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    chat = (await ada.new_chat())["id"]
+    take, follow = (operation(document, name) for name in ("takeTurn", "followTurn"))
+    described = take.said["responses"]["200"]["content"]
+    path = filled(take.path, chat_id=chat)
+    streamed = await ada.client.post(path, json={"text": "Who is there?"})
+    whole = await ada.client.post(path, json={"text": "Nobody?"}, headers={"Accept": JSON})
+    events = await ada.client.get(filled(follow.path, turn_id=ok(whole)["id"]))
+
+    kinds = [answer.headers["content-type"].partition(";")[0] for answer in (streamed, whole)]
+    assert kinds == list(described) == [EVENTS, JSON]
+    assert events.headers["content-type"].partition(";")[0] == EVENTS
+    assert list(follow.said["responses"]["200"]["content"]) == [EVENTS]
+    schemas = document["components"]["schemas"]
+    assert described[JSON]["schema"] == {"$ref": "#/components/schemas/TurnView"}
+    assert schemas["TurnView"]["properties"].keys() == ok(whole).keys()
+    assert schemas["TurnUsage"]["properties"].keys() == ok(whole)["usage"].keys()
+    assert schemas["Totals"]["properties"].keys() == ok(whole)["totals"].keys()
+
+
+async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any]) -> None:
+    answers = operation(document, "ready").said["responses"]
+    assert answers["503"]["content"] == answers["200"]["content"]
+    assert answers["503"]["content"][JSON]["schema"]["$ref"].endswith("/Readiness")
+
+
+async def test_a_patch_may_hold_each_member_that_is_described_or_null(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    character = await ada.new_character()
+    persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)
+    ids = {
+        "chat_id": (await ada.new_chat())["id"],
+        "character_id": character["id"],
+        "persona_id": persona["id"],
+    }
+    patched: set[str] = set()
+    for each in operations(document):
+        schema = each.body.get("schema", {})
+        if each.method != "PATCH" or "$ref" in schema:
+            continue
+        patched.add(each.id)
+        path = filled(each.path, **ids)
+        assert schema["properties"], each.id
+        for name in schema["properties"]:
+            answer = await ada.client.patch(path, json={name: None})
+            if name == "name":  # the one thing without a default
+                assert answer.status_code == 422
+            else:
+                assert answer.status_code == 200, (each.id, name, answer.text)
+        answer = await ada.client.patch(path, json={"no_such_member": 1})
+        assert answer.status_code == 422, each.id
+    assert patched == {
+        "changeMe",
+        "patchSettings",
+        "patchCharacter",
+        "patchPersona",
+        "patchChat",
+        "patchChatSettings",
+    }

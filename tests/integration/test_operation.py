@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -124,6 +126,29 @@ async def test_a_request_keeps_the_id_that_it_came_with_when_it_is_one(
     finished = logged.lines("request.finished")
     assert {line["request_id"] for line in finished} == {given, *made}
     assert {line["path_template"] for line in finished} == {"/health", "unmatched"}
+
+
+async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
+    server: Running, ada: Account, logged: Logged
+) -> None:
+    made = ok(await ada.client.post(f"{API}/api-keys", json={"label": "script"}), 201)
+    url = httpx.URL(server.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        f"POST {API}/characters/import HTTP/1.1\r\nHost: {url.netloc.decode()}\r\n"
+        f"Authorization: Bearer {made['token']}\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
+        "--x\r\n".encode()
+    )
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    async with asyncio.timeout(30):
+        while not logged.lines("request.abandoned"):
+            await asyncio.sleep(0.01)
+    (line,) = logged.lines("request.abandoned")
+    assert line["level"] == "info"
+    assert logged.lines("request.crashed") == []
 
 
 async def test_a_crash_tells_the_client_an_id_and_the_log_where_it_was(

@@ -33,7 +33,7 @@ def environment(**settings: str) -> dict[str, str]:
     """This process's environment with these settings of Talekeeper's and no others."""
     inherited = {
         name: value
-        for name, value in os.environ.items()  # noqa: TID251  # to hand it on without settings
+        for name, value in os.environ.items()  # to hand it on without settings  # noqa: TID251  # handed on to the process
         if not name.startswith("TALEKEEPER_")
     }
     return inherited | {f"TALEKEEPER_{name.upper()}": value for name, value in settings.items()}

@@ -48,5 +48,5 @@ def test_rendering_takes_exactly_the_inputs_of_the_header() -> None:
 
 
 def test_an_unknown_prompt_says_which_file_is_missing() -> None:
-    with pytest.raises(PromptFileError, match="prompts/nowhere.md"):
+    with pytest.raises(PromptFileError, match=r"prompts/nowhere\.md"):
         load_prompts()["nowhere"]

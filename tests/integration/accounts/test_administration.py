@@ -67,6 +67,20 @@ async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
             ok(await back.client.get(ME))
 
 
+async def test_null_is_neither_true_nor_false_and_changes_nothing(
+    server: Running, ada: Account
+) -> None:
+    async with server.account("Ben") as ben:
+        path = f"{USERS}/{ben.user['id']}"
+        ok(await ada.client.patch(path, json={"is_administrator": True}))
+        for member in ("is_administrator", "is_disabled"):
+            found = problem(
+                await ada.client.patch(path, json={member: None}), 422, "validation-failed"
+            )
+            assert "bool" in str(found["errors"])
+        assert ok(await ben.client.get(ME))["is_administrator"] is True
+
+
 async def test_the_last_administrator_stays_one(server: Running, ada: Account) -> None:
     async with server.account("Ben") as ben, server.account("Cleo") as cleo:
         own = f"{USERS}/{ada.user['id']}"

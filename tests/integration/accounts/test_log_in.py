@@ -121,15 +121,6 @@ async def test_an_address_that_guesses_waits_whatever_the_names(
         ok(await log_in(server, "Ada", address=other), 201)
 
 
-async def test_a_guesser_at_one_address_does_not_keep_the_owner_waiting_at_another(
-    server: Running, ada: Account, clock: Clock
-) -> None:
-    for status in [401] * 5 + [429] * 20:
-        guess = await log_in(server, "Ada", WRONG, address="198.51.100.1")
-        assert guess.status_code == status
-    ok(await log_in(server, "Ada", address="198.51.100.2"), 201)
-
-
 async def test_a_guessers_own_account_does_not_wipe_out_what_the_address_did(
     server: Running, ada: Account, clock: Clock
 ) -> None:

@@ -23,15 +23,10 @@ ELSEWHERE = (f"203.0.113.{n}" for n in count(1))
 
 
 async def sign_up(
-    server: Running,
-    name: str,
-    password: str = PASSWORD,
-    *,
-    address: str | None = None,
-    **more: Any,
+    server: Running, name: str, password: str = PASSWORD, **more: Any
 ) -> httpx.Response:
     """The answer to a sign-up from a browser of its own, and from an address of its own."""
-    headers = {"X-Forwarded-For": address or next(ELSEWHERE)}
+    headers = {"X-Forwarded-For": next(ELSEWHERE)}
     async with server.browser() as client:
         body = {"username": name, "password": password, **more}
         return await client.post(ACCOUNTS, json=body, headers=headers)
@@ -163,15 +158,6 @@ async def test_an_invitation_that_is_unknown_withdrawn_or_expired_lets_nobody_in
         problem(await sign_up(server, "Ben", invitation=expiring), 403, "invitation-not-valid")
 
 
-async def test_open_doors_let_everyone_in_even_from_one_address(server: Running) -> None:
-    for n in range(8):
-        ok(await sign_up(server, f"person{n}", address="198.51.100.1"), 201)
-
-
-async def test_an_address_that_tries_names_waits(server: Running, clock: Clock) -> None:
-    ok(await sign_up(server, "Ada"), 201)
-    for _ in range(5):
-        problem(await sign_up(server, "Ada", address="198.51.100.1"), 409, "name-taken")
-    waiting = await sign_up(server, "Ben", address="198.51.100.1")
-    problem(waiting, 429, "too-many-attempts")
-    ok(await sign_up(server, "Ben", address="198.51.100.2"), 201)
+async def test_open_doors_let_everyone_in(server: Running) -> None:
+    for name in ("Ada", "Ben"):
+        ok(await sign_up(server, name), 201)

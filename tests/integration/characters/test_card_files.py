@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
+from backend.characters.cards.charx import unpack
 from backend.characters.cards.png import SIGNATURE, chunks, find_texts
 from backend.characters.models import ASSET_DATA, ASSET_DESCRIPTION, CharacterAsset
 from backend.characters.records import AssetDescription
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.anyio
 
 PNG_CARD = (CARDS / "syn_v2_and_v3_precedence.png").read_bytes()
 CHARX_CARD = (CARDS / "syn_v3.charx").read_bytes()
+ICON = "assets/icon/images/main.png"
+HAPPY = "assets/emotion/images/happy.png"
 JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
 
 
@@ -181,6 +184,64 @@ async def test_the_files_of_an_archive_are_kept_sealed(ada: Person, database: Da
     )
     await ada.delete(f"/characters/{character['id']}")
     assert (await count_rows(database))["character_assets"] == 0
+
+
+async def test_an_archive_comes_back_with_its_files_and_the_picture(ada: Person) -> None:
+    imported = (await ada.import_card(CHARX_CARD))["character"]
+    await ada.put(
+        f"/characters/{imported['id']}/avatar",
+        content=picture(width=320, height=200),
+        headers={"Content-Type": "image/png"},
+    )
+
+    answer = await ada.get(f"/characters/{imported['id']}/export?format=charx")
+    again = (await ada.import_card(answer.content))["character"]
+
+    assert answer.headers["content-disposition"].endswith(".charx")
+    before, after = unpack(CHARX_CARD), unpack(answer.content)
+    assert after.keys() == before.keys()
+    assert after[HAPPY] == before[HAPPY]
+    assert opened(after[ICON]).size == (320, 200)
+    assert card_of(again) == card_of(imported)
+    avatar = await ada.get(f"/characters/{again['id']}/avatar")
+    assert opened(avatar.content).size == (320, 200)
+
+
+@ON_SQLITE_ALONE
+async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
+    first = (await ada.import_card(PNG_CARD))["character"]
+
+    again = (await ada.import_card(await exported(ada, first["id"], "format=charx")))["character"]
+
+    icon = {"type": "icon", "uri": f"embeded://{ICON}", "name": "main", "ext": "png"}
+    assert card_of(again) == {**card_of(first), "assets": [icon]}
+    assert again["has_avatar"] is True
+
+
+@ON_SQLITE_ALONE
+async def test_a_character_that_came_from_no_archive_is_exported_as_one(ada: Person) -> None:
+    made = await ada.make(name="Magda")
+
+    file = await exported(ada, made["id"], "format=charx")
+
+    assert list(unpack(file)) == ["card.json"]
+    assert card_of((await ada.import_card(file))["character"]) == card_of(made)
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("query", ["format=png", "format=json"])
+async def test_other_files_name_what_an_archive_held_as_the_card_does(
+    ada: Person, query: str
+) -> None:
+    first = (await ada.import_card(CHARX_CARD))["character"]
+
+    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
+
+    assert [asset["uri"] for asset in again["assets"]] == [
+        f"embeded://{ICON}",
+        f"embeded://{HAPPY}",
+        "https://example.invalid/a.webp",
+    ]
 
 
 async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Person) -> None:

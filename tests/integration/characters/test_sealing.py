@@ -26,7 +26,7 @@ async def stored_values(database: Database) -> AsyncIterator[tuple[str, Any]]:
     """Every value of the tables that characters and personas are in."""
     for table in ("characters", "character_assets", "personas", "avatars"):
         async with database.read() as session:
-            rows = (await session.execute(text(f"SELECT * FROM {table}"))).mappings().all()  # noqa: S608  names of our own tables
+            rows = (await session.execute(text(f"SELECT * FROM {table}"))).mappings().all()
         assert rows, table
         for row in rows:
             for column, value in row.items():

@@ -226,6 +226,17 @@ async def test_a_change_leaves_alone_what_it_does_not_name_and_clears_what_is_nu
     assert ok(await ada.client.get(url)) == cleared
 
 
+async def test_without_its_title_a_chat_is_named_after_its_characters_again(ada: Account) -> None:
+    members = await trio(ada)
+    chat = await ada.new_chat(character_ids=members[:2], title="One")
+    url = f"/api/v1/chats/{chat['id']}"
+    assert ok(await ada.client.patch(url, json={"title": None}))["title"] == "Mara, Bobo"
+    changed = {"title": None, "character_ids": members[2:]}
+    assert ok(await ada.client.patch(url, json=changed))["title"] == "Cy"
+    alone = {"title": None, "character_ids": None}
+    assert ok(await ada.client.patch(url, json=alone))["title"] == "New chat"
+
+
 async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Account) -> None:
     chat = await ada.new_chat(title="One")
     url = f"/api/v1/chats/{chat['id']}"

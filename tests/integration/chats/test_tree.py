@@ -91,7 +91,7 @@ async def postgres(postgres_url: str) -> AsyncIterator[Database]:
 
 
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(GREETINGS, STEPS)
 async def test_the_tree_is_what_its_model_says_after_every_step(
@@ -102,7 +102,7 @@ async def test_the_tree_is_what_its_model_says_after_every_step(
 
 @pytest.mark.postgres
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(GREETINGS, STEPS)
 async def test_the_tree_is_what_its_model_says_on_postgresql_too(

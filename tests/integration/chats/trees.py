@@ -130,9 +130,10 @@ class Grove:
     def __init__(self, database: Database, identity: Identity) -> None:
         self.database = database
         self.identity = identity
-        self.chats = ChatService(database, ModelRegistry(DemoConfig()), Settings(_env_file=None))
         values: dict[str, Any] = {"_env_file": None}
-        self.messages = MessageService(database, Settings(**values))
+        settings = Settings(**values)
+        self.chats = ChatService(database, ModelRegistry(DemoConfig()), settings)
+        self.messages = MessageService(database, settings)
         self.expected = Expected(CountUnit("o200k_base", names=False))
         self.chat_id = UUID(int=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from http.cookies import Morsel, SimpleCookie
 from pathlib import Path
 
@@ -16,7 +17,14 @@ pytestmark = pytest.mark.anyio
 
 SESSIONS = "/api/v1/sessions"
 LOG_IN = {"username": "Ada", "password": PASSWORD}
-HTTPS = {"Host": "tales.example", "X-Forwarded-Proto": "https"}
+NAME = "tales.example"
+HTTPS = {"Host": NAME, "X-Forwarded-Proto": "https"}
+
+
+@pytest.fixture
+async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path, public_origin=f"https://{NAME}") as server:
+        yield server
 
 
 def cookies_of(answer: httpx.Response) -> dict[str, Morsel[str]]:
@@ -79,7 +87,7 @@ async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host
 async def test_no_password_is_taken_in_the_clear_over_a_network(
     server: Running, ada: Account
 ) -> None:
-    for host in ("tales.example", "192.168.1.4:8000", "127.0.0.1.tales.example", "[2001:db8::1]"):
+    for host in (NAME, f"{NAME}:80", "192.168.1.4:8000", "[2001:db8::1]"):
         async with server.browser() as client:
             for path, body in (
                 (SESSIONS, LOG_IN),
@@ -103,7 +111,12 @@ async def test_who_is_no_trusted_proxy_is_not_believed(
     sqlite_url: str, tmp_path: Path, clock: Clock
 ) -> None:
     async with (
-        running(sqlite_url, tmp_path, trusted_proxies=("192.0.2.1",)) as server,
+        running(
+            sqlite_url,
+            tmp_path,
+            trusted_proxies=("192.0.2.1",),
+            public_origin=f"https://{NAME}",
+        ) as server,
         server.account("Ada"),
     ):
         problem(await log_in(server, **HTTPS), 403, "insecure-transport")

@@ -25,7 +25,7 @@ TURN = "/api/v1/turns"
 async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
     """Ask again and again until the answer is true."""
     async with asyncio.timeout(seconds):
-        while not (answer := await found()):  # noqa: ASYNC110  # it is far away: nothing to wait on
+        while not (answer := await found()):  # it is far away: nothing to wait on
             await asyncio.sleep(0.02)
     return answer
 

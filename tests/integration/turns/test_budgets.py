@@ -140,7 +140,7 @@ async def test_the_beginning_of_the_prompt_stays_the_same_for_several_turns(
 async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
     ada: Account, server: Running
 ) -> None:
-    character = await ada.new_character(description="Tall. " * 400)
+    character = await ada.new_character(description="Tall. " * 800)
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
     await seed(server, ada, chat, ["So it goes. " * 20 for _ in range(10)])
     fixed = (await preview(ada, chat))["totals"]["fixed"]
@@ -185,11 +185,12 @@ async def test_a_pick_stays_for_the_chat_and_a_draw_changes_with_the_message(
         scenario=f"{{{{pick::{numbers}}}}}", personality=f"{{{{random::{numbers}}}}}"
     )
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
-    cards = []
+    cards: list[dict[str, str]] = []
     for _ in range(4):
         context = await turn(ada, chat, text="Well?")
         (card,) = (item["text"] for item in context["items"] if item["kind"] == "character")
-        cards.append(dict(line.split(": ") for line in card.splitlines() if ": " in line))
+        parts = (str(line).partition(": ") for line in card.splitlines())
+        cards.append({name: drawn for name, _, drawn in parts})
     assert len({card["Scenario"] for card in cards}) == 1
     assert len({card["Personality"] for card in cards}) > 1
 

@@ -113,9 +113,7 @@ async def test_hidden_lines_are_left_out_and_named(
     assert context["history"]["hidden"] == [3, 4]
 
 
-async def test_a_group_s_prompt_is_shown_with_its_names(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_a_group_s_prompt_is_shown_with_its_names(ada: Account, vendor: OpenAIServer) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mara", "Bo: the Smith")]
     chat = (await ada.new_chat(character_ids=members))["id"]
     await turn(ada, vendor, chat, text="Who speaks?", speaker=members[1])
@@ -217,8 +215,9 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
     ok(await ada.client.patch(f"/api/v1/characters/{character['id']}", json=change))
     ok(await ada.client.patch(f"/api/v1/personas/{persona['id']}", json={"name": "Lieutenant"}))
     await settings(ada, chat, authors_note=None, system_prompt=None, names=True)
-    for line in lines[:4]:
-        ok(await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"hidden": True}))
+    for shown_line in lines[:4]:
+        url = f"/api/v1/messages/{shown_line['id']}"
+        ok(await ada.client.patch(url, json={"hidden": True}))
     ok(await ada.client.patch(f"/api/v1/messages/{lines[1]['id']}", json={"text": "Else."}))
     ok(await ada.client.post(f"/api/v1/messages/{lines[1]['id']}/activate"))
     await turn(ada, vendor, chat, **{"continue": True})
@@ -284,9 +283,7 @@ async def test_a_text_that_many_prompts_share_is_kept_once(
     ada: Account, told: str, server: Running
 ) -> None:
     async with server.parts.database.read() as session:
-        texts = await session.scalar(
-            select(func.count()).where(ContextText.chat_id == UUID(told))
-        )
+        texts = await session.scalar(select(func.count()).where(ContextText.chat_id == UUID(told)))
         records = await session.scalar(
             select(func.count()).where(ContextRecord.chat_id == UUID(told))
         )
@@ -319,9 +316,7 @@ async def test_the_difference_says_what_came_what_went_and_what_stayed(
 
 async def test_what_no_model_wrote_has_no_context(ada: Account, told: str) -> None:
     greeting, line, *_, reply = await ada.messages(told)
-    edited = ok(
-        await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"text": "Mine."})
-    )
+    edited = ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"text": "Mine."}))
     fork = ok(
         await ada.client.post(f"/api/v1/chats/{told}/fork", json={"message_id": reply["id"]}), 201
     )

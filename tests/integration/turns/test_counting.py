@@ -15,6 +15,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.turns import ratios
+from backend.turns.builder import PromptBuilder
 from tests.fakes.gemini_server import MODEL_ID as GEMINI
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import MODEL_ID as OPENAI
@@ -180,8 +181,7 @@ async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_s
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (greeting,) = await ada.messages(chat)
-    turns = server.parts.turns
-    build = turns.build
+    build = PromptBuilder.build
 
     async def build_and_hide(*arguments: Any, **options: Any) -> Any:
         built = await build(*arguments, **options)
@@ -189,7 +189,7 @@ async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_s
         ok(await ada.client.patch(url, json={"hidden": True}))
         return built
 
-    monkeypatch.setattr(turns, "build", build_and_hide)
+    monkeypatch.setattr(PromptBuilder, "build", build_and_hide)
     await ada.turn(chat, text="Well?")
     await check_counts(server, ada, chat)
 

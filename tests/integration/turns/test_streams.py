@@ -72,7 +72,7 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
 async def test_of_a_hundred_turns_at_once_each_gets_its_own_reply(
     database_url: str, tmp_path: Path
 ) -> None:
-    settings = {"demo_tokens_per_second": 200, "max_turns_per_user": 100}
+    settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": 100}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 40}}
         ok(await ada.client.patch("/api/v1/me/settings", json=brief))
@@ -391,7 +391,7 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
         body: dict[str, Any] = {"hidden": number % 2 == 0}
         ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=body))
 
-    for _ in range(4):
+    for _ in range(2):
         async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
             await asyncio.gather(*(change(number) for number in range(30)))
             await finish(ada, turn_id, events)

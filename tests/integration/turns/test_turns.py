@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -95,17 +96,16 @@ async def test_hanging_up_mid_reply_still_stores_what_was_said(
         async with ada.client.stream(
             "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 60"}
         ) as response:
-            async for event in read_events(response):
-                if event.name == "text.delta":
-                    turn_id = (await ada.messages(chat))[-1]["id"]
-                    break
+            started = await anext(read_events(response))
+        turn: dict[str, Any] = {}
         for _ in range(100):
-            reply = (await ada.messages(chat))[-1]
-            if reply["status"] == "complete":
+            turn = ok(await ada.client.get(f"/api/v1/turns/{started.data['turn_id']}"))
+            if turn["state"] != "running":
                 break
             await asyncio.sleep(0.05)
-        assert reply["id"] == turn_id
-        assert reply["status"] == "complete"
+        assert turn["state"] == "completed"
+        reply = (await ada.messages(chat))[-1]
+        assert reply["id"] == started.data["reply_id"]
         assert len(reply["text"].split()) >= 60
 
 

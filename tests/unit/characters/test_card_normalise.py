@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backend.characters.cards.errors import CardError, CardLimitError
-from backend.characters.cards.limits import LIST_ITEMS, NAME, TEXT
+from backend.characters.cards.limits import CARD_BYTES, LIST_ITEMS, NAME, TAG, TAGS, TEXT
 from backend.characters.cards.model import Card, DepthPrompt
 from backend.characters.cards.normalise import Normalised, normalise
 
@@ -219,6 +219,9 @@ OVER_A_LIMIT: list[dict[str, Any]] = [
     {"name": "M", "nickname": "x" * (NAME.allowed + 1)},
     {"name": "M", "alternate_greetings": ["x"] * (LIST_ITEMS.allowed + 1)},
     {"name": "M", "alternate_greetings": ["x" * (TEXT.allowed + 1)]},
+    {"name": "M", "tags": ["x"] * (TAGS.allowed + 1)},
+    {"name": "M", "tags": ["x" * (TAG.allowed + 1)]},
+    {"name": "M", "alternate_greetings": ["x" * TEXT.allowed] * 21},
     {"name": "M", "assets": [{}] * (LIST_ITEMS.allowed + 1)},
     {"name": "M", "assets": [{"uri": "https://" + "x" * 2_000}]},
     {"name": "M", "creator_notes_multilingual": {str(n): "" for n in range(1_001)}},
@@ -230,6 +233,18 @@ OVER_A_LIMIT: list[dict[str, Any]] = [
 def test_every_text_and_list_has_a_limit(data: dict[str, Any]) -> None:
     with pytest.raises(CardLimitError):
         v3(**data)
+
+
+def test_a_card_may_have_as_many_tags_as_the_limits_say() -> None:
+    tags = [str(number).rjust(TAG.allowed, "x") for number in range(TAGS.allowed)]
+
+    assert v3(name="M", tags=tags).card.tags == tags
+
+
+def test_the_lorebook_does_not_count_towards_the_size_of_a_card() -> None:
+    book = {"entries": [{"content": "x" * CARD_BYTES.allowed}]}
+
+    assert v3(name="M", character_book=book).card.character_book == book
 
 
 def test_a_picture_in_a_data_uri_is_longer_than_a_text_may_be() -> None:

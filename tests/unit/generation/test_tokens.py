@@ -60,7 +60,7 @@ assert get_tokenizer("o200k_base").count("hello world") == 2
         "HTTPS_PROXY": "http://127.0.0.1:9",
         "TMPDIR": str(tmp_path / "nowhere"),
     }
-    done = subprocess.run(  # noqa: S603 - this test's own program
+    done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
         capture_output=True,

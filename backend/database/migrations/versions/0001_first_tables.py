@@ -31,7 +31,7 @@ def upgrade() -> None:
     op.create_table(
         "token_ratios",
         sa.Column("model", sa.String(), nullable=False),
-        sa.Column("ratio", sa.Double(), nullable=False),
+        sa.Column("ratio", sa.Float(precision=53), nullable=False),
         sa.Column("samples", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("model", name=op.f("pk_token_ratios")),
     )

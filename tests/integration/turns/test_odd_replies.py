@@ -1,0 +1,160 @@
+"""Replies that no one would wish for: thoughts alone, blanks, half characters, sudden ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from backend.generation.registry import DemoConfig, ModelRegistry
+from tests.fakes.openai_server import (
+    MODEL_ID,
+    OpenAIServer,
+    chunk,
+    reply,
+    stream,
+    usage_chunk,
+)
+from tests.fakes.openai_server import usage as used
+from tests.fakes.scripted_server import Break, Gate
+from tests.integration.turns.following import (
+    TURN,
+    check_tree,
+    follow,
+    others,
+    said,
+    turn_under_way,
+    until,
+)
+from tests.support.server import Account, Running, ok, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(DemoConfig(0), openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_hears_so(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(
+        stream(chunk(reasoning_content="Let me "), chunk(reasoning_content="see."), Break())
+    )
+    events = await ada.turn(chat, text="Well?")
+    assert said(events) == [("thinking.delta", "Let me see.")]
+    assert events[-1].name == "turn.failed"
+    assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
+    for event in events[:-1]:
+        rest = await follow(ada.client, events[0].data["turn_id"], last_id=event.id)
+        assert others(rest)[-1] == others(events)[-1]
+
+
+@pytest.mark.parametrize("blank", [" ", "\n\n", "\t"])
+async def test_a_reply_of_blanks_alone_is_none(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running, blank: str
+) -> None:
+    vendor.script(reply(blank, blank))
+    events = await ada.turn(chat, text="Well?")
+    assert events[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
+    assert "message.saved" not in {event.name for event in events}
+    assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
+    turn = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
+    assert (turn["state"], turn["reply"]) == ("failed", None)
+    await check_tree(server.parts.database, chat)
+
+
+async def test_half_characters_do_not_stop_a_reply_from_being_told_and_stored(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(reply("A rocket \ud83d", "\ude80 rises", " and \udfff falls."))
+    events = await ada.turn(chat, text="Well?")
+    assert events[-1].name == "turn.completed"
+    told = text_of(events)
+    assert told == "A rocket \ufffd\ufffd rises and \ufffd falls."
+    assert (await ada.messages(chat))[-1]["text"] == told
+
+
+async def test_one_reply_that_is_odd_does_not_keep_others_from_being_stored(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    gate = Gate()
+    vendor.script(
+        stream(chunk(content="\ud83d"), chunk(content="Odd."), gate, chunk("stop"), "[DONE]")
+    )
+    async with turn_under_way(ada, chat, text="Odd?") as (_, events):
+        other = (await ada.new_chat())["id"]
+        second = Gate()
+        vendor.script(stream(chunk(content="Even."), second, chunk("stop"), "[DONE]"))
+        async with turn_under_way(ada, other, text="Even?") as (_, even):
+
+            async def stored() -> bool:
+                return str((await ada.messages(other))[-1]["text"]) == "Even."
+
+            await until(stored)
+            second.opened.set()
+            assert [event async for event in even][-1].name == "turn.completed"
+        gate.opened.set()
+        assert [event async for event in events][-1].name == "turn.completed"
+
+
+async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    await ada.turn(chat, text="Well?")
+    before = (await ada.messages(chat))[-1]
+    vendor.script(stream(chunk("stop"), usage_chunk(used(9, 0)), "[DONE]"))
+    events = await ada.turn(chat, **{"continue": True})
+    assert events[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
+    after = (await ada.messages(chat))[-1]
+    assert {**after, "updated_at": ""} == {**before, "updated_at": ""}
+    again = await ada.turn(chat, **{"continue": True})
+    assert (await ada.messages(chat))[-1]["text"] == before["text"] + text_of(again)
+
+
+async def test_a_continuation_that_breaks_off_keeps_both_parts(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    before = text_of(await ada.turn(chat, text="Well?"))
+    vendor.script(stream(chunk(reasoning_content="Hm."), chunk(content=" And"), Break()))
+    events = await ada.turn(chat, **{"continue": True})
+    assert events[-1].name == "turn.failed"
+    line = (await ada.messages(chat))[-1]
+    assert (line["text"], line["thinking"], line["status"]) == (f"{before} And", "Hm.", "failed")
+    stored = await follow(ada.client, events[0].data["turn_id"])
+    assert (said(stored), others(stored)) == (said(events), others(events))
+
+
+async def test_thinking_and_speaking_in_turns_is_told_in_that_order_ever_after(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(
+        stream(
+            chunk(reasoning_content="One. "),
+            chunk(content="Two. "),
+            chunk(reasoning_content="Three. "),
+            chunk(content="Four."),
+            chunk("stop"),
+            usage_chunk(used(9, 4, reasoning=2, cached=3)),
+            "[DONE]",
+        )
+    )
+    events = await ada.turn(chat, text="Well?")
+    assert [text for _, text in said(events)] == ["One. ", "Two. ", "Three. ", "Four."]
+    stored = await follow(ada.client, events[0].data["turn_id"])
+    assert (said(stored), others(stored)) == (said(events), others(events))
+    usage = dict(others(events))["usage"]
+    assert (usage["cached_tokens"], usage["thinking_tokens"]) == (3, 2)
+    line = (await ada.messages(chat))[-1]
+    assert (line["text"], line["thinking"]) == ("Two. Four.", "One. Three. ")
