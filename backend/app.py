@@ -190,6 +190,7 @@ def create_app(parts: Parts) -> Litestar:
                 parts.sessions,
                 csrf_secret=parts.instance.csrf_secret,
                 public_origin=parts.settings.public_origin,
+                allowed_hosts=parts.settings.allowed_hosts,
             ),
             IdempotencyMiddleware(parts.database, max_body=MAX_UPLOAD_BYTES),
         ],

@@ -30,7 +30,7 @@ from backend.characters.uploads import (
     read_file,
     read_image,
 )
-from backend.errors import PreconditionFailedError
+from backend.errors import ConflictError, PreconditionFailedError
 from backend.wire import PATCHES, RAISES, Page, etag, page_limit
 
 AnyRequest = Request[Any, Any, Any]
@@ -113,7 +113,13 @@ class CharacterController(Controller):
     @patch(
         "/{character_id:uuid}",
         opt={
-            RAISES: (CharacterNotFoundError, CardError, CardLimitError, PreconditionFailedError),
+            RAISES: (
+                CharacterNotFoundError,
+                ConflictError,
+                CardError,
+                CardLimitError,
+                PreconditionFailedError,
+            ),
             PATCHES: Card,
         },
         operation_id="patchCharacter",

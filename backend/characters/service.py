@@ -42,7 +42,8 @@ from backend.wire import Page, check_revision, merge_patch, reject_unknown
 SEARCHED_AT_ONCE = 5000
 """Characters that one request looks through: their names are sealed, so no index finds them."""
 
-ATTEMPTS = 3
+ATTEMPTS = 20
+"""How often a change is made anew because others changed the same card meanwhile."""
 
 
 class CharacterService:
@@ -169,6 +170,7 @@ class CharacterService:
         spec: ExportSpec,
     ) -> ExportedFile:
         """A file that imports back to the same card. `spec` chooses the version of JSON alone.
+
         In a CHARX archive the picture is the card's main icon, whatever it was before.
 
         Raises `CharacterNotFoundError`.

@@ -313,3 +313,13 @@ async def test_of_a_fault_the_client_gets_an_id_and_not_what_stands_in_the_error
     assert "/srv" not in answer.text
     (line,) = logged.lines("request.crashed")
     assert (line["error_id"], line["problem"]) == (body["error_id"], "root-key")
+
+
+async def test_a_host_that_the_settings_name_is_let_in(database_url: str, tmp_path: Path) -> None:
+    async with (
+        running(database_url, tmp_path, allowed_hosts=("tales.lan",)) as server,
+        server.account() as ada,
+    ):
+        for host, status in (("tales.lan", 200), ("evil.example", 403)):
+            answer = await ada.client.get("/api/v1/me", headers={"Host": host})
+            assert answer.status_code == status, answer.text

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
+from backend.accounts import repository
 from backend.accounts.models import KeySlot
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
@@ -32,6 +36,26 @@ async def recover(server: Running, name: str, code: str, new_password: str = NEW
 async def change(client: httpx.AsyncClient, current: str, new: str) -> httpx.Response:
     body = {"current_password": current, "new_password": new}
     return await client.post(f"{ME}/password", json=body)
+
+
+async def at_once(
+    server: Running, account: Account, *requests: Coroutine[Any, Any, httpx.Response]
+) -> list[httpx.Response]:
+    """Send requests that change one account, and let none end before all have come to its row.
+
+    On SQLite one writer goes after the other anyway.
+    """
+    database = server.parts.database
+    if database.is_sqlite:
+        return await asyncio.gather(*requests)
+    blocked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    async with database.write() as holder:
+        await repository.get_user(holder, UUID(account.user["id"]), lock=True)
+        tasks = [asyncio.create_task(request) for request in requests]
+        while (await holder.scalar(blocked) or 0) < len(tasks):
+            assert not [task for task in tasks if task.done()]
+            await asyncio.sleep(0.01)
+    return await asyncio.gather(*tasks)
 
 
 async def count_slots(server: Running, kind: str) -> int | None:
@@ -69,11 +93,13 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
 ) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
         wanted = [NEW, "quite another password"]
-        answers = await asyncio.gather(
+        answers = await at_once(
+            either,
+            ada,
             *(
                 change(person.client, PASSWORD, new)
                 for person, new in zip((ada, other), wanted, strict=True)
-            )
+            ),
         )
         statuses = [answer.status_code for answer in answers]
         assert sorted(statuses) == [204, 401]
@@ -83,11 +109,13 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
 
 async def test_a_change_of_the_key_mode_at_the_same_time_breaks_nothing(either: Running) -> None:
     async with either.account("Ada") as ada:
-        answers = await asyncio.gather(
+        answers = await at_once(
+            either,
+            ada,
             change(ada.client, PASSWORD, NEW),
-            *(ada.client.patch(ME, json={"key_mode": mode}) for mode in ("sealed", "per_job") * 3),
+            ada.client.patch(ME, json={"key_mode": "sealed"}),
         )
-        assert {answer.status_code for answer in answers} == {200, 204}
+        assert [answer.status_code for answer in answers] == [204, 200]
         ok(await ada.client.get(ME))
         ok(await log_in(either, "Ada", NEW), 201)
 
@@ -120,8 +148,8 @@ async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
 async def test_a_recovery_code_that_is_sent_twice_at_once_works_once(either: Running) -> None:
     async with either.account("Ada") as ada:
         wanted = [NEW, "quite another password"]
-        answers = await asyncio.gather(
-            *(recover(either, "Ada", ada.recovery_code, new) for new in wanted)
+        answers = await at_once(
+            either, ada, *(recover(either, "Ada", ada.recovery_code, new) for new in wanted)
         )
         statuses = [answer.status_code for answer in answers]
         assert sorted(statuses) == [201, 401]
