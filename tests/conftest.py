@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
@@ -16,7 +15,6 @@ at the end tells it, one a group. A group named in the environment variable `TES
 with commas between) fails where it would have been skipped.
 """
 
-_SKIPPED = pytest.StashKey[dict[str, list[str]]]()
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
@@ -31,8 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     required = frozenset(filter(None, (name.strip() for name in named.split(","))))
     if unknown := sorted(required.difference(GROUPS)):
         raise pytest.UsageError(f"TEST_REQUIRE: no such group: {', '.join(unknown)}")
-    skipped: dict[str, list[str]] = defaultdict(list)
-    config.stash[_REQUIRED], config.stash[_SKIPPED] = required, skipped
+    config.stash[_REQUIRED] = required
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,16 +43,20 @@ def pytest_runtest_makereport(
             if group in item.config.stash[_REQUIRED]:
                 report.outcome = "failed"
                 report.longrepr = f"{group} is required (TEST_REQUIRE): {reason}"
-            else:
-                item.config.stash[_SKIPPED][group].append(reason)
     return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> Generator[None]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
     yield
-    for group, reasons in config.stash[_SKIPPED].items():
-        line = f"not run: {group} ({len(reasons)} tests): {reasons[0]}"
-        terminalreporter.write_line(line, yellow=True)
+    # Out of the reports, for with several processes that is all that comes from the others.
+    skipped: list[pytest.TestReport] = terminalreporter.stats.get("skipped", [])
+    for group in GROUPS:
+        reasons = [
+            report.longrepr[2].removeprefix("Skipped: ")
+            for report in skipped
+            if group in report.keywords and isinstance(report.longrepr, tuple)
+        ]
+        if reasons:
+            line = f"not run: {group} ({len(reasons)} tests): {reasons[0]}"
+            terminalreporter.write_line(line, yellow=True)

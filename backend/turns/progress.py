@@ -33,7 +33,7 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
     )
     if turn.state == "running":
         return progress
-    if reply is not None:
+    if reply is not None and progress.transcript.joined("text"):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
         progress.completed = completed_event(turn.id, turn.state, turn.finish or "")

@@ -90,6 +90,11 @@ class Run:
         return self.stored_length != self.progress.transcript.length
 
     @property
+    def has_spoken(self) -> bool:
+        """Whether anything was said beside thoughts."""
+        return bool(self.progress.transcript.joined("text"))
+
+    @property
     def unstored_text(self) -> str:
         """What of the reply was said since it was stored last."""
         news = self.progress.transcript.since(max(0, self.stored_length))
@@ -175,7 +180,7 @@ class Run:
                         self.usage = piece
                     case Finish(reason):
                         self.finish = reason
-        if not transcript.joined("text"):
+        if not self.has_spoken:
             raise ModelEmptyReplyError("Try again, or another model.")
 
 

@@ -90,7 +90,7 @@ class TurnStore:
         records = {
             run.turn_id: await asyncio.to_thread(seal_record, run)
             for run in dirty
-            if not run.record_stored
+            if run.has_spoken and not run.record_stored
         }
         async with self._database.write() as session:
             await _lock_chats(session, {run.chat_id for run in runs})
@@ -124,7 +124,6 @@ class TurnStore:
         outcome = run.outcome
         text = run.text
         is_reply = run.reply_id is not None and bool(text.strip())
-        has_spoken = bool(run.progress.transcript.joined("text"))
         counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
         record = await asyncio.to_thread(seal_record, run) if is_reply else None
         problem = _problem(run)
@@ -149,7 +148,7 @@ class TurnStore:
                     turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, text)
                 saved = await self._conclude_reply(session, run, chat, turn, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
-                saved = saved and has_spoken
+                saved = saved and run.has_spoken
                 if saved and record is not None and not run.record_stored:
                     await store_record(session, run, record)
             elif turn is not None:
@@ -255,7 +254,7 @@ def _problem(run: Run) -> dict[str, Any] | None:
 
 
 def _status(run: Run) -> MessageStatus:
-    if run.prefix and not run.progress.transcript.joined("text"):
+    if run.prefix and not run.has_spoken:
         return run.status_before
     match run.outcome:
         case "completed":

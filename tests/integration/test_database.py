@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import socket
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -18,13 +19,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.types import TypeEngine
 
-import backend.app  # it imports every table
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import engine, migrate
-from backend.database.base import Base, now
+from backend.database.base import Base, new_id, now
 from backend.database.engine import Database, DatabaseUnavailableError
 
 pytestmark = pytest.mark.anyio
+
+importlib.import_module("backend.app")  # and with it the models of every table
 
 CANARY = b"the-canary-sings-in-the-cellar"
 
@@ -93,9 +95,7 @@ async def test_an_error_of_the_database_does_not_quote_what_was_written(
 ) -> None:
     for row in (
         lambda: LoginFailures(key=CANARY, failures=1, last_at=now()),
-        lambda: Invitation(
-            created_by=backend.database.base.new_id(), lookup=CANARY, expires_at=now()
-        ),
+        lambda: Invitation(created_by=new_id(), lookup=CANARY, expires_at=now()),
     ):
         with pytest.raises(IntegrityError) as failed:
             for _ in range(2):
@@ -209,7 +209,7 @@ async def test_a_server_whose_socket_is_gone_is_unavailability(tmp_path: Path) -
 def type_differs(
     context: MigrationContext, _: Any, column: Column[Any], __: Any, expected: TypeEngine[Any]
 ) -> bool | None:
-    """On SQLite by the words of the table: reading it back, SQLAlchemy takes BINARY for a number."""
+    """On SQLite by the table's own words: SQLAlchemy takes BINARY for a number there."""
     if context.dialect.name != "sqlite":
         return None  # as Alembic does it
     query = text("SELECT type FROM pragma_table_info(:table_name) WHERE name = :name")

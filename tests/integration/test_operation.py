@@ -116,9 +116,9 @@ async def test_a_request_keeps_the_id_that_it_came_with_when_it_is_one(
         given = "trace-1234.abcd_ef"
         answer = await client.get("/health", headers={"X-Request-ID": given})
         assert answer.headers["x-request-id"] == given
-        made = set()
+        made: set[str] = set()
         for bad in ("short", "x" * 65, "two words here", "line\tbreak", "éééééééé"):
-            sent = {"X-Request-ID": bad.encode()}
+            sent = [(b"X-Request-ID", bad.encode())]
             answer = await client.get("/no/such/page", headers=sent)
             made.add(answer.headers["x-request-id"])
         assert len(made) == 5
@@ -240,17 +240,3 @@ async def test_while_the_database_is_busy_nothing_is_half_done(
         other.close()
         made = ok(await ada.client.post(f"{API}/chats", json={}), 201)
         assert ok(await ada.client.get(f"{API}/chats"))["items"] == [made]
-
-
-async def test_the_api_describes_itself(server: Running) -> None:
-    async with server.browser() as client:
-        described = ok(await client.get("/schema"))
-    operations = [
-        operation
-        for path in described["paths"].values()
-        for operation in path.values()
-        if isinstance(operation, dict)
-    ]
-    ids = [operation["operationId"] for operation in operations]
-    assert len(ids) == len(set(ids)) > 50
-    assert all(operation.get("summary") for operation in operations)

@@ -12,6 +12,9 @@ from PIL import Image
 from sqlalchemy import Table, select
 
 from backend.database.base import Base
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Gate
+from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -123,19 +126,23 @@ async def test_the_only_account_can_go_and_the_next_one_administers(
 async def test_a_turn_that_was_running_leaves_nothing_behind(
     database_url: str, tmp_path: Path
 ) -> None:
+    gate = Gate()
     async with (
-        running(database_url, tmp_path, demo_tokens_per_second=40) as server,
+        OpenAIServer() as model,
+        running(database_url, tmp_path, **asking(model)) as server,
         server.account("Ada"),
     ):
         before = await rows(server)
         async with server.account("Ben") as ben:
             chat = (await ben.new_chat())["id"]
-            stream = asyncio.create_task(ben.turn(chat, text="/demo long 40"))
+            model.script(held_back(gate))
+            stream = asyncio.create_task(ben.turn(chat, text="Tell me."))
             runs = server.parts.turns.runs
             while not len(runs):
                 await asyncio.sleep(0.01)
             assert (await delete_me(ben)).status_code == 204
+            gate.opened.set()
             while len(runs):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.01)
             await stream
         assert await rows(server) == before

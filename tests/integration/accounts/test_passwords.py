@@ -63,20 +63,20 @@ async def count_slots(server: Running, kind: str) -> int | None:
         return await session.scalar(select(func.count()).where(KeySlot.kind == kind))
 
 
-async def test_a_new_password_ends_the_other_sessions_and_leaves_the_rest(either: Running) -> None:
-    async with either.account("Ada") as ada, either.signed_in("Ada") as other:
+async def test_a_new_password_ends_the_other_sessions_and_leaves_the_rest(server: Running) -> None:
+    async with server.account("Ada") as ada, server.signed_in("Ada") as other:
         await ada.new_chat(title="The lighthouse")
         key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
 
         ok(await change(ada.client, PASSWORD, NEW), 204)
 
         problem(await other.client.get(ME), 401, "unauthenticated")
-        async with either.program(key["token"]) as script:
+        async with server.program(key["token"]) as script:
             for client in (ada.client, script):
                 chats = ok(await client.get("/api/v1/chats"))["items"]
                 assert [chat["title"] for chat in chats] == ["The lighthouse"]
-        problem(await log_in(either, "Ada", PASSWORD), 401, "wrong-credentials")
-        ok(await log_in(either, "Ada", NEW), 201)
+        problem(await log_in(server, "Ada", PASSWORD), 401, "wrong-credentials")
+        ok(await log_in(server, "Ada", NEW), 201)
 
 
 async def test_a_password_is_not_changed_by_who_does_not_know_it_or_to_a_weak_one(

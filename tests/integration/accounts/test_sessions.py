@@ -15,7 +15,10 @@ from backend.accounts import watch
 from backend.accounts.door import PLAIN_COOKIE
 from backend.accounts.models import KeySlot
 from backend.turns import controller as turns_controller
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Gate
 from tests.support.clock import Clock
+from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, read_events, running
 
 pytestmark = pytest.mark.anyio
@@ -120,22 +123,24 @@ def test_streams_look_around_often_enough_to_close_within_five_seconds() -> None
 
 
 async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
+    gate = Gate()
     async with (
-        running(database_url, tmp_path, demo_tokens_per_second=30) as server,
+        OpenAIServer() as model,
+        running(sqlite_url, tmp_path, **asking(model)) as server,
         server.account("Ada") as ada,
         server.signed_in("Ada") as phone,
         server.signed_in("Ada") as laptop,
         server.signed_in("Ada") as tablet,
     ):
         key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
-        chat_id = (await ada.new_chat())["id"]
+        chat_id, turn_id = (await ada.new_chat())["id"], str(uuid4())
+        model.script(held_back(gate))
         async with server.program(key["token"]) as script:
-            turn_id, body = str(uuid4()), {"text": "/demo long 90"}
-            own = asyncio.create_task(ada.turn(chat_id, **body, turn_id=turn_id))
+            own = asyncio.create_task(ada.turn(chat_id, text="Tell me.", turn_id=turn_id))
             while server.parts.turns.runs.get(UUID(turn_id)) is None:
                 await asyncio.sleep(0.01)
             clients = (phone.client, laptop.client, tablet.client, script)
@@ -153,7 +158,35 @@ async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
             for names in await asyncio.gather(*others):
                 assert not names & {"turn.completed", "turn.failed"}
             assert not own.done()
+            gate.opened.set()
             assert (await own)[-1].name == "turn.completed"
         line = (await ada.messages(chat_id))[-1]
-        assert line["status"] == "complete"
-        assert len(line["text"].split()) == 90
+        assert (line["status"], line["text"]) == ("complete", "Once upon a time.")
+
+
+async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
+    gate = Gate()
+    async with (
+        OpenAIServer() as model,
+        running(sqlite_url, tmp_path, **asking(model)) as server,
+        server.account("Ada") as ada,
+        server.signed_in("Ada") as phone,
+    ):
+        chat_id = (await ada.new_chat())["id"]
+        model.script(held_back(gate))
+        stream = asyncio.create_task(phone.turn(chat_id, text="Tell me."))
+        runs = server.parts.turns.runs
+        while not len(runs):
+            await asyncio.sleep(0.01)
+        change = {"current_password": PASSWORD, "new_password": "an even finer password"}
+        ok(await ada.client.post(f"{ME}/password", json=change), 204)
+        assert "turn.completed" not in {event.name for event in await stream}
+        gate.opened.set()
+        while len(runs):
+            await asyncio.sleep(0.01)
+        line = (await ada.messages(chat_id))[-1]
+        assert (line["status"], line["text"]) == ("complete", "Once upon a time.")

@@ -37,9 +37,9 @@ async def invite(ada: Account, **body: Any) -> str:
     return code
 
 
-async def test_the_first_account_administers_and_later_ones_do_not(either: Running) -> None:
-    assert ok(await sign_up(either, "Ada"), 201)["user"]["is_administrator"] is True
-    assert ok(await sign_up(either, "Ben"), 201)["user"]["is_administrator"] is False
+async def test_the_first_account_administers_and_later_ones_do_not(server: Running) -> None:
+    assert ok(await sign_up(server, "Ada"), 201)["user"]["is_administrator"] is True
+    assert ok(await sign_up(server, "Ben"), 201)["user"]["is_administrator"] is False
 
 
 async def test_of_first_sign_ups_at_once_one_administers(either: Running) -> None:

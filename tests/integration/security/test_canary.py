@@ -21,8 +21,6 @@ from sqlalchemy import make_url, text
 
 from backend.database.engine import Database
 from tests.fakes.openai_server import (
-    MODEL,
-    MODEL_ID,
     OpenAIServer,
     chunk,
     completion,
@@ -33,6 +31,7 @@ from tests.fakes.openai_server import (
 from tests.fakes.scripted_server import Answer, Break
 from tests.support.canary import disguises, sightings, sightings_in
 from tests.support.logs import Logged, caught_logs
+from tests.support.models import asking
 from tests.support.server import Account, Event, Running, ok, running, text_of
 
 pytestmark = pytest.mark.anyio
@@ -86,8 +85,8 @@ def picture() -> bytes:
     about.add_text("chara", base64.b64encode(card.encode()).decode())
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "gold").save(file, "PNG", pnginfo=about)
-    # What no program looks at is stored by some: the file's end.
-    return file.getvalue()
+    # And so does what stands behind the file's end, which no program looks at.
+    return file.getvalue() + sing("tail").encode()
 
 
 @pytest.fixture
@@ -296,6 +295,10 @@ async def crash(server: Running, account: Account, monkeypatch: pytest.MonkeyPat
         assert sightings(NEEDLES, answer.content) == []
 
 
+def shown(cell: object) -> object:
+    return cell.hex() if isinstance(cell, bytes) else cell
+
+
 async def dump(database: Database) -> bytes:
     """Every row of every table, as text."""
     names = (
@@ -307,10 +310,7 @@ async def dump(database: Database) -> bytes:
     async with database.read() as session:
         for table in list(await session.scalars(text(names))):
             rows = await session.execute(text(f'SELECT * FROM "{table}"'))
-            lines += [
-                f"{table}: {[bytes(cell).hex() if isinstance(cell, bytes) else cell for cell in row]}"
-                for row in rows
-            ]
+            lines += [f"{table}: {[shown(cell) for cell in row]}" for row in rows]
     return "\n".join(lines).encode()
 
 
@@ -338,26 +338,23 @@ async def test_the_canary_is_found_nowhere(
     no_temporary_files: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings: dict[str, Any] = {
-        "openai_base_url": model.url,
-        "openai_models": (MODEL,),
-        "default_model": MODEL_ID,
-    }
     with caught_logs() as logged:
-        async with running(database_url, tmp_path, **settings) as server:
-            async with server.browser() as client:
-                client.headers["User-Agent"] = sing("browser")
-                body = {"username": sing("user"), "password": PASSWORD}
-                made = ok(await client.post(f"{API}/accounts", json=body), 201)
-                account = Account(client, sing("user"), made["recovery_code"], made["user"])
-                await Player(account, model).play()
-                await crash(server, account, monkeypatch)
-                rows = await dump(server.parts.database)
-                assert len(rows) > 20_000
-                assert sightings(NEEDLES, rows) == []
-                assert sightings_in(NEEDLES, tmp_path) == {}
-                metrics = await client.get("/metrics")
-                assert sightings(NEEDLES, metrics.content) == []
+        async with (
+            running(database_url, tmp_path, **asking(model)) as server,
+            server.browser() as client,
+        ):
+            client.headers["User-Agent"] = sing("browser")
+            body = {"username": sing("user"), "password": PASSWORD}
+            made = ok(await client.post(f"{API}/accounts", json=body), 201)
+            account = Account(client, sing("user"), made["recovery_code"], made["user"])
+            await Player(account, model).play()
+            await crash(server, account, monkeypatch)
+            rows = await dump(server.parts.database)
+            assert len(rows) > 20_000
+            assert sightings(NEEDLES, rows) == []
+            assert sightings_in(NEEDLES, tmp_path) == {}
+            metrics = await client.get("/metrics")
+            assert sightings(NEEDLES, metrics.content) == []
         assert sightings_in(NEEDLES, tmp_path) == {}
         check_log(logged)
     if make_url(database_url).get_backend_name() == "sqlite":

@@ -107,7 +107,7 @@ async def test_a_program_with_a_key_needs_no_token_and_has_no_origin(
 async def test_an_upload_without_the_token_is_refused_before_it_is_read(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Litestar would look for the token in the form, and write a large one to a file, in the clear."""
+    """Litestar would look for the token in the form, and write that to a file, in the clear."""
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
     ada.client.event_hooks = {}
     file = {"file": b"x" * 3_000_000}

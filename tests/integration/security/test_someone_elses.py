@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,12 +38,12 @@ def picture() -> bytes:
     return file.getvalue()
 
 
+@dataclass(frozen=True)
 class Belongings:
     """One thing of each kind that a route can be asked about, all of one account's."""
 
-    def __init__(self, owner: Account, ids: dict[str, str]) -> None:
-        self.owner = owner
-        self.ids = ids
+    owner: Account
+    ids: dict[str, str]
 
     async def shown(self) -> list[Any]:
         """What their owner sees of them."""
@@ -99,16 +100,14 @@ async def fill(owner: Account, administrator: Account) -> Belongings:
     )
 
 
+@dataclass(frozen=True)
 class Scene:
     """An administrator, an owner with belongings, and somebody who wants them."""
 
-    def __init__(
-        self, server: Running, administrator: Account, thief: Account, things: Belongings
-    ) -> None:
-        self.server = server
-        self.administrator = administrator
-        self.thief = thief
-        self.things = things
+    server: Running
+    administrator: Account
+    thief: Account
+    things: Belongings
 
 
 @asynccontextmanager
@@ -141,7 +140,7 @@ async def ask(
     client: httpx.AsyncClient, route: Route, ids: dict[str, str]
 ) -> tuple[int, Any, set[str]]:
     """All that the answer to a request about these things tells."""
-    options = BODIES.get(str(route.handler.operation_id), {})
+    options: dict[str, Any] = BODIES.get(str(route.handler.operation_id), {})
     if not options and route.method in {"POST", "PATCH", "PUT"}:
         options = {"json": {}}
     answer = await client.request(route.method, route.filled(ids), **options)
@@ -196,39 +195,36 @@ async def test_the_owner_is_answered_by_the_same_routes(stage: Scene) -> None:
             assert status == 200, (str(route), content)
 
 
+def naming(member: str, thing_id: str) -> dict[str, Any]:
+    return {member: [thing_id] if member.endswith("_ids") else thing_id}
+
+
 async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
     client, theirs = stage.thief.client, stage.things.ids
     own = await stage.thief.new_chat(title="Mine")
     invented = str(uuid4())
     chats, chat = f"{API}/chats", f"{API}/chats/{own['id']}"
-    for method, path, body, kind, slug in (
-        ("POST", chats, {"character_ids": ["{}"]}, "character_id", "character-not-found"),
-        ("POST", chats, {"persona_id": "{}"}, "persona_id", "persona-not-found"),
-        ("PATCH", chat, {"character_ids": ["{}"]}, "character_id", "character-not-found"),
-        ("PATCH", chat, {"persona_id": "{}"}, "persona_id", "persona-not-found"),
-        ("POST", f"{chat}/fork", {"message_id": "{}"}, "message_id", "message-not-found"),
-        ("POST", f"{chat}/turns", {"regenerate_of": "{}"}, "message_id", "message-not-found"),
-        ("POST", f"{chat}/turns", {"speaker": "{}"}, "character_id", "character-not-found"),
+    for method, path, member, kind, slug in (
+        ("POST", chats, "character_ids", "character_id", "character-not-found"),
+        ("POST", chats, "persona_id", "persona_id", "persona-not-found"),
+        ("PATCH", chat, "character_ids", "character_id", "character-not-found"),
+        ("PATCH", chat, "persona_id", "persona_id", "persona-not-found"),
+        ("POST", f"{chat}/fork", "message_id", "message_id", "message-not-found"),
+        ("POST", f"{chat}/turns", "regenerate_of", "message_id", "message-not-found"),
+        ("POST", f"{chat}/turns", "speaker", "character_id", "character-not-found"),
     ):
-        answers = [
-            await client.request(
-                method,
-                path,
-                json={
-                    name: [each] if isinstance(value, list) else each
-                    for name, value in body.items()
-                },
-            )
-            for each in (theirs[kind], invented)
+        real, unreal = [
+            await client.request(method, path, json=naming(member, thing_id))
+            for thing_id in (theirs[kind], invented)
         ]
-        assert problem(answers[0], 404, slug) == problem(answers[1], 404, slug), (path, body)
+        assert problem(real, 404, slug) == problem(unreal, 404, slug), (path, member)
     assert ok(await client.get(chats))["items"] == [own]
     assert await stage.thief.messages(own["id"]) == []
 
 
 async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(stage: Scene) -> None:
     thief, theirs = stage.thief, stage.things.ids
-    prompts = []
+    prompts: list[tuple[Any, str]] = []
     for persona_id in (theirs["persona_id"], str(uuid4())):
         ok(await thief.client.patch(f"{API}/me/settings", json={"persona_id": persona_id}))
         chat = await thief.new_chat(title="Mine")

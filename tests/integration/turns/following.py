@@ -72,12 +72,8 @@ def said(events: list[Event]) -> list[tuple[str, str]]:
 
 
 def others(events: list[Event]) -> list[tuple[str, Any]]:
-    """The events that are no deltas. Why the model ended is told live alone."""
-    return [
-        (event.name, {name: each for name, each in event.data.items() if name != "finish_reason"})
-        for event in events
-        if not event.name.endswith(".delta")
-    ]
+    """The events that are no deltas."""
+    return [(event.name, event.data) for event in events if not event.name.endswith(".delta")]
 
 
 class Outage:

@@ -12,6 +12,7 @@ import pytest
 
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.recount import recount
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.turns import ratios
@@ -191,6 +192,26 @@ async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_s
 
     monkeypatch.setattr(PromptBuilder, "build", build_and_hide)
     await ada.turn(chat, text="Well?")
+    await check_counts(server, ada, chat)
+
+
+async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_hold(
+    ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: then the prompt is built again, and goes on from the new counts."""
+    sealer = (await identity_of(server, ada)).sealer
+    build, units = PromptBuilder.build, [CountUnit("gemma3", names=True)]
+
+    async def build_and_recount(*arguments: Any, **options: Any) -> Any:
+        built = await build(*arguments, **options)
+        while units:
+            await recount(server.parts.database, sealer, UUID(chat), units.pop())
+        return built
+
+    monkeypatch.setattr(PromptBuilder, "build", build_and_recount)
+    events = await ada.turn(chat, text="Well?")
+    assert events[-1].name == "turn.completed"
+    await until(lambda: counted_in(server, chat, "o200k_base"))
     await check_counts(server, ada, chat)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.turns import runs
 from tests.fakes.openai_server import (
     MODEL_ID,
     OpenAIServer,
@@ -29,6 +30,12 @@ from tests.integration.turns.following import (
 from tests.support.server import Account, Running, ok, running, text_of
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store what was said five times a second, so that tests need not wait for it."""
+    monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +121,25 @@ async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
 ) -> None:
     await ada.turn(chat, text="Well?")
     before = (await ada.messages(chat))[-1]
-    vendor.script(stream(chunk("stop"), usage_chunk(used(9, 0)), "[DONE]"))
-    events = await ada.turn(chat, **{"continue": True})
-    assert events[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
+    url = f"/api/v1/messages/{before['id']}/context"
+    context = ok(await ada.client.get(url))
+    gate = Gate()
+    vendor.script(stream(chunk(reasoning_content="Hm."), gate, chunk("stop"), "[DONE]"))
+    async with turn_under_way(ada, chat, **{"continue": True}) as (turn_id, events):
+
+        async def stored() -> str | None:
+            thinking: str | None = (await ada.messages(chat))[-1]["thinking"]
+            return thinking
+
+        await until(stored)
+        gate.opened.set()
+        heard = [event async for event in events]
+    assert heard[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
     after = (await ada.messages(chat))[-1]
-    assert {**after, "updated_at": ""} == {**before, "updated_at": ""}
+    for name in ("id", "text", "status", "tokens", "sibling_count"):
+        assert after[name] == before[name]
+    assert ok(await ada.client.get(url)) == context
+    assert others(await follow(ada.client, turn_id))[1:] == others(heard)
     again = await ada.turn(chat, **{"continue": True})
     assert (await ada.messages(chat))[-1]["text"] == before["text"] + text_of(again)
 

@@ -24,18 +24,18 @@ AnyRequest = Request[Any, Any, Any]
 
 def request(host: str = "127.0.0.1:8000", *, scheme: str = "http", **headers: str) -> AnyRequest:
     given = {"host": host, **headers}
-    return Request(
-        {  # type: ignore[typeddict-item]  # as much of it as is looked at
-            "type": "http",
-            "method": "GET",
-            "scheme": scheme,
-            "server": ("192.0.2.1", 80),
-            "path": "/",
-            "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-            "state": {},
-        }
-    )
+    # As much of a scope as is looked at.
+    scope: Any = {
+        "type": "http",
+        "method": "GET",
+        "scheme": scheme,
+        "server": ("192.0.2.1", 80),
+        "path": "/",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "state": {},
+    }
+    return Request(scope)
 
 
 @pytest.mark.parametrize(
