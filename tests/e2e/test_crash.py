@@ -89,7 +89,8 @@ async def test_a_reply_that_a_crash_cuts_off_is_there_as_far_as_it_was_stored(
             )
             assert (reply["id"], reply["status"]) == (heard[0].data["reply_id"], "interrupted")
             assert reply["text"].startswith(stored)
-            assert (text_of(heard) + " ").startswith(reply["text"] + " ")
+            shorter, longer = sorted((text_of(heard), reply["text"]), key=len)
+            assert longer.startswith(shorter)
             words = len(reply["text"].split())
             assert words + 4 <= reply["tokens"] <= words + 8
 
@@ -100,7 +101,7 @@ async def test_a_reply_that_a_crash_cuts_off_is_there_as_far_as_it_was_stored(
             problem = everything[-1].data["type"]
             assert problem == "urn:talekeeper:problem:turn-interrupted"
             rest = await follow(ada.client, turn_id, last_id=heard[-1].id)
-            assert [event.name for event in rest] == ["message.saved", "turn.failed"]
+            assert [name for name, _ in others(rest)] == ["message.saved", "turn.failed"]
 
             context = ok(await ada.client.get(f"/api/v1/messages/{reply['id']}/context"))
             assert context["prompt"][-1]["text"] == "/demo long 200"

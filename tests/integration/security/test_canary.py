@@ -8,85 +8,22 @@ the log, and in the temporary folder.
 from __future__ import annotations
 
 import base64
-import io
-import json
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from sqlalchemy import make_url, text
 
 from backend.database.engine import Database
-from tests.fakes.openai_server import (
-    OpenAIServer,
-    chunk,
-    completion,
-    error,
-    reply,
-    stream,
-)
-from tests.fakes.scripted_server import Answer, Break
-from tests.support.canary import disguises, sightings, sightings_in
+from tests.fakes.openai_server import OpenAIServer
+from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, sing
+from tests.support.canary import sightings, sightings_in
 from tests.support.logs import Logged, caught_logs
 from tests.support.models import asking
-from tests.support.server import Account, Event, Running, ok, running, text_of
+from tests.support.server import Account, Running, ok, running
 
 pytestmark = pytest.mark.anyio
-
-WORD = "kanarienvogel7f3a"
-NEEDLES = disguises(WORD)
-PASSWORD = f"{WORD} password"
-API = "/api/v1"
-JSON = {"content-type": "application/json"}
-
-
-def sing(field: str) -> str:
-    return f"{field} {WORD} {field}"
-
-
-CARD: dict[str, Any] = {
-    "name": sing("name"),
-    "nickname": sing("nickname"),
-    "description": sing("description"),
-    "personality": sing("personality"),
-    "scenario": sing("scenario"),
-    "first_mes": sing("first") + " {{setvar::place::" + sing("local") + "}}",
-    "mes_example": f"<START>\n{{{{user}}}}: {sing('example')}",
-    "creator_notes": sing("notes"),
-    "creator_notes_multilingual": {"de": sing("german")},
-    "system_prompt": sing("system"),
-    "post_history_instructions": sing("post"),
-    "alternate_greetings": [sing("alternate")],
-    "group_only_greetings": [sing("group")],
-    "tags": [sing("tag")],
-    "creator": sing("creator"),
-    "character_version": sing("version"),
-    "source": [f"https://example.org/{WORD}"],
-    "extensions": {WORD: {"depth_prompt": sing("extension")}},
-    "character_book": {"name": WORD, "entries": [{"keys": [WORD], "content": sing("entry")}]},
-    "assets": [{"type": "icon", "uri": "ccdefault:", "name": WORD, "ext": "png"}],
-}
-SETTINGS: dict[str, Any] = {
-    "system_prompt": sing("system"),
-    "post_history_instructions": sing("post"),
-    "sampling": {"stop": [sing("stop")]},
-}
-
-
-def picture() -> bytes:
-    """A picture whose metadata sing, in the clear and compressed."""
-    about = PngInfo()
-    about.add_text("Comment", sing("comment"))
-    about.add_itxt("Description", sing("description"), zip=True)
-    card = json.dumps({"spec": "chara_card_v2", "spec_version": "2.0", "data": CARD})
-    about.add_text("chara", base64.b64encode(card.encode()).decode())
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), "gold").save(file, "PNG", pnginfo=about)
-    # And so does what stands behind the file's end, which no program looks at.
-    return file.getvalue() + sing("tail").encode()
 
 
 @pytest.fixture
@@ -106,180 +43,6 @@ def no_temporary_files(
     monkeypatch.setattr("tempfile.tempdir", str(folder / "no such folder"))
     yield folder
     assert list(folder.iterdir()) == []
-
-
-class Player:
-    """Writes the canary everywhere, and keeps what was answered."""
-
-    def __init__(self, account: Account, model: OpenAIServer) -> None:
-        self.account = account
-        self.client = account.client
-        self.model = model
-
-    async def play(self) -> None:
-        await self.write_characters()
-        chat = await self.open_chat()
-        await self.take_turns(chat)
-        await self.fail_turns(chat)
-        await self.change_messages(chat)
-        await self.be_refused(chat)
-        await self.look_after_the_account()
-
-    async def write_characters(self) -> None:
-        client = self.client
-        made = ok(await client.post(f"{API}/characters", json=CARD), 201)
-        self.character_id = made["id"]
-        assert WORD in made["character_book"]["entries"][0]["content"]
-        ok(await client.patch(f"{API}/characters/{made['id']}", json={"nickname": sing("other")}))
-        upload = {"file": (f"{WORD}.png", picture(), "image/png")}
-        imported = ok(await client.post(f"{API}/characters/import", files=upload), 201)
-        assert WORD in imported["character"]["description"]
-        for kind in ("png", "json"):
-            path = f"{API}/characters/{imported['character']['id']}/export"
-            assert (await client.get(path, params={"format": kind})).status_code == 200
-        large = json.dumps({**CARD, "creator_notes": sing("large") * 80_000}).encode()
-        refused = await client.post(f"{API}/characters/import", files={"file": large})
-        assert refused.status_code == 422
-        body = {"name": sing("persona"), "description": sing("description")}
-        self.persona_id = ok(await client.post(f"{API}/personas", json=body), 201)["id"]
-        for path in (f"characters/{self.character_id}", f"personas/{self.persona_id}"):
-            headers = {"content-type": "image/png"}
-            put = await client.put(f"{API}/{path}/avatar", content=picture(), headers=headers)
-            assert put.status_code == 204
-            shown = await client.get(f"{API}/{path}/avatar")
-            assert WORD.encode() not in shown.content
-
-    async def open_chat(self) -> str:
-        ok(await self.client.patch(f"{API}/me/settings", json=SETTINGS))
-        chat = await self.account.new_chat(
-            title=sing("title"), character_ids=[self.character_id], persona_id=self.persona_id
-        )
-        settings = {**SETTINGS, "authors_note": {"text": sing("note"), "depth": 1}}
-        ok(await self.client.patch(f"{API}/chats/{chat['id']}/settings", json=settings))
-        chat_id: str = chat["id"]
-        return chat_id
-
-    async def turn(self, chat: str, answer: Answer, **body: Any) -> list[Event]:
-        self.model.script(answer)
-        return await self.account.turn(chat, **body)
-
-    async def take_turns(self, chat: str) -> None:
-        line = sing("line") + " {{setglobalvar::everywhere::" + sing("global") + "}}"
-        thinking = stream(
-            chunk(reasoning_content=sing("thought")),
-            chunk(content=sing("answer")),
-            chunk("stop"),
-            "[DONE]",
-        )
-        events = await self.turn(chat, thinking, text=line)
-        assert WORD in text_of(events)
-        assert WORD in str(self.model.requests[-1].body)
-        reply_id = events[0].data["reply_id"]
-        await self.turn(chat, reply(sing("other answer")), regenerate_of=reply_id)
-        await self.turn(chat, reply(sing("more")), **{"continue": True})
-        events = await self.turn(chat, reply(sing("my next line")), impersonate=True)
-        assert WORD in text_of(events)
-        lines = json.dumps({"lines": [sing("one"), sing("two"), sing("three")]})
-        self.model.script(Answer(body=completion(lines)))
-        answer = await self.client.post(f"{API}/chats/{chat}/suggestions", json={})
-        assert WORD in answer.text
-        preview = await self.client.get(
-            f"{API}/chats/{chat}/context", params={"text": sing("preview"), "prompt": "true"}
-        )
-        assert WORD in str(ok(preview)["prompt"])
-        context = await self.client.get(f"{API}/messages/{reply_id}/context")
-        assert WORD in str(ok(context)["prompt"])
-
-    async def fail_turns(self, chat: str) -> None:
-        for answer in (
-            error(400, message=sing("refusal")),
-            error(401, message=sing("key")),
-            error(429, message=sing("slow down")),
-            error(500, message=sing("broken")),
-            Answer(body=sing("no JSON").encode()),
-            stream(chunk(content=sing("half")), Break()),
-            stream(chunk(content=sing("half")), sing("no JSON either")),
-        ):
-            for _ in range(3):  # some failures are tried again by the vendor's own library
-                self.model.script(answer)
-            events = await self.account.turn(chat, text=sing("line"))
-            assert events[-1].name == "turn.failed"
-            turn = await self.client.get(f"{API}/turns/{events[0].data['turn_id']}")
-            assert ok(turn)["problem"]
-            self.model._answers.clear()
-
-    async def change_messages(self, chat: str) -> None:
-        lines = await self.account.messages(chat)
-        path = f"{API}/messages/{lines[-1]['id']}"
-        edited = ok(await self.client.patch(path, json={"text": sing("edited")}))
-        ok(await self.client.patch(f"{API}/messages/{edited['id']}", json={"hidden": True}))
-        fork = {"message_id": edited["id"], "title": sing("fork")}
-        copy = ok(await self.client.post(f"{API}/chats/{chat}/fork", json=fork), 201)
-        ok(await self.client.patch(f"{API}/chats/{copy['id']}", json={"title": sing("renamed")}))
-        ok(await self.client.delete(f"{API}/messages/{lines[-1]['id']}"))
-        gone = await self.client.delete(f"{API}/chats/{copy['id']}")
-        assert gone.status_code == 204
-
-    async def be_refused(self, chat: str) -> None:
-        """Requests that fail, with the canary wherever a request has room for it."""
-        client = self.client
-        for path in (
-            f"/{WORD}",
-            f"{API}/chats/{WORD}",
-            f"{API}/chats/{chat}/{WORD}",
-            f"{API}/chats?limit={WORD}",
-            f"{API}/chats?after={WORD}",
-            f"{API}/characters?search={WORD}&{WORD}=1",
-        ):
-            assert (await client.get(path)).status_code in {200, 404, 422}
-        for content in (
-            f'{{"title": "{WORD}'.encode(),
-            f'{{"{WORD}": 1}}'.encode(),
-            f'{{"character_ids": ["{WORD}"]}}'.encode(),
-            f'"{WORD}"'.encode(),
-            b'{"title": "\xff' + WORD.encode() + b'"}',
-            json.dumps({"title": WORD * 1000}).encode(),
-        ):
-            answer = await client.post(f"{API}/chats", content=content, headers=JSON)
-            assert answer.status_code in {400, 422}
-        long = {"text": sing("long") * 100_000}
-        assert (await client.post(f"{API}/chats/{chat}/turns", json=long)).status_code == 422
-        for headers in (
-            {"Origin": f"https://{WORD}.example"},
-            {"Authorization": f"Bearer tk_{WORD}"},
-            {"Authorization": f"Basic {WORD}"},
-            {"Cookie": f"talekeeper_session={WORD}; csrftoken={WORD}"},
-            {"X-CSRFToken": WORD},
-            {"If-Match": f'"{WORD}"'},
-            {"Idempotency-Key": WORD},
-            {"Content-Type": f"multipart/form-data; boundary={WORD}"},
-            {"User-Agent": WORD, "Referer": f"https://example.org/{WORD}", "Accept": WORD},
-        ):
-            await client.patch(f"{API}/chats/{chat}", json={}, headers=headers)
-            await client.post(f"{API}/characters/import", content=WORD, headers=headers)
-        wrong = {"username": WORD, "password": WORD}
-        assert (await client.post(f"{API}/sessions", json=wrong)).status_code == 401
-        recovery = {"username": WORD, "recovery_code": WORD, "new_password": PASSWORD}
-        assert (await client.post(f"{API}/recoveries", json=recovery)).status_code == 401
-
-    async def look_after_the_account(self) -> None:
-        client = self.client
-        again = {"Idempotency-Key": sing("key")}
-        ok(await client.post(f"{API}/personas", json={"name": sing("kept")}, headers=again), 201)
-        body = {"label": sing("label"), "scope": "manage"}
-        ok(await client.post(f"{API}/api-keys", json=body), 201)
-        assert WORD in ok(await client.get(f"{API}/api-keys"))["items"][0]["label"]
-        change = {"current_password": PASSWORD, "new_password": f"{PASSWORD} too"}
-        ok(await client.post(f"{API}/me/password", json=change), 204)
-        recovery = {
-            "username": sing("user"),
-            "recovery_code": self.account.recovery_code,
-            "new_password": PASSWORD,
-        }
-        ok(await client.post(f"{API}/recoveries", json=recovery), 201)
-        listed = ok(await client.get(f"{API}/sessions"))["items"]
-        assert WORD in listed[0]["label"]
-        ok(await client.post(f"{API}/api-keys", json=body), 201)
 
 
 async def crash(server: Running, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:

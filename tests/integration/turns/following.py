@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat, Message
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.turns.models import Turn
-from tests.support.server import Account, Event, Running, ok, read_events
+from tests.support.server import Account, Event, Running, ok, read_events, text_of
 
 TURN = "/api/v1/turns"
 
@@ -42,9 +42,9 @@ async def turn_under_way(
 
 
 async def take_words(events: AsyncGenerator[Event], count: int) -> list[Event]:
-    """The next events, until `count` of them were pieces of the reply."""
+    """The next events, until the reply has grown by so many words."""
     taken: list[Event] = []
-    while sum(event.name == "text.delta" for event in taken) < count:
+    while len(text_of(taken).split()) < count:
         taken.append(await anext(events))
     return taken
 

@@ -68,6 +68,19 @@ async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_
         assert others(rest)[-1] == others(events)[-1]
 
 
+async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(stream(Gate()))
+    async with turn_under_way(ada, chat, text="Well?") as (turn_id, events):
+        assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        heard = [event async for event in events]
+    assert [event.name for event in heard] == ["context.ready", "turn.completed"]
+    assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
+    turn = ok(await ada.client.get(f"{TURN}/{turn_id}"))
+    assert (turn["state"], turn["reply_id"], turn["reply"]) == ("stopped", None, None)
+
+
 @pytest.mark.parametrize("blank", [" ", "\n\n", "\t"])
 async def test_a_reply_of_blanks_alone_is_none(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running, blank: str
