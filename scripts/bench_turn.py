@@ -35,6 +35,7 @@ from uuid import UUID
 import httpx
 import msgspec
 import uvicorn
+import uvloop
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -71,6 +72,7 @@ from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.tokens import get_tokenizer
 from backend.http import observe
+from backend.logs import configure_logging
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
@@ -515,7 +517,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("prompt", "streams"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = asyncio.run(run(options))
+    configure_logging("error", "json")
+    rows = uvloop.run(run(options))  # as the server runs
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -87,19 +87,22 @@ async def delete_slots(
     return list(await session.scalars(query.returning(KeySlot.id)))
 
 
+_PASSWORD = aliased(KeySlot)
+# Built once: every request asks it.
+_BY_TOKEN = (
+    select(KeySlot, User, DataKey, _PASSWORD.kdf)
+    .join(User, User.id == KeySlot.user_id)
+    .join(DataKey, DataKey.user_id == User.id)
+    .outerjoin(_PASSWORD, (_PASSWORD.user_id == User.id) & (_PASSWORD.kind == "password"))
+    .where(KeySlot.lookup == bindparam("token"), KeySlot.kind == bindparam("token_kind"))
+)
+
+
 async def find_by_token(
     session: AsyncSession, lookup: bytes, kind: SlotKind
 ) -> tuple[KeySlot, User, list[DataKey], bytes | None] | None:
     """The slot that a token opens, its account, the account's data keys and KDF: one query."""
-    password = aliased(KeySlot)
-    query = (
-        select(KeySlot, User, DataKey, password.kdf)
-        .join(User, User.id == KeySlot.user_id)
-        .join(DataKey, DataKey.user_id == User.id)
-        .outerjoin(password, (password.user_id == User.id) & (password.kind == "password"))
-        .where(KeySlot.lookup == lookup, KeySlot.kind == kind)
-    )
-    rows = (await session.execute(query)).all()
+    rows = (await session.execute(_BY_TOKEN, {"token": lookup, "token_kind": kind})).all()
     if not rows:
         return None
     slot, user, _, kdf = rows[0]

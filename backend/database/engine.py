@@ -145,6 +145,7 @@ def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=30,
+        pool_use_lifo=True,  # the connection used last has its statements prepared
         pool_recycle=1800,
         hide_parameters=True,
     )
@@ -167,6 +168,7 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=60,
+        pool_use_lifo=True,  # the connection used last has the pages in its cache
         hide_parameters=True,
         # The driver's own transaction handling is off: "begin" below is the only one.
         connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},

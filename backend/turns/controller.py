@@ -119,7 +119,7 @@ class TurnController(Controller):
         """
         prepared = await turns.prepare(identity, chat_id, data)
         if prepared.run is not None:
-            turns.start(prepared.run)
+            await turns.start(prepared.run)
         if _wants_json(request):
             async for _ in _watched(turns, watch, identity, prepared.turn_id, last_id=0):
                 pass

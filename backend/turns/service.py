@@ -154,8 +154,11 @@ class TurnService:
                 raise TurnInProgressError(running.id)
 
         try:
-            for _ in range(ATTEMPTS):
-                built = await self._build(identity, chat_id, request, check=check)
+            for attempt in range(ATTEMPTS):
+                # A new line in a quiet chat, the usual case, needs no look: the index on running
+                # turns refuses a second one.
+                look = check if attempt or request.turn_id else None
+                built = await self._build(identity, chat_id, request, check=look)
                 try:
                     run = await self._beginner.begin(identity, built, request, turn_id, fingerprint)
                 except IntegrityError:
@@ -167,10 +170,13 @@ class TurnService:
             return Prepared(turn_id, None)
         raise ChatChangedError("Look at it again, and send the line once more.")
 
-    def start(self, run: Run) -> None:
+    async def start(self, run: Run) -> None:
         """Let the model speak; the turn goes on whoever listens."""
         self.runs.start(run)
         self._recount_if_needed(run)
+        # The turn's task, and in it the model's, get to run before the answer's head is made.
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float

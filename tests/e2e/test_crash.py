@@ -259,8 +259,7 @@ def test_after_a_crash_the_doctor_and_the_migration_find_nothing_wrong(tmp_path:
     with serving(tmp_path) as served:
         served.process.kill()
         served.process.wait()
-    for command in ("doctor", "migrate"):
-        result = talekeeper(tmp_path, command)
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert "FAIL" not in result.stdout
-    assert talekeeper(tmp_path, "migrate").stdout == "The tables are at revision 0001.\n"
+    doctor, migrate = talekeeper(tmp_path, "doctor"), talekeeper(tmp_path, "migrate")
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    assert "FAIL" not in doctor.stdout
+    assert (migrate.returncode, migrate.stdout) == (0, "The tables are at revision 0001.\n")

@@ -77,7 +77,7 @@ async def test_a_greeting_keeps_what_it_said_when_the_card_changes(ada: Account)
     ok(await ada.client.patch(f"/api/v1/characters/{character['id']}", json=change))
     (line,) = await ada.messages(chat)
     assert (line["text"], line["author"]) == ("Old words.", "Mara")
-    assert (await preview(ada, chat))["items"][0]["text"].startswith("You are Nora ")
+    assert (await preview(ada, chat))["items"][0]["text"].startswith("You are Nora")
 
 
 async def test_the_account_s_name_stands_for_the_user_where_no_persona_does(ada: Account) -> None:
@@ -115,7 +115,7 @@ async def test_in_a_group_each_line_begins_with_its_author_and_the_others_are_na
     assert (reply["author"], reply["character_id"]) == ("Bobo", members[1])
     url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
     head, greeting, line = ok(await ada.client.get(url))["prompt"]
-    assert head["text"].startswith("You are Bobo ")
+    assert head["text"].startswith("You are Bobo")
     assert "Also present: Mara, Cy." in head["text"]
     assert "A smith." in head["text"]
     assert greeting["text"] == f"Mara: Mara nods to {ada.name}."

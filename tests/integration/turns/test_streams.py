@@ -75,7 +75,7 @@ async def test_of_a_hundred_turns_at_once_each_gets_its_own_reply(
 ) -> None:
     settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": 100}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
-        brief = {"sampling": {"max_output_tokens": 40}}
+        brief = {"sampling": {"max_output_tokens": 30}}
         ok(await ada.client.patch("/api/v1/me/settings", json=brief))
         chats = [(await ada.new_chat())["id"] for _ in range(100)]
         lines = [f"My number is {number}, and no other." for number in range(100)]
