@@ -37,7 +37,7 @@ class Identity:
     wrapped_name: bytes = field(repr=False)
 
     def may(self, scope: Scope) -> bool:
-        """Whether this session or key reaches as far as `scope`."""
+        """Whether the session or key reaches as far as `scope`."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
     @property
