@@ -12,6 +12,9 @@ from litestar import Controller, Litestar, Router
 from litestar.di import Provide
 from litestar.plugins.prometheus import PrometheusConfig
 
+import backend.jobs.models
+import backend.lorebooks.models
+import backend.memory.models  # noqa: F401
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
 from backend.accounts.cleanup import finish_deletions
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-GROUPS = ("postgres",)
+GROUPS = ("postgres", "qdrant")
 """Markers of tests that need more than Python and its packages.
 
 What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line

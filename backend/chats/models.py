@@ -65,6 +65,7 @@ class Message(Base):
     takes, or last took, through their parent; `is_active` that the active path runs through it.
     `tokens` is what it costs as it is sent, in the chat's `count_unit`; `path_tokens` the sum from
     the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
+    `scene_id` is the message that opens its scene, and `scene_place` how far into it this one is.
     """
 
     __tablename__ = "messages"
@@ -103,6 +104,8 @@ class Message(Base):
     tokens: Mapped[int]
     path_tokens: Mapped[int]
     token_counts: Mapped[str] = mapped_column(default="{}")
+    scene_id: Mapped[UUID | None]
+    scene_place: Mapped[int] = mapped_column(default=0, server_default="0")
     sealed_author: Mapped[bytes]
     sealed_content: Mapped[bytes]
     sealed_thinking: Mapped[bytes | None]

@@ -1,0 +1,62 @@
+"""The table of jobs: an outbox, filled by the transactions that cause the work."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, PrimaryId, UpdatedAt
+
+JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
+
+_IS_WAITING = "state IN ('queued', 'waiting_key')"
+
+
+class Job(Base):
+    """A piece of work that outlives the request that caused it.
+
+    `payload` is JSON of ids and numbers, never of text. Jobs of one `lane` (a chat, a lorebook) run
+    one after the other, in the order of their ids. Of jobs with one `dedupe_key` at most one waits.
+    `fence` counts claims: whoever holds an older number changes nothing any more. `wrapped_key` is
+    the user's key under the root key of `root_version`, for this job alone, until `key_until`.
+    `error` is the slug of what went wrong last. `user_id` is null for work on behalf of nobody.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index(None, "user_id", "id"),
+        Index("ix_jobs_due", "state", "run_after"),
+        Index("ix_jobs_lane", "lane", "id"),
+        Index(
+            "ix_jobs_waiting_once",
+            "dedupe_key",
+            unique=True,
+            sqlite_where=text(_IS_WAITING),
+            postgresql_where=text(_IS_WAITING),
+        ),
+    )
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[UUID | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    kind: Mapped[str]
+    lane: Mapped[UUID | None]
+    payload: Mapped[str] = mapped_column(default="{}")
+    dedupe_key: Mapped[str | None]
+    state: Mapped[JobState] = mapped_column(String, default="queued")
+    attempts: Mapped[int] = mapped_column(default=0)
+    run_after: Mapped[datetime]
+    lease_owner: Mapped[UUID | None]
+    lease_until: Mapped[datetime | None]
+    fence: Mapped[int] = mapped_column(default=0)
+    progress_done: Mapped[int] = mapped_column(default=0)
+    progress_total: Mapped[int] = mapped_column(default=0)
+    error: Mapped[str | None]
+    wrapped_key: Mapped[bytes | None]
+    root_version: Mapped[int | None]
+    key_until: Mapped[datetime | None]
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]

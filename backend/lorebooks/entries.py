@@ -1,0 +1,137 @@
+"""What a lorebook and its entries hold: shapes that are stored, sealed, and shown by the API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from backend.generation.model import Role
+
+MAX_KEYS = 200
+MAX_CONTENT = 200_000
+
+Key = Annotated[str, msgspec.Meta(max_length=2_000)]
+Keys = Annotated[list[Key], msgspec.Meta(max_length=MAX_KEYS)]
+Name = Annotated[str, msgspec.Meta(max_length=500)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+Logic = Literal["and_any", "not_all", "not_any", "and_all"]
+"""How secondary keys decide: any of them, not all, none, all. World Info's 0 to 3, in order."""
+
+Position = Literal[
+    "before_character",
+    "after_character",
+    "note_top",
+    "note_bottom",
+    "at_depth",
+    "examples_top",
+    "examples_bottom",
+    "outlet",
+]
+"""Where an entry stands in the prompt. World Info's 0 to 7, in order."""
+
+Trigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate", "quiet"]
+
+MatchedField = Literal[
+    "persona_description",
+    "character_description",
+    "character_personality",
+    "character_depth_prompt",
+    "scenario",
+    "creator_notes",
+]
+"""Fields of the cast in which an entry's keys may be looked for, beside the messages."""
+
+
+class CharacterFilter(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """For whom an entry is: characters by name or tag, or everybody but them."""
+
+    is_exclude: bool = False
+    names: Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)] = []
+    tags: Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)] = []
+
+
+class LoreEntry(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """An entry of a lorebook, with World Info's defaults.
+
+    Null in `scan_depth`, `case_sensitive`, `match_whole_words` and `use_group_scoring` means as the
+    book, else the chat, says. `probability` is in per cent. `sticky`, `cooldown` and `delay` count
+    messages. `delay_until_recursion` is the level of recursion that it waits for; 0 waits for none.
+    """
+
+    title: Name = ""
+    content: Annotated[str, msgspec.Meta(max_length=MAX_CONTENT)] = ""
+    keys: Keys = []
+    secondary_keys: Keys = []
+    selective: bool = True
+    logic: Logic = "and_any"
+    enabled: bool = True
+    constant: bool = False
+    vectorized: bool = False
+    order: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 100
+    position: Position = "before_character"
+    depth: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
+    role: Role = "system"
+    outlet: Name = ""
+    ignore_budget: bool = False
+    exclude_recursion: bool = False
+    prevent_recursion: bool = False
+    delay_until_recursion: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
+    probability: Annotated[float, msgspec.Meta(ge=0, le=100)] = 100
+    use_probability: bool = True
+    group: Name = ""
+    group_override: bool = False
+    group_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 100
+    use_group_scoring: bool | None = None
+    scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+    case_sensitive: bool | None = None
+    match_whole_words: bool | None = None
+    sticky: Count | None = None
+    cooldown: Count | None = None
+    delay: Count | None = None
+    character_filter: CharacterFilter = CharacterFilter()
+    triggers: Annotated[list[Trigger], msgspec.Meta(max_length=10)] = []
+    match_fields: Annotated[list[MatchedField], msgspec.Meta(max_length=10)] = []
+    automation_id: Name = ""
+
+
+class BookFields(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What a lorebook says of itself and for its entries. Null means as the chat says.
+
+    `semantic` lets entries be found by meaning, without their keys. `token_budget` is the most that
+    the book's entries may take of a prompt.
+    """
+
+    name: Name = ""
+    description: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
+    scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+    token_budget: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] | None = None
+    recursive_scanning: bool | None = None
+    case_sensitive: bool | None = None
+    match_whole_words: bool | None = None
+    use_group_scoring: bool | None = None
+    semantic: bool = True
+
+
+class LoreSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How lorebooks are scanned: what a chat, else the account, sets for books that do not say."""
+
+    scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
+    budget_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 25
+    budget_cap: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    include_names: bool = True
+    recursive: bool = True
+    max_recursion_steps: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    case_sensitive: bool = False
+    match_whole_words: bool = True
+    use_group_scoring: bool = False
+    min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
+    min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0

@@ -1,0 +1,64 @@
+"""What turns texts into vectors, whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backend.errors import UnavailableError
+
+Floats = NDArray[np.float32]
+Task = Literal["document", "query"]
+"""What a text is embedded for: models that tell the two apart are told."""
+
+
+class EmbedderError(UnavailableError):
+    """The embedder does not answer, or refuses. Search goes on with terms alone.
+
+    `retry_after` is in seconds, where the provider said so.
+    """
+
+    slug, title = "embedder-unavailable", "The embedding model does not answer"
+
+    def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderSpec:
+    """Which model. Vectors of two models can't be compared: `collection` keeps them apart."""
+
+    provider: str
+    model: str
+    dimension: int
+
+    @property
+    def collection(self) -> str:
+        """Name of the collection for this model's vectors: letters, digits, `_` and `-`."""
+        plain = "".join(each if each.isalnum() else "-" for each in self.model).strip("-").lower()
+        return f"{self.provider}-{plain}-{self.dimension}"
+
+
+class Embedder(Protocol):
+    """A model that turns texts into vectors. Every failure it raises is an `EmbedderError`."""
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """Which model this is."""
+        ...
+
+    async def embed(self, texts: Sequence[str], task: Task) -> Floats:
+        """Vectors of texts, shape (n, dimension), each row of unit length.
+
+        Splits what is too much for one request, and cuts texts that are too long for the model.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections or of the model."""
+        ...

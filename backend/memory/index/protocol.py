@@ -1,0 +1,189 @@
+"""What the index of memories is asked for, whatever engine keeps it.
+
+A point stands for a chunk of a row (or for a scene): vectors by name, blinded before they get here,
+and a payload of ids and numbers. No text, sealed or not, is ever in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+from uuid import UUID, uuid5
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backend.errors import UnavailableError
+
+Floats = NDArray[np.float32]
+DenseName = Literal["dense", "dense_window"]
+SparseName = Literal["sparse", "sparse_window"]
+VectorName = DenseName | SparseName
+DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
+SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
+Kind = Literal["lore", "message", "scene", "event"]
+"""What a point stands for. A scene has a sparse vector alone and is no memory by itself."""
+
+_POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")
+
+
+class IndexUnavailableError(UnavailableError):
+    """The index does not answer. Turns go on without it, and say so."""
+
+    slug, title = "index-unavailable", "The index of memories does not answer"
+
+
+def point_id(kind: Kind, source_id: UUID, chunk: int = 0) -> UUID:
+    """The id of a point: indexing the same thing twice changes nothing."""
+    return uuid5(_POINTS, f"{kind}/{source_id}/{chunk}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Terms and their weights, shape (n,) each: ids of 32 bits, each once."""
+
+    ids: NDArray[np.uint32]
+    weights: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What is known of a point without opening any text.
+
+    Attributes:
+        owner_id: Whose it is. Every query names it.
+        kind: What the point stands for.
+        container_id: The lorebook, chat or chronicle that it belongs to.
+        source_id: The row; for a scene the message that opens it.
+        chunk: Which part of the row's text.
+        version: Fingerprint of what was indexed and how: points of other versions are stale.
+        position: Of a message: its depth in the tree. Else 0.
+        scene_id: Of a message: the message that opens its scene.
+        said_at: Seconds since 1970; 0 where there is no time.
+        speaker: Of a message: the keyed id of who speaks, a term's (`terms`); else 0.
+        words: Length of the indexed text in words.
+        is_question: It asks, and says little else.
+    """
+
+    owner_id: UUID
+    kind: Kind
+    container_id: UUID
+    source_id: UUID
+    chunk: int = 0
+    version: int = 0
+    position: int = 0
+    scene_id: UUID | None = None
+    said_at: int = 0
+    speaker: int = 0
+    words: int = 0
+    is_question: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point; vectors that it lacks are not in the mappings. Dense ones have unit length."""
+
+    id: UUID
+    payload: Payload
+    dense: Mapping[DenseName, Floats]
+    sparse: Mapping[SparseName, Sparse]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Points of some containers; `before_position` keeps to those at lower positions."""
+
+    containers: Sequence[UUID]
+    before_position: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where a query looks: one owner's points of these kinds, in any of these parts.
+
+    The owner's points are also the corpus over which terms are weighted (IDF).
+    """
+
+    owner_id: UUID
+    parts: Sequence[Part]
+    kinds: Sequence[Kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """The nearest points to a vector, among those that have one of that name."""
+
+    vector: VectorName
+    near: Floats | Sparse
+    scope: Scope
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A point that was found. `score` is the cosine, or the sum of weighted terms."""
+
+    id: UUID
+    score: float
+    payload: Payload
+
+
+class VectorIndex(Protocol):
+    """One collection of points. Every failure to answer is an `IndexUnavailableError`."""
+
+    @property
+    def name(self) -> str:
+        """The collection's name: another embedding model has another collection."""
+        ...
+
+    @property
+    def is_new(self) -> bool:
+        """It was made just now: whatever was in it before is to be indexed again."""
+        ...
+
+    async def upsert(self, points: Sequence[Point]) -> None:
+        """Store points, in place of those with their ids. Durable when it returns."""
+        ...
+
+    async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """Answer all queries at once, each with its hits, best first."""
+        ...
+
+    async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
+        """The `dense` vectors of points, for those that have one. For MMR."""
+        ...
+
+    async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
+        """Delete every point of these rows."""
+        ...
+
+    async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
+        """Delete every point of a container."""
+        ...
+
+    async def delete_owner(self, owner_id: UUID) -> None:
+        """Delete every point of a user's."""
+        ...
+
+    def scan(
+        self, owner_id: UUID, *, container_id: UUID | None = None
+    ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
+        """Every point of a user's, in pages, without vectors: for the comparison with SQL."""
+        ...
+
+    async def owners(self) -> set[UUID]:
+        """Everybody who has points."""
+        ...
+
+    async def count(self, owner_id: UUID | None = None) -> int:
+        """How many points there are, of one user or of all."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise `IndexUnavailableError` unless it answers."""
+        ...
+
+    async def aclose(self) -> None:
+        """Write everything out and let go."""
+        ...

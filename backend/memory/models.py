@@ -1,0 +1,62 @@
+"""Tables behind the index: what is still to be indexed, what was embedded, which index is whose."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
+from backend.vault.sealing import Column
+
+
+class IndexChange(Base):
+    """A row whose points the index does not show yet; it goes with the job that mends that.
+
+    `source_id` is the row that was made, changed or deleted in the container `container_id` (a
+    chat, a lorebook, a chronicle); null stands for all of them. Whether it was deleted the indexer
+    sees by itself.
+    """
+
+    __tablename__ = "index_changes"
+    __table_args__ = (Index(None, "container_id", "id"),)
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    kind: Mapped[str]
+    container_id: Mapped[UUID]
+    source_id: Mapped[UUID | None]
+
+
+class Embedding(Base):
+    """A vector that a text was turned into once. `digest` is a keyed hash of model, task, text."""
+
+    __tablename__ = "embeddings"
+    __table_args__ = (UniqueConstraint("user_id", "digest"),)
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    digest: Mapped[bytes]
+    sealed_vector: Mapped[bytes]
+    used_at: Mapped[datetime] = mapped_column(index=True)
+
+
+EMBEDDING_VECTOR = Column("embeddings", "sealed_vector")
+
+IndexStateName = Literal["due", "ready"]
+
+
+class IndexState(Base):
+    """Whether a user's texts are all in one collection of the index. Search asks a ready one."""
+
+    __tablename__ = "index_states"
+    __table_args__ = (UniqueConstraint("user_id", "collection"),)
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    collection: Mapped[str]
+    state: Mapped[IndexStateName] = mapped_column(String)
+    created_at: Mapped[CreatedAt]
