@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from backend.errors import ValidationError
 from backend.generation.sampling import Sampling
 
+ValueT = TypeVar("ValueT")
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 
@@ -27,6 +28,55 @@ class BudgetSettings(
     min_tail_messages: Annotated[int, msgspec.Meta(ge=2, le=1000)] | None = None
 
 
+class LoreOverrides(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How lorebooks are scanned where a book or an entry does not say; absent is the default.
+
+    `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
+    `budget_cap` in tokens (0: none). `include_names` scans `Name: text` and not the text alone.
+    `min_activations` looks further back, as far as `min_activations_depth`, until so many entries
+    are found (0: no further).
+    """
+
+    scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+    budget_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    budget_cap: Tokens | None = None
+    include_names: bool | None = None
+    recursive: bool | None = None
+    max_recursion_steps: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    case_sensitive: bool | None = None
+    match_whole_words: bool | None = None
+    use_group_scoring: bool | None = None
+    min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+    min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+
+
+class SourceWeights(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How much each source of memory counts against the others; 0 leaves it out."""
+
+    lore: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
+    message: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
+    event: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
+
+
+class MemorySettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What search brings into a prompt; absent is the default.
+
+    `min_relevance` is from 0, where everything passes that was found, to 1. `max_items` is how many
+    memories a prompt gets at most (40).
+    """
+
+    enabled: bool | None = None
+    min_relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    max_items: Annotated[int, msgspec.Meta(ge=0, le=200)] | None = None
+    weights: SourceWeights | None = None
+
+
 class UserSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -35,6 +85,8 @@ class UserSettings(
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
+    lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
+    memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     persona_id: UUID | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
@@ -57,10 +109,10 @@ def check_budgets(chain: Sequence[BudgetSettings], *, total: int, reply_reserve:
         )
 
 
-def first_set(chain: Sequence[BudgetSettings], name: str, default: int) -> int:
-    """The first budget of that name that is set."""
+def first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:
+    """The first setting of that name that is set."""
     for settings in chain:
-        value: int | None = getattr(settings, name)
+        value: ValueT | None = getattr(settings, name)
         if value is not None:
             return value
     return default

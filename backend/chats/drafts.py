@@ -16,6 +16,7 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
+from backend.chats.scenes import opens_scene
 from backend.database.base import new_id, now
 from backend.generation.model import Role
 from backend.vault.sealing import Sealer
@@ -38,10 +39,12 @@ def draft_message(
 ) -> Message:
     """A message's row, sealed and counted; `tree.attach` gives it its place."""
     message_id = message_id or new_id()
+    at = now()
     tokens = unit.count(draft.author, draft.text)
     return Message(
         id=message_id,
         role=draft.role,
+        scene_id=message_id if opens_scene(draft.text) else None,
         character_id=draft.character_id,
         persona_id=draft.persona_id,
         status=draft.status,
@@ -49,14 +52,17 @@ def draft_message(
         token_counts=msgspec.json.encode({str(unit): tokens}).decode(),
         sealed_author=sealer.seal(MESSAGE_AUTHOR, message_id, draft.author),
         sealed_content=sealer.seal(MESSAGE_CONTENT, message_id, draft.text),
+        created_at=at,
+        updated_at=at,
     )
 
 
 def copy_path(sealer: Sealer, path: Sequence[Message], chat_id: UUID) -> list[Message]:
     """A path from a root, copied for another chat: new ids, sealed anew, all of it active."""
     copies: list[Message] = []
+    copied: dict[UUID, UUID] = {}
     for row in path:
-        copy_id = new_id()
+        copy_id = copied[row.id] = new_id()
         copies.append(
             Message(
                 id=copy_id,
@@ -74,6 +80,8 @@ def copy_path(sealer: Sealer, path: Sequence[Message], chat_id: UUID) -> list[Me
                 tokens=row.tokens,
                 path_tokens=row.path_tokens,
                 token_counts=row.token_counts,
+                scene_id=copied.get(row.scene_id) if row.scene_id else None,
+                scene_place=row.scene_place,
                 sealed_author=sealer.seal(
                     MESSAGE_AUTHOR, copy_id, sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
                 ),

@@ -121,8 +121,8 @@ class MessageService:
             message, chat = await _locked(session, identity, message_id)
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is there.")
-            count = await tree.remove(session, chat, message)
-            return Deleted(deleted=count, leaf_id=chat.leaf_id)
+            gone = await tree.remove(session, chat, message)
+            return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
 
 
 async def view_messages(

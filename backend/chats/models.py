@@ -73,6 +73,7 @@ class Message(Base):
     # such an index only where the query repeats its condition word for word.
     __table_args__ = (
         Index(None, "chat_id", "position"),
+        Index(None, "scene_id"),
         Index(
             "ix_messages_active_path",
             "chat_id",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backend.accounts.settings import BudgetSettings, LongText
+from backend.accounts.settings import BudgetSettings, LongText, LoreOverrides, MemorySettings
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -33,6 +33,8 @@ class ChatSettings(
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
+    lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
+    memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)

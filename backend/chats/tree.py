@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, Row, delete, func, inspect, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Row, delete, inspect, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from backend.chats.models import Chat, Message
+from backend.chats.scenes import place_in_scene
 
 CHUNK = 5000
 """Ids in one statement: both databases take some 32,000 parameters."""
@@ -40,6 +41,7 @@ async def attach(
     message.chat_id, message.user_id = chat.id, chat.user_id
     message.parent_id = parent.id if parent else None
     message.position = parent.position + 1 if parent else 0
+    place_in_scene(message, parent)
     own = 0 if message.hidden else message.tokens
     message.path_tokens = await _sum_of(session, parent) + own
     if chat.leaf_id == message.parent_id:
@@ -114,8 +116,8 @@ async def recount(session: AsyncSession, message: Message, tokens: int) -> None:
         await _add_to_sums(session, message.id, change)
 
 
-async def remove(session: AsyncSession, chat: Chat, message: Message) -> int:
-    """Delete a message and all below it; returns how many went.
+async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:
+    """Delete a message and all below it; returns the ids of what went.
 
     Where the path ran through it, it goes on through the sibling before it, else the one after it,
     else it ends at the parent.
@@ -127,14 +129,13 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> int:
     elif message.is_selected and heir:
         heir.is_selected = True
     await session.flush()
-    subtree = _subtree(message.id)
-    count = await session.scalar(select(func.count()).select_from(subtree)) or 0
-    await session.execute(
+    gone = await session.scalars(
         delete(Message)
-        .where(Message.id.in_(select(subtree.c.id)))
+        .where(Message.id.in_(select(_subtree(message.id).c.id)))
+        .returning(Message.id)
         .execution_options(**UNSYNCHRONISED)
     )
-    return count
+    return list(gone)
 
 
 async def siblings(session: AsyncSession, message: Message) -> list[Message]:

@@ -5,7 +5,8 @@ providers' prefix caches keep hitting:
 
     head        one system message: system prompt, persona, character, examples, summary
     history     oldest kept message first; items with a depth stand between its messages
-    memory      what was retrieved (before the history where the chat's settings say so)
+    memory      what was retrieved, and activated lore that has no other place (before the history
+                where the chat's settings say so)
     line        the user's line, alone (or what is asked of the model in its place)
     tail        what follows it
 """
@@ -33,7 +34,8 @@ QUICK = 500_000
 SEPARATOR = "\n\n"
 """Between the sections of the head."""
 
-Place = Literal["head", "depth", "memory", "line", "tail"]
+Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
+"""Where an item stands; in an `outlet` it stands inside another item, which counts it."""
 
 
 class Counter(Protocol):
@@ -49,7 +51,9 @@ class Item:
     """One piece of a prompt, and why it is there.
 
     `source_id` is the row it came from. `depth` counts messages from the end, the user's line
-    included: 0 stands after it. `tokens` is what it takes where it stands, 0 until it is counted.
+    included: 0 stands after it; with `from_start` it counts from the first kept message. `order`
+    sorts what stands together: lore by its insertion order, memories by their time. `tokens` is
+    what it takes where it stands, 0 until it is counted.
     """
 
     kind: str
@@ -60,6 +64,8 @@ class Item:
     role: Role = "system"
     source_id: UUID | None = None
     depth: int = 0
+    from_start: bool = False
+    order: int = 0
     tokens: int = 0
 
 
@@ -140,7 +146,9 @@ def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
     counted = [_counted(item, count) for item in items]
     head = SEPARATOR.join(item.text for item in counted if item.place == "head")
     head_tokens = count(head) + MESSAGE_OVERHEAD if head else 0
-    fixed = head_tokens + sum(item.tokens for item in counted if item.place != "head")
+    fixed = head_tokens + sum(
+        item.tokens for item in counted if item.place not in {"head", "outlet"}
+    )
     if fixed > budget.prompt:
         raise _overflow(fixed, budget, counted)
     return Plan(head=head, head_tokens=head_tokens, items=counted, fixed=fixed, budget=budget)
@@ -230,7 +238,7 @@ def assemble(
 
 def _counted(item: Item, count: Counter) -> Item:
     # In the head an item shares its message with others; elsewhere it is one.
-    overhead = 0 if item.place == "head" else MESSAGE_OVERHEAD
+    overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=count(item.text) + overhead)
 
 
@@ -275,12 +283,16 @@ def layout(
     line = [item for item in items if item.place == "line"]
     after = [item for item in items if item.place == "tail"]
     deep = [item for item in items if item.place == "depth"]
-    last = [item for item in deep if item.depth < len(line)]
+    last = [item for item in deep if item.depth < len(line) and not item.from_start]
 
     inserted: defaultdict[int, list[PromptMessage]] = defaultdict(list)
     for item in deep:
-        if item.depth >= len(line):
-            place = max(0, len(messages) - (item.depth - len(line)))
+        if item.from_start or item.depth >= len(line):
+            place = (
+                min(len(messages), item.depth)
+                if item.from_start
+                else max(0, len(messages) - (item.depth - len(line)))
+            )
             if gap and gap.start <= place < gap.stop:
                 place = gap.stop
             inserted[place].append(PromptMessage(item.role, item.text))

@@ -38,6 +38,8 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: Role = "system"
     source_id: UUID | None = None
     depth: int = 0
+    from_start: bool = False
+    order: int = 0
     text_hash: str = ""
     text: str | None = None
 
@@ -148,6 +150,8 @@ def recorded_item(item: Item) -> RecordedItem:
         role=item.role,
         source_id=item.source_id,
         depth=item.depth,
+        from_start=item.from_start,
+        order=item.order,
         text=item.text,
     )
 
@@ -242,5 +246,7 @@ def _item(each: RecordedItem) -> Item:
         role=each.role,
         source_id=each.source_id,
         depth=each.depth,
+        from_start=each.from_start,
+        order=each.order,
         tokens=0,
     )

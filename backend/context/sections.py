@@ -42,6 +42,24 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoreSlots:
+    """Activated lore that has a place among the fixed sections, each slot in ascending order.
+
+    Its texts are expanded already. The first four hold what is always on: the head of a prompt must
+    not change from turn to turn. `outlets` stands inside other items, by the macro of that name.
+    """
+
+    before_character: Sequence[Item] = ()
+    after_character: Sequence[Item] = ()
+    examples_top: Sequence[Item] = ()
+    examples_bottom: Sequence[Item] = ()
+    note_top: Sequence[Item] = ()
+    note_bottom: Sequence[Item] = ()
+    at_depth: Sequence[Item] = ()
+    outlets: Sequence[Item] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SectionInputs:
     """Everything that fixed sections are made of, before macros are expanded.
 
@@ -64,6 +82,7 @@ class SectionInputs:
     line_title: str = "User's line"
     line_reason: str = "turn"
     line_id: UUID | None = None
+    lore: LoreSlots = LoreSlots()
 
 
 class SectionBuilder:
@@ -85,7 +104,7 @@ class SectionBuilder:
     def build(self) -> list[Item]:
         """The items, in order. `variables` holds what macros wrote, `used` the prompt files."""
         inputs = self._inputs
-        card = inputs.card
+        card, lore = inputs.card, inputs.lore
         items = [self._system_prompt()]
         if inputs.persona:
             persona = self._expand(inputs.persona, "persona")
@@ -101,8 +120,8 @@ class SectionBuilder:
                     source_id=inputs.persona_id,
                 )
             )
-        items += self._character()
-        items += self._examples()
+        items += [*lore.before_character, *self._character(), *lore.after_character]
+        items += [*lore.examples_top, *self._examples(), *lore.examples_bottom]
         if inputs.summary:
             items.append(
                 Item(
@@ -126,6 +145,7 @@ class SectionBuilder:
                     source_id=card.id,
                 )
             )
+        items += lore.note_top
         if inputs.note.text:
             items.append(
                 Item(
@@ -138,6 +158,7 @@ class SectionBuilder:
                     reason="chat settings",
                 )
             )
+        items += [*lore.note_bottom, *lore.at_depth]
         if inputs.line is not None:
             items.append(
                 Item(
@@ -150,7 +171,7 @@ class SectionBuilder:
                     source_id=inputs.line_id,
                 )
             )
-        items += self._post_history()
+        items += [*self._post_history(), *lore.outlets]
         return [item for item in items if item.text.strip()]
 
     def _system_prompt(self) -> Item:

@@ -44,10 +44,12 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLine:
-    """One of the last lines, for macros that quote them."""
+    """One of the last lines: macros quote them, lorebooks are looked up in them."""
 
     role: str
+    author: str
     text: str
+    position: int
     created_at: datetime
 
 
@@ -221,6 +223,8 @@ class Gatherer:
         return [
             RecentLine(
                 role=row.role,
+                author=author_of(self._identity, row),
+                position=row.position,
                 text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
                 created_at=row.created_at,
             )

@@ -68,6 +68,7 @@ def upgrade() -> None:
         "jobs",
         sa.Column("id", Id(), nullable=False),
         sa.Column("user_id", Id(), nullable=True),
+        sa.Column("share", Id(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("lane", Id(), nullable=True),
         sa.Column("payload", sa.String(), nullable=False),
@@ -91,8 +92,8 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
-    op.create_index("ix_jobs_due", "jobs", ["state", "run_after"], unique=False)
-    op.create_index("ix_jobs_lane", "jobs", ["lane", "id"], unique=False)
+    op.create_index("ix_jobs_due", "jobs", ["state", "share", "run_after"], unique=False)
+    op.create_index("ix_jobs_lane", "jobs", ["lane", "state", "id"], unique=False)
     op.create_index(op.f("ix_jobs_user_id_id"), "jobs", ["user_id", "id"], unique=False)
     op.create_index(
         "ix_jobs_waiting_once",
@@ -233,9 +234,11 @@ def upgrade() -> None:
     op.add_column(
         "messages", sa.Column("scene_place", sa.Integer(), server_default="0", nullable=False)
     )
+    op.create_index(op.f("ix_messages_scene_id"), "messages", ["scene_id"], unique=False)
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_messages_scene_id"), table_name="messages")
     op.drop_column("messages", "scene_place")
     op.drop_column("messages", "scene_id")
     op.drop_table("lore_states")

@@ -1,0 +1,171 @@
+"""Which collection of the index is whose: another embedding model has another one.
+
+A user's texts move to the collection of the configured model behind the scenes. Until they are all
+there, search goes on in the one that they were in, and what is written goes to both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from sqlalchemy import delete, exists, insert, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import User
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.database.upsert import upsert
+from backend.memory.embedding.protocol import EmbedderSpec
+from backend.memory.index.protocol import VectorIndex
+from backend.memory.models import IndexState
+
+FORMAT = 1
+"""Raised when what is indexed of a row changes: all texts move to a collection of that format."""
+
+STATE_SECONDS = 15.0
+
+Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
+"""Opens a collection by name and dimension (None: terms alone), making it where it is missing."""
+
+
+def collection_name(spec: EmbedderSpec | None) -> str:
+    """The collection for an embedding model's vectors; without a model, for terms alone."""
+    return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
+
+
+class Collections:
+    """The collection of the configured model, and those of others that users are still in."""
+
+    def __init__(
+        self, database: Database, current: VectorIndex, opener: Opener, *, known: set[str]
+    ) -> None:
+        self._database = database
+        self._open = opener
+        self._known = known
+        self._others: dict[str, VectorIndex] = {}
+        self._searched: dict[UUID, tuple[float, str]] = {}
+        self.current = current
+
+    async def prepare(self) -> list[UUID]:
+        """Note who has to be indexed in the current collection; gives back who.
+
+        Everybody, where it was made just now; else those who were here before it was.
+        """
+        name = self.current.name
+        async with self._database.write() as session:
+            if self.current.is_new:
+                await session.execute(delete(IndexState).where(IndexState.collection == name))
+            is_known = exists().where(IndexState.user_id == User.id, IndexState.collection == name)
+            unknown = list(await session.scalars(select(User.id).where(~is_known)))
+            at = now()
+            rows = [
+                {
+                    "id": new_id(),
+                    "user_id": each,
+                    "collection": name,
+                    "state": "due",
+                    "created_at": at,
+                }
+                for each in unknown
+            ]
+            if rows:
+                await session.execute(insert(IndexState), rows)
+            due = select(IndexState.user_id).where(
+                IndexState.collection == name, IndexState.state == "due"
+            )
+            return list(await session.scalars(due))
+
+    async def searched(self, user_id: UUID) -> VectorIndex:
+        """Where a user's texts are found at this moment."""
+        at = time.monotonic()
+        kept = self._searched.get(user_id)
+        if kept is None or at - kept[0] > STATE_SECONDS:
+            async with self._database.read() as session:
+                name = await self._ready(session, user_id)
+            if len(self._searched) > 10_000:  # noqa: PLR2004  # users of some seconds
+                self._searched.clear()
+            kept = self._searched[user_id] = at, name
+        return await self._get(kept[1])
+
+    async def written(self, session: AsyncSession, user_id: UUID) -> list[VectorIndex]:
+        """Where what is new of a user's goes: the current one first."""
+        name = await self._ready(session, user_id)
+        if name == self.current.name:
+            return [self.current]
+        return [self.current, await self._get(name)]
+
+    async def arrived(self, session: AsyncSession, user_id: UUID) -> None:
+        """All texts of a user's are in the current collection: from now on it is searched."""
+        row = {
+            "id": new_id(),
+            "user_id": user_id,
+            "collection": self.current.name,
+            "state": "ready",
+            "created_at": now(),
+        }
+        await upsert(
+            session, IndexState, row, key=["user_id", "collection"], update={"state": "ready"}
+        )
+        await session.execute(
+            delete(IndexState).where(
+                IndexState.user_id == user_id, IndexState.collection != self.current.name
+            )
+        )
+        self._searched.pop(user_id, None)
+
+    async def begun(self, session: AsyncSession, user_id: UUID) -> None:
+        """Note a user who came after the current collection: nothing has to move."""
+        row = {
+            "id": new_id(),
+            "user_id": user_id,
+            "collection": self.current.name,
+            "state": "ready",
+            "created_at": now(),
+        }
+        await upsert(session, IndexState, row, key=["user_id", "collection"], update={})
+
+    async def all_due(self, session: AsyncSession, user_id: UUID | None = None) -> list[UUID]:
+        """Have everything of all users, or of one, indexed anew; gives back whose."""
+        change = update(IndexState).where(IndexState.collection == self.current.name)
+        if user_id is not None:
+            change = change.where(IndexState.user_id == user_id)
+        due = await session.scalars(change.values(state="due").returning(IndexState.user_id))
+        return list(due)
+
+    async def everywhere(self) -> list[VectorIndex]:
+        """Every collection that is known: what is forgotten is forgotten in all of them."""
+        return [await self._get(name) for name in sorted(self._known | {self.current.name})]
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        for index in (self.current, *self._others.values()):
+            await index.aclose()
+
+    async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
+        """The collection that a user is in: the current one, else the newest that is there."""
+        names = list(
+            await session.scalars(
+                select(IndexState.collection)
+                .where(IndexState.user_id == user_id, IndexState.state == literal("ready"))
+                .order_by(IndexState.created_at.desc())
+            )
+        )
+        if self.current.name in names:
+            return self.current.name
+        return next((name for name in names if name in self._known), self.current.name)
+
+    async def _get(self, name: str) -> VectorIndex:
+        if name == self.current.name:
+            return self.current
+        index = self._others.get(name)
+        if index is None:
+            index = self._others[name] = await self._open(name, _dimension(name))
+        return index
+
+
+def _dimension(name: str) -> int | None:
+    """The dimension that a collection's name tells."""
+    *_, dimension, _ = f"-{name}".rsplit("-", 2)
+    return int(dimension) if dimension.isdigit() else None

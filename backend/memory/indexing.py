@@ -1,0 +1,297 @@
+"""Bringing the index up to what stands in SQL: the jobs that do it.
+
+SQL is the truth. A job reads what changed, makes points, stores them under ids that follow from the
+rows, and ends together with the notes of what changed. Doing any of it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, time, timedelta
+from uuid import UUID
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import User
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.jobs.errors import RetryLaterError
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.memory.collections import Collections
+from backend.memory.documents import Document
+from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.models import IndexChange
+from backend.memory.outbox import FORGET, INDEX, RECONCILE, REINDEX, note_changes
+from backend.memory.points import Blinders, PointMaker
+from backend.memory.sources import Source, Stored
+from backend.vault.sealing import Sealer
+
+BATCH = 200
+"""Rows that are read, embedded and stored together."""
+
+CHANGES = 5000
+"""Notes of changes that one job takes; what is left over is the next one's."""
+
+PARAMETERS = 5000
+NIGHT = time(hour=3)
+
+
+class Indexer:
+    """Does the jobs of the index.
+
+    Args:
+        maker: Makes points for the current collection.
+        terms_only: Makes points for collections of models that are no longer configured.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        collections: Collections,
+        sources: Sequence[Source],
+        *,
+        maker: PointMaker,
+        terms_only: PointMaker,
+        blinders: Blinders,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._collections = collections
+        self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
+        self._maker = maker
+        self._terms_only = terms_only
+        self._blinders = blinders
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        """What is done for each kind of job."""
+        return {
+            INDEX: JobKind(self.index),
+            REINDEX: JobKind(self.reindex, keep=True),
+            FORGET: JobKind(self.forget, needs_key=False),
+            RECONCILE: JobKind(self.reconcile, needs_key=False),
+        }
+
+    async def schedule(self) -> None:
+        """See to it that both sides are compared tonight."""
+        async with self._database.write() as session:
+            await self._queue.enqueue(session, _tonight())
+
+    async def index(self, job: RunningJob) -> None:
+        """Follow the changes of one chat, lorebook or chronicle up."""
+        container_id = UUID(job.payload["container_id"])
+        source = self._sources[job.payload["kind"]]
+        while True:
+            notes, indexes = await self._changes(job, container_id)
+            changed = [note.source_id for note in notes if note.source_id is not None]
+            if len(changed) < len(notes):
+                for index in indexes:
+                    await self._whole(job, source, container_id, index)
+            else:
+                for start in range(0, len(changed), BATCH):
+                    part = changed[start : start + BATCH]
+                    await self._some(job, source, container_id, part, indexes)
+            if len(notes) < CHANGES:
+                break
+            async with job.step() as session:
+                await _delete_notes(session, notes)
+        async with job.finish() as session:
+            await _delete_notes(session, notes)
+            await self._collections.begun(session, job.keys.user_id)
+
+    async def _changes(
+        self, job: RunningJob, container_id: UUID
+    ) -> tuple[list[IndexChange], list[VectorIndex]]:
+        """What is noted of a container, oldest first, and where it has to be mended."""
+        owner_id = job.keys.user_id
+        query = (
+            select(IndexChange)
+            .where(IndexChange.container_id == container_id, IndexChange.user_id == owner_id)
+            .order_by(IndexChange.id)
+            .limit(CHANGES)
+        )
+        async with self._database.read() as session:
+            notes = list(await session.scalars(query))
+            return notes, await self._collections.written(session, owner_id)
+
+    async def reindex(self, job: RunningJob) -> None:
+        """Index everything of a user's in the current collection, then search there."""
+        current = self._collections.current
+        if job.payload["collection"] == current.name:
+            async with self._database.read() as session:
+                containers = [
+                    (source, container_id)
+                    for source in self._sources.values()
+                    for container_id in await source.containers(session, owner_id=job.keys.user_id)
+                ]
+            for number, (source, container_id) in enumerate(containers):
+                await job.progress(number, len(containers))
+                await self._whole(job, source, container_id, current, shows=False)
+            await job.progress(len(containers), len(containers))
+        async with job.finish() as session:
+            if job.payload["collection"] == current.name:
+                await self._collections.arrived(session, job.keys.user_id)
+
+    async def forget(self, job: RunningJob) -> None:
+        """Delete every point of somebody who is gone."""
+        owner_id = UUID(job.payload["owner_id"])
+        self._blinders.forget(owner_id)
+        for index in await self._collections.everywhere():
+            await index.delete_owner(owner_id)
+
+    async def reconcile(self, job: RunningJob) -> None:
+        """Compare both sides, without opening any text: mend what can be, note the rest."""
+        current = self._collections.current
+        async with self._database.read() as session:
+            users = set(await session.scalars(select(User.id)))
+        for index in await self._collections.everywhere():
+            for stranger in await index.owners() - users:
+                await index.delete_owner(stranger)
+        for number, user_id in enumerate(sorted(users)):
+            await job.progress(number, len(users))
+            await self._compare(user_id, current)
+        async with job.finish() as session:
+            await self._queue.enqueue(session, _tonight())
+
+    async def _some(
+        self,
+        job: RunningJob,
+        source: Source,
+        container_id: UUID,
+        source_ids: Sequence[UUID],
+        indexes: Sequence[VectorIndex],
+    ) -> None:
+        """Index some rows anew; those that are gone lose their points."""
+        async with self._database.read() as session:
+            documents = await source.documents(
+                session, job.keys, container_id, source_ids, neighbours=True
+            )
+        for index in indexes:
+            await index.delete_sources(job.keys.user_id, list(source_ids))
+            await self._store(job.keys, documents, index)
+
+    async def _whole(
+        self,
+        job: RunningJob,
+        source: Source,
+        container_id: UUID,
+        index: VectorIndex,
+        *,
+        shows: bool = True,
+    ) -> None:
+        """Bring one collection up to date with a container: only what differs is made anew."""
+        owner_id = job.keys.user_id
+        async with self._database.read() as session:
+            stored = await source.inventory(session, container_id, owner_id=owner_id)
+        if stored is None:
+            await index.delete_container(owner_id, container_id)
+            return
+        missing, surplus = await _differences(index, owner_id, container_id, source.kind, stored)
+        if surplus:
+            await index.delete_sources(owner_id, surplus)
+        for start in range(0, len(missing), BATCH):
+            if shows:
+                await job.progress(start, len(missing))
+            async with self._database.read() as session:
+                documents = await source.documents(
+                    session,
+                    job.keys,
+                    container_id,
+                    missing[start : start + BATCH],
+                    neighbours=False,
+                )
+            await self._store(job.keys, documents, index)
+
+    async def _store(
+        self, sealer: Sealer, documents: Sequence[Document], index: VectorIndex
+    ) -> None:
+        is_current = index is self._collections.current
+        maker = self._maker if is_current else self._terms_only
+        made = await maker.make(sealer, self._blinders.get(sealer), documents)
+        if made.points:
+            await index.upsert(made.points)
+        if made.failure is not None:
+            raise _put_off(made.failure)
+
+    async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
+        """Note what of one user's is missing or stale; delete what nobody has any more."""
+        kept: set[UUID] = set()
+        for source in self._sources.values():
+            async with self._database.read() as session:
+                containers = await source.containers(session, owner_id=user_id)
+            kept.update(containers)
+            for container_id in containers:
+                async with self._database.read() as session:
+                    stored = await source.inventory(session, container_id, owner_id=user_id)
+                if stored is None:
+                    continue
+                missing, surplus = await _differences(
+                    index, user_id, container_id, source.kind, stored
+                )
+                if surplus:
+                    await index.delete_sources(user_id, surplus)
+                if missing:
+                    await self._note(user_id, source.kind, container_id, missing)
+        strays: set[UUID] = set()
+        async for page in index.scan(user_id):
+            strays |= {payload.container_id for _, payload in page} - kept
+        for container_id in strays:
+            await index.delete_container(user_id, container_id)
+
+    async def _note(
+        self, user_id: UUID, kind: Kind, container_id: UUID, source_ids: Sequence[UUID]
+    ) -> None:
+        async with self._database.write() as session:
+            await note_changes(session, user_id, kind, container_id, source_ids)
+            await self._queue.enqueue(
+                session,
+                NewJob(
+                    kind=INDEX,
+                    user_id=user_id,
+                    lane=container_id,
+                    payload={"kind": kind, "container_id": str(container_id)},
+                    dedupe_key=f"{INDEX}/{container_id}",
+                ),
+            )
+
+
+async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> None:
+    ids = [note.id for note in notes]
+    for start in range(0, len(ids), PARAMETERS):
+        part = ids[start : start + PARAMETERS]
+        await session.execute(delete(IndexChange).where(IndexChange.id.in_(part)))
+
+
+async def _differences(
+    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Sequence[Stored]
+) -> tuple[list[UUID], list[UUID]]:
+    """(rows without points or with stale ones, rows that have points and are no more or stale)."""
+    found: defaultdict[UUID, set[int]] = defaultdict(set)
+    async for page in index.scan(owner_id, container_id=container_id):
+        for _, payload in page:
+            if payload.kind == kind:
+                found[payload.source_id].add(payload.version)
+    missing = [row.source_id for row in stored if found.get(row.source_id) != {row.version}]
+    kept = {row.source_id for row in stored}
+    gone = [source_id for source_id in found if source_id not in kept]
+    stale = [source_id for source_id in missing if source_id in found]
+    return missing, gone + stale
+
+
+def _put_off(failure: EmbedderError) -> Exception:
+    """What a job does about an embedder that failed: later, as late as the provider says."""
+    if failure.retry_after is not None:
+        return RetryLaterError(failure.detail, after=failure.retry_after)
+    return failure
+
+
+def _tonight() -> NewJob:
+    at = datetime.combine(now().date(), NIGHT, tzinfo=now().tzinfo)
+    if at <= now():
+        at += timedelta(days=1)
+    return NewJob(kind=RECONCILE, dedupe_key=RECONCILE, run_after=at)

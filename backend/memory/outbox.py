@@ -1,0 +1,120 @@
+"""Telling the index of changes, in the transaction that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from uuid import UUID
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import KeyMode
+from backend.database.base import new_id
+from backend.jobs.queue import JobQueue, NewJob
+from backend.memory.index.protocol import Kind
+from backend.memory.models import IndexChange
+from backend.vault.sealing import Sealer
+
+INDEX = "memory.index"
+REINDEX = "memory.reindex"
+RECONCILE = "memory.reconcile"
+FORGET = "memory.forget"
+
+
+class KeyHolder(Protocol):
+    """Whoever has a user's key at hand: a request's identity, a running turn."""
+
+    @property
+    def sealer(self) -> Sealer:
+        """Seals and opens the user's texts."""
+        ...
+
+    @property
+    def key_mode(self) -> KeyMode:
+        """How work behind the user's back comes by the key."""
+        ...
+
+
+class IndexOutbox:
+    """Notes what the index does not show yet, and sees to it that somebody mends that."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+
+    async def changed(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        *,
+        kind: Kind,
+        container_id: UUID,
+        source_ids: Sequence[UUID] | None = None,
+    ) -> UUID | None:
+        """Rows of a container were made, changed or deleted; None stands for all of it.
+
+        Returns the id of the job that follows it up; None when one waits already.
+        """
+        user_id = holder.sealer.user_id
+        sources = [None] if source_ids is None else list(dict.fromkeys(source_ids))
+        if not sources:
+            return None
+        await note_changes(session, user_id, kind, container_id, sources)
+        return await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=INDEX,
+                user_id=user_id,
+                lane=container_id,
+                payload={"kind": kind, "container_id": str(container_id)},
+                dedupe_key=f"{INDEX}/{container_id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def reindex(
+        self, session: AsyncSession, user_id: UUID, collection: str, *, holder: KeyHolder | None
+    ) -> UUID | None:
+        """Have all texts of a user's indexed in a collection.
+
+        Without a holder it is done once the user is seen.
+        """
+        return await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=REINDEX,
+                user_id=user_id,
+                lane=user_id,
+                payload={"collection": collection},
+                dedupe_key=f"{REINDEX}/{user_id}/{collection}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode) if holder else None,
+        )
+
+    async def forget_owner(self, session: AsyncSession, user_id: UUID) -> None:
+        """Have every point of a user's deleted: the account goes in this transaction."""
+        job = NewJob(
+            kind=FORGET, payload={"owner_id": str(user_id)}, dedupe_key=f"{FORGET}/{user_id}"
+        )
+        await self._queue.enqueue(session, job)
+
+
+async def note_changes(
+    session: AsyncSession,
+    user_id: UUID,
+    kind: Kind,
+    container_id: UUID,
+    sources: Sequence[UUID | None],
+) -> None:
+    """Write down what changed, for the job that follows it up."""
+    rows = [
+        {
+            "id": new_id(),
+            "user_id": user_id,
+            "kind": kind,
+            "container_id": container_id,
+            "source_id": source_id,
+        }
+        for source_id in sources
+    ]
+    await session.execute(insert(IndexChange), rows)

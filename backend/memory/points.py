@@ -1,0 +1,154 @@
+"""From documents to points: embedded, counted, blinded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+import numpy as np
+
+from backend.memory.documents import Document
+from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.index.protocol import DenseName, Payload, Point, Sparse, SparseName, point_id
+from backend.memory.terms import TermCounter
+from backend.vault.blinding import Blinder
+from backend.vault.sealing import Sealer
+
+BLINDERS_KEPT = 500
+BLINDER_SECONDS = 900.0
+
+
+class DocumentEmbedder(Protocol):
+    """Turns a user's texts into vectors; each text once, for it keeps them."""
+
+    async def documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
+        """Vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
+        ...
+
+
+class Blinders:
+    """The blinders of users who were here lately: they hold keys, and terms in the clear."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[UUID, tuple[float, Sealer, Blinder]] = OrderedDict()
+
+    def get(self, sealer: Sealer) -> Blinder:
+        """A user's blinder, made where it is not at hand."""
+        at = self._clock()
+        while self._kept:
+            oldest = next(iter(self._kept))
+            used_at = self._kept[oldest][0]
+            if len(self._kept) <= BLINDERS_KEPT and at - used_at < BLINDER_SECONDS:
+                break
+            del self._kept[oldest]
+        found = self._kept.pop(sealer.user_id, None)
+        blinder = found[2] if found else Blinder(sealer)
+        self._kept[sealer.user_id] = at, sealer, blinder
+        return blinder
+
+    def forget(self, user_id: UUID) -> None:
+        """Drop a user's."""
+        self._kept.pop(user_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Points, and why they lack their dense vectors, where they do."""
+
+    points: list[Point]
+    failure: EmbedderError | None = None
+
+
+class PointMaker:
+    """Makes the points of one user's documents. Without an embedder they have terms alone."""
+
+    def __init__(self, terms: TermCounter, embedder: DocumentEmbedder | None) -> None:
+        self._terms = terms
+        self._embedder = embedder
+
+    async def make(self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]) -> Made:
+        """Points of documents, in their order.
+
+        Where the embedder fails they come without dense vectors: found by their terms until then.
+        """
+        dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
+        failure: EmbedderError | None = None
+        if self._embedder is not None:
+            try:
+                dense = await self._dense(sealer, blinder, documents)
+            except EmbedderError as error:
+                failure = error
+        sparse = await asyncio.to_thread(self._sparse, blinder, documents)
+        points = [
+            Point(
+                id=point_id(document.kind, document.source_id, document.chunk),
+                # Without its vectors a point is stale from the start: the next look mends it.
+                payload=_payload(
+                    document, sealer.user_id, blinder, version=0 if failure else document.version
+                ),
+                dense=vectors,
+                sparse=terms,
+            )
+            for document, vectors, terms in zip(documents, dense, sparse, strict=True)
+        ]
+        return Made(points, failure)
+
+    async def _dense(
+        self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]
+    ) -> list[dict[DenseName, Floats]]:
+        wanted: list[tuple[int, DenseName, str]] = []
+        for place, document in enumerate(documents):
+            text = document.text if document.dense_text is None else document.dense_text
+            if text:
+                wanted.append((place, "dense", text))
+            if document.dense_window:
+                wanted.append((place, "dense_window", document.dense_window))
+        found: list[dict[DenseName, Floats]] = [{} for _ in documents]
+        if not wanted or self._embedder is None:
+            return found
+        vectors = await self._embedder.documents(sealer, [text for *_, text in wanted])
+        turned = await asyncio.to_thread(blinder.turn, np.ascontiguousarray(vectors))
+        for (place, name, _), vector in zip(wanted, turned, strict=True):
+            found[place][name] = vector
+        return found
+
+    def _sparse(
+        self, blinder: Blinder, documents: Sequence[Document]
+    ) -> list[dict[SparseName, Sparse]]:
+        found: list[dict[SparseName, Sparse]] = []
+        for document in documents:
+            vectors: dict[SparseName, Sparse] = {
+                "sparse": self._terms.sparse(document.text, blinder)
+            }
+            if document.sparse_window:
+                vectors["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
+            found.append(vectors)
+        return found
+
+
+def speaker_id(name: str, blinder: Blinder) -> int:
+    """The keyed id of who speaks; 0 for nobody."""
+    return blinder.term_id(f"speaker/{name.casefold()}") if name else 0
+
+
+def _payload(document: Document, owner_id: UUID, blinder: Blinder, *, version: int) -> Payload:
+    return Payload(
+        owner_id=owner_id,
+        kind=document.kind,
+        container_id=document.container_id,
+        source_id=document.source_id,
+        chunk=document.chunk,
+        version=version,
+        position=document.position,
+        scene_id=document.scene_id,
+        said_at=document.said_at,
+        speaker=speaker_id(document.speaker, blinder),
+        words=document.words,
+        is_question=document.is_question,
+    )
