@@ -21,6 +21,7 @@ from backend.chats.models import (
 )
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.database.engine import Database
+from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -31,8 +32,9 @@ MAX_POSITION = 2**31 - 1
 class MessageService:
     """What a user does with the messages of a chat's tree."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, index: IndexOutbox) -> None:
         self._database = database
+        self._index = index
         self._max_chars = settings.max_message_chars
 
     def check_text(self, text: str) -> str:
@@ -79,6 +81,7 @@ class MessageService:
             leaf = await tree.last_path_below(session, message.id) if follow else message.id
             await tree.choose_leaf(session, chat, leaf)
             await session.flush()
+            await self._changed(session, identity, chat, [message.id])
             return await _fresh_view(session, identity, message.id)
 
     async def edit(self, identity: Identity, message_id: UUID, text: str) -> MessageView:
@@ -106,6 +109,7 @@ class MessageService:
             edited.hidden = message.hidden
             parent = await session.get(Message, message.parent_id) if message.parent_id else None
             await tree.attach(session, chat, edited, parent=parent)
+            await self._changed(session, identity, chat, [edited.id])
             return await _fresh_view(session, identity, edited.id)
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
@@ -121,8 +125,17 @@ class MessageService:
             message, chat = await _locked(session, identity, message_id)
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is there.")
+            above = [message.parent_id] if message.parent_id else []
             gone = await tree.remove(session, chat, message)
+            await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
+
+    async def _changed(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
+    ) -> None:
+        await self._index.changed(
+            session, identity, kind="message", container_id=chat.id, source_ids=message_ids
+        )
 
 
 async def view_messages(

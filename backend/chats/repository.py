@@ -154,6 +154,22 @@ class StoredLines:
     sealed_authors: Sequence[bytes] = ()
 
 
+async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
+    """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
+    query = (
+        select(Message.position)
+        .where(
+            Message.chat_id == chat_id,
+            Message.is_active,
+            Message.path_tokens > from_sum,
+            Message.path_tokens - Message.tokens >= from_sum,
+        )
+        .order_by(Message.path_tokens)
+        .limit(1)
+    )
+    return await session.scalar(query)
+
+
 async def active_lines(
     session: AsyncSession, chat_id: UUID, *, from_sum: int, to_position: int, authors: bool
 ) -> StoredLines:

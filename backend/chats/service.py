@@ -33,6 +33,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
+from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import Column, Sealer
 from backend.wire import check_revision, merge_patch
@@ -49,8 +50,11 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
 class ChatService:
     """What a user does with chats as wholes."""
 
-    def __init__(self, database: Database, registry: ModelRegistry, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, registry: ModelRegistry, settings: Settings, index: IndexOutbox
+    ) -> None:
         self._database = database
+        self._index = index
         self._registry = registry
         self._settings = settings
 
@@ -99,6 +103,13 @@ class ChatService:
                 await tree.attach(session, chat, message, parent=None)
             if messages:
                 await tree.choose_leaf(session, chat, messages[0].id)
+                await self._index.changed(
+                    session,
+                    identity,
+                    kind="message",
+                    container_id=chat.id,
+                    source_ids=[message.id for message in messages],
+                )
         return view_chat(identity.sealer, chat, list(character_ids))
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
@@ -186,6 +197,7 @@ class ChatService:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
+            await self._index.changed(session, identity, kind="message", container_id=chat_id)
 
     async def fork(
         self, identity: Identity, chat_id: UUID, *, message_id: UUID, title: str | None
@@ -230,6 +242,7 @@ class ChatService:
             session.add_all(copies)
             fork.leaf_id = copies[-1].id
             await session.flush()
+            await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
 
 

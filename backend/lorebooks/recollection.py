@@ -10,9 +10,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.lorebooks.activation import plain_content
+from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.models import ENTRY, LOREBOOK_BOOK, LoreEntry as EntryRow, Lorebook
+from backend.lorebooks.models import ENTRY, LOREBOOK_BOOK, Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
 from backend.memory.documents import Document, lore_documents
 from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, Stored, version_of
@@ -58,7 +59,7 @@ class LoreSource:
         if not (await _fields(session, sealer, container_id)).semantic:
             return documents
         for entry_id, changed_at, entry in await _entries(session, sealer, source_ids):
-            content = plain_content(entry.content)
+            _, content = split_decorators(entry.content)
             if entry.enabled and content.strip():
                 documents += lore_documents(
                     entry_id,
@@ -92,7 +93,7 @@ class LoreSource:
                         source_id=entry_id,
                         container_id=books[entry_id],
                         title=entry.title or ", ".join(entry.keys[:3]),
-                        text=plain_content(entry.content),
+                        text=split_decorators(entry.content)[1],
                     )
         return found
 

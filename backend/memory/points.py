@@ -26,7 +26,7 @@ BLINDER_SECONDS = 900.0
 class DocumentEmbedder(Protocol):
     """Turns a user's texts into vectors; each text once, for it keeps them."""
 
-    async def documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
         """Vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
         ...
 
@@ -112,7 +112,7 @@ class PointMaker:
         found: list[dict[DenseName, Floats]] = [{} for _ in documents]
         if not wanted or self._embedder is None:
             return found
-        vectors = await self._embedder.documents(sealer, [text for *_, text in wanted])
+        vectors = await self._embedder.embed_documents(sealer, [text for *_, text in wanted])
         turned = await asyncio.to_thread(blinder.turn, np.ascontiguousarray(vectors))
         for (place, name, _), vector in zip(wanted, turned, strict=True):
             found[place][name] = vector

@@ -145,6 +145,7 @@ class TurnBeginner:
             kind=built.gathered.target.kind,
             reply_id=turn.reply_id,
             sealer=sealer,
+            key_mode=identity.key_mode,
             model=self._registry.get(built.spec.id),
             built=built,
             progress=progress,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -23,12 +23,20 @@ from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import StoredLines
 from backend.chats.service import read_settings
 from backend.chats.settings import ChatSettings
+from backend.context.budget import eviction_point
 from backend.context.macros import Variables
+from backend.turns.lore import GatheredLore, LoreReader
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, TargetFinder
 
 NARRATOR = "Narrator"
 """Who speaks in a chat without a character."""
+
+QUOTED = 20
+"""Last lines that macros may quote."""
+
+EXCHANGE = 2
+"""Last lines that the search for memories goes by, beside the user's."""
 
 RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
 
@@ -61,13 +69,30 @@ class Gathered:
     settings: ChatSettings
     speaker: Speaker
     others: Sequence[str]
-    member_count: int
+    member_ids: Sequence[UUID]
     user_name: str
     persona: str
     persona_id: UUID | None
     target: Target
     variables: Variables
     recent: Sequence[RecentLine]
+    lore: GatheredLore
+
+    @property
+    def member_count(self) -> int:
+        """How many characters take part."""
+        return len(self.member_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where the kept history begins: lines behind so many tokens from the root, if there are any.
+
+    `first_position` is the first line's; None where the whole path is kept.
+    """
+
+    from_sum: int = 0
+    first_position: int | None = None
 
 
 class Gatherer:
@@ -82,8 +107,10 @@ class Gatherer:
         identity: Identity,
         *,
         user_name: str,
+        lore: LoreReader,
         is_preview: bool = False,
     ) -> None:
+        self._lore = lore
         self._session = session
         self._identity = identity
         self._user_name = user_name
@@ -113,42 +140,52 @@ class Gatherer:
             if persona_id
             else None
         )
+        lore = await self._lore.read(
+            self._session,
+            self._identity,
+            chat,
+            character_ids=member_ids,
+            persona_id=persona_id,
+            leaf=target.leaf,
+            overrides=(settings.lore, self._identity.settings.lore),
+        )
+        quoted = QUOTED if self._may_quote(settings, speaker.card, persona) else EXCHANGE
         return Gathered(
             chat=chat,
             settings=settings,
             speaker=speaker,
             others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
+            member_ids=member_ids,
             user_name=persona.name if persona else self._user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
             variables=self._variables(chat, sealed_globals),
-            recent=await self._recent(target)
-            if self._may_quote(settings, speaker.card, persona)
-            else [],
+            recent=await self._recent(target, max(quoted, lore.depth)),
+            lore=lore,
         )
 
-    async def history(
-        self,
-        gathered: Gathered,
-        *,
-        budget: int,
-        authors: bool,
-        eviction_point: Callable[[int, int], int],
-    ) -> tuple[StoredLines, int]:
-        """The lines that fit `budget` stored tokens, and what the whole path takes."""
+    async def reach(self, gathered: Gathered, *, budget: int) -> Reach:
+        """Where history begins that fits `budget` stored tokens."""
+        leaf = gathered.target.leaf
+        from_sum = eviction_point(leaf.path_tokens, budget) if leaf else 0
+        if leaf is None or from_sum == 0:
+            return Reach()
+        first = await chats.first_behind(self._session, gathered.chat.id, from_sum=from_sum)
+        return Reach(from_sum, leaf.position + 1 if first is None else first)
+
+    async def history(self, gathered: Gathered, reach: Reach, *, authors: bool) -> StoredLines:
+        """The lines from where the kept history begins to the leaf."""
         leaf = gathered.target.leaf
         if leaf is None:
-            return StoredLines(), 0
-        lines = await chats.active_lines(
+            return StoredLines()
+        return await chats.active_lines(
             self._session,
             gathered.chat.id,
-            from_sum=eviction_point(leaf.path_tokens, budget),
+            from_sum=reach.from_sum,
             to_position=leaf.position,
             authors=authors,
         )
-        return lines, leaf.path_tokens
 
     async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
         """A chat, its leaf, and the user's global variables, still sealed: one query."""
@@ -213,11 +250,11 @@ class Gatherer:
             ),
         )
 
-    async def _recent(self, target: Target) -> Sequence[RecentLine]:
+    async def _recent(self, target: Target, limit: int) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
         rows = await chats.active_page(
-            self._session, target.leaf.chat_id, before=target.leaf.position + 1, limit=20
+            self._session, target.leaf.chat_id, before=target.leaf.position + 1, limit=limit
         )
         sealer = self._identity.sealer
         return [

@@ -11,8 +11,11 @@ from backend.context.lines import line_text
 from backend.context.macros import MacroContext
 from backend.context.sections import CardFields, Note, SectionInputs
 from backend.generation.model import ModelSpec, Role
+from backend.lorebooks.activation.outcome import ScannedLine
+from backend.lorebooks.entries import Trigger
 from backend.prompts import PromptLibrary
 from backend.turns.gather import Gathered, author_of, text_of
+from backend.turns.lore import LoreScene
 from backend.turns.macro_fields import macros_of, seed_of
 from backend.turns.schemas import TurnRequest
 
@@ -100,6 +103,56 @@ class InputMaker:
         else:
             author, text = gathered.user_name, request.text or ""
         return line_text(author, text, names=self._unit.names), "user_line", "User's line", "turn"
+
+
+def spoken_line(identity: Identity, gathered: Gathered, request: TurnRequest) -> str | None:
+    """What the user says in this turn, stored or not; None where nobody says anything new."""
+    target = gathered.target
+    if target.line_kind != "user_line":
+        return None
+    return text_of(identity, target.line) if target.line is not None else request.text
+
+
+def scene_of(
+    gathered: Gathered, request: TurnRequest, line: str | None, *, is_quiet: bool
+) -> LoreScene:
+    """What lorebooks are scanned against: the user's `line`, the last messages, the cast."""
+    target, card = gathered.target, gathered.speaker.card
+    lines = [
+        ScannedLine(line.author, line.text, f"message {line.position + 1}")
+        for line in reversed(gathered.recent)
+    ]
+    if line:
+        lines.insert(0, ScannedLine(gathered.user_name, line, "the line"))
+    messages = (target.leaf.position + 1 if target.leaf else 0) + bool(line)
+    depth = card.depth_prompt
+    return LoreScene(
+        lines=lines,
+        message_count=messages,
+        reply_count=(messages + 1) // 2,
+        seed=seed_of(gathered.chat.id, target.leaf.id if target.leaf else None),
+        speaker=gathered.speaker.name,
+        tags=card.tags,
+        fields={
+            "persona_description": gathered.persona,
+            "character_description": card.description,
+            "character_personality": card.personality,
+            "character_depth_prompt": depth.prompt if depth else "",
+            "scenario": card.scenario,
+            "creator_notes": card.creator_notes,
+        },
+        trigger=_trigger(request, is_quiet=is_quiet),
+    )
+
+
+def _trigger(request: TurnRequest, *, is_quiet: bool) -> Trigger:
+    if is_quiet:
+        return "quiet"
+    if request.continue_:
+        return "continue"
+    if request.impersonate:
+        return "impersonate"
+    return "swipe" if request.regenerate_of else "normal"
 
 
 def macros_for(

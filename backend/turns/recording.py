@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from backend.context.assembly import LeftOut
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
@@ -13,6 +16,9 @@ from backend.context.record import (
     totals_of,
 )
 from backend.turns.builder import Built
+
+MOST_LEFT_OUT = 200
+"""Things left out that a record lists one by one."""
 
 
 def record_of(built: Built) -> ContextRecord:
@@ -27,11 +33,12 @@ def record_of(built: Built) -> ContextRecord:
         items=[recorded_item(item) for item in assembled.items],
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
-        left_out=[recorded_left_out(each) for each in assembled.left_out],
+        left_out=_recorded_left_out(assembled.left_out),
         memory_first=gathered.settings.memory_placement == "before_history",
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
     )
+    record.notes += built.notes
     if built.estimated:
         record.notes.append("the chat's stored counts are being made anew for this model")
     older = _older(built)
@@ -39,6 +46,21 @@ def record_of(built: Built) -> ContextRecord:
         record.left_out.insert(0, older)
     _to_real(record, built)
     return record
+
+
+def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
+    """What was left out, the first of it one by one: a record has to stay small."""
+    recorded = [recorded_left_out(each) for each in left_out[:MOST_LEFT_OUT]]
+    if more := left_out[MOST_LEFT_OUT:]:
+        recorded.append(
+            RecordedLeftOut(
+                kind="more",
+                title=f"{len(more):,} more",
+                tokens=sum(each.tokens for each in more),
+                reason="not listed",
+            )
+        )
+    return recorded
 
 
 def _recorded_history(built: Built) -> RecordedHistory | None:

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from prometheus_client import Counter
 
+from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.errors import AppError, InternalError, UnavailableError
 from backend.generation.model import (
@@ -57,6 +58,7 @@ class Run:
     kind: TurnKind
     reply_id: UUID | None
     sealer: Sealer = field(repr=False)
+    key_mode: KeyMode
     model: ChatModel = field(repr=False)
     built: Built = field(repr=False)
     progress: Progress

@@ -28,6 +28,7 @@ from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
+from backend.memory.outbox import IndexOutbox
 from backend.turns import repository
 from backend.turns.beginning import TurnBeginner
 from backend.turns.builder import Built, Check, PromptBuilder
@@ -76,6 +77,7 @@ class TurnService:
         registry: ModelRegistry,
         chat_service: ChatService,
         message_service: MessageService,
+        index: IndexOutbox,
         *,
         name_of: Callable[[Identity], str],
         max_per_user: int,
@@ -86,7 +88,7 @@ class TurnService:
         self._chats = chat_service
         self._messages = message_service
         self._name_of = name_of
-        self._store = TurnStore(database)
+        self._store = TurnStore(database, index)
         self._beginner = TurnBeginner(database, registry)
         self._gate = Gate(max_per_user)
         self._recounts: set[asyncio.Task[None]] = set()

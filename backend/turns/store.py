@@ -23,11 +23,14 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
+from backend.chats.scenes import opens_scene
 from backend.context.macros import Variables
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
+from backend.memory.outbox import IndexOutbox
 from backend.turns import ratios, repository
+from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.progress import completed_event, cut_off
 from backend.turns.record_store import seal_record, store_record
@@ -70,8 +73,9 @@ _STORE_REPLY = (
 class TurnStore:
     """Writes running and finished turns."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, index: IndexOutbox) -> None:
         self._database = database
+        self._index = index
 
     async def store_progress(self, runs: Iterable[Run]) -> set[UUID]:
         """Store what running turns have said and renew their leases, in one transaction.
@@ -211,7 +215,24 @@ class TurnStore:
         message.token_counts = msgspec.json.encode(counts).decode()
         await session.flush()
         await tree.recount(session, message, counts[str(unit)])
+        if not run.prefix and opens_scene(run.text):
+            message.scene_id, message.scene_place = message.id, 0
+        await store_state(
+            session,
+            run.sealer,
+            message,
+            before=run.built.gathered.lore.timed,
+            after=run.built.timed,
+        )
         chat.updated_at = now()
+        lines = [turn.user_message_id, message.id]
+        await self._index.changed(
+            session,
+            run,
+            kind="message",
+            container_id=chat.id,
+            source_ids=[each for each in lines if each is not None],
+        )
         return True
 
 

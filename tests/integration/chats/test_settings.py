@@ -17,7 +17,13 @@ from tests.support.server import Account, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
-UNSET: dict[str, Any] = {"sampling": {}, "budgets": {}, "authors_note": {}}
+UNSET: dict[str, Any] = {
+    "sampling": {},
+    "budgets": {},
+    "authors_note": {},
+    "lore": {},
+    "memory": {},
+}
 
 
 async def read(ada: Account, chat: str) -> dict[str, Any]:
@@ -52,6 +58,8 @@ async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
         "authors_note": {"text": "It rains.", "depth": 0, "role": "user"},
         "memory_placement": "before_history",
         "names": False,
+        "lore": {},
+        "memory": {},
     }
     assert await patch(ada, chat) == await read(ada, chat)
     await patch(ada, chat, sampling=None, budgets=None, authors_note={"depth": None, "role": None})

@@ -22,7 +22,10 @@ from backend.chats.service import ChatService
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.jobs.queue import JobQueue
+from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
+from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
@@ -132,8 +135,9 @@ class Grove:
         self.identity = identity
         values: dict[str, Any] = {"_env_file": None}
         settings = Settings(**values)
-        self.chats = ChatService(database, ModelRegistry(DemoConfig()), settings)
-        self.messages = MessageService(database, settings)
+        index = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
+        self.chats = ChatService(database, ModelRegistry(DemoConfig()), settings, index)
+        self.messages = MessageService(database, settings, index)
         self.expected = Expected(CountUnit("o200k_base", names=False))
         self.chat_id = UUID(int=0)
 

@@ -231,7 +231,9 @@ class TestLease:
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
                 message.status, before = "streaming", message.sealed_content
-            assert await TurnStore(one.parts.database).store_progress([run]) == {run.turn_id}
+            assert await TurnStore(one.parts.database, one.parts.index).store_progress([run]) == {
+                run.turn_id
+            }
             await until(lambda: stopped(one))
             async with other.parts.database.read() as session:
                 after = (await session.get_one(Message, run.reply_id)).sealed_content
@@ -244,7 +246,9 @@ class TestLease:
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
             await lapse(other.parts.database, turn_id)
-            stores = [TurnStore(server.parts.database) for server in (one, other)]
+            stores = [
+                TurnStore(server.parts.database, server.parts.index) for server in (one, other)
+            ]
             done = await asyncio.gather(*(store.recover(all_running=False) for store in stores))
             assert sorted(done) == [0, 1]
             assert [event async for event in events][-1].name == "turn.failed"

@@ -1,0 +1,112 @@
+"""Memory, put together: the index, what fills it, and what searches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.database.engine import Database
+from backend.jobs.queue import JobQueue
+from backend.memory.collections import Collections, Opener, collection_name
+from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.registry import build_cached_embedder
+from backend.memory.index.edge import open_edge
+from backend.memory.index.protocol import VectorIndex
+from backend.memory.indexing import Indexer
+from backend.memory.outbox import IndexOutbox
+from backend.memory.points import Blinders, PointMaker
+from backend.memory.search import MemorySearch
+from backend.memory.sources import Source
+from backend.memory.terms import TermCounter
+from backend.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHouse:
+    """The parts of memory in one process."""
+
+    database: Database
+    outbox: IndexOutbox
+    collections: Collections
+    indexer: Indexer
+    search: MemorySearch
+    blinders: Blinders
+    embedder: CachedEmbedder | None
+
+    async def prepare(self) -> None:
+        """See to it that whoever is not in the index gets there, and that both sides are compared.
+
+        What needs somebody's key waits until they are seen.
+        """
+        for user_id in await self.collections.prepare():
+            async with self.database.write() as session:
+                await self.outbox.reindex(
+                    session, user_id, self.collections.current.name, holder=None
+                )
+        await self.indexer.schedule()
+
+    async def aclose(self) -> None:
+        """Close the index, and let go of the embedder."""
+        await self.collections.aclose()
+        if self.embedder is not None:
+            await self.embedder.aclose()
+
+
+async def open_memory(
+    settings: Settings,
+    database: Database,
+    queue: JobQueue,
+    outbox: IndexOutbox,
+    sources: Sequence[Source],
+) -> MemoryHouse:
+    """Open the index that the settings name.
+
+    Raises:
+        IndexUnavailableError: Another process has the folder of Qdrant Edge open.
+        EmbedderError: The embedding model does not say how long its vectors are.
+    """
+    embedder = build_cached_embedder(settings, database)
+    spec = await embedder.ready() if embedder else None
+    opener, known = await _index(settings)
+    name = collection_name(spec)
+    current = await opener(name, spec.dimension if spec else None)
+    collections = Collections(database, current, opener, known=known | {name})
+    terms, blinders = TermCounter(), Blinders()
+    indexer = Indexer(
+        database,
+        queue,
+        collections,
+        sources,
+        maker=PointMaker(terms, embedder),
+        terms_only=PointMaker(terms, None),
+        blinders=blinders,
+    )
+    search = MemorySearch(
+        collections, sources, embedder=embedder, blinders=blinders, terms=terms
+    )
+    return MemoryHouse(
+        database=database,
+        outbox=outbox,
+        collections=collections,
+        indexer=indexer,
+        search=search,
+        blinders=blinders,
+        embedder=embedder,
+    )
+
+
+async def _index(settings: Settings) -> tuple[Opener, set[str]]:
+    """How collections are opened, and those that there are."""
+    folder = index_folder(settings)
+
+    async def edge(name: str, dimension: int | None) -> VectorIndex:
+        return await open_edge(folder, name, dimension)
+
+    # One folder a collection, named after it and the format of the folder.
+    return edge, {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
+
+
+def index_folder(settings: Settings) -> Path:
+    """Where Qdrant Edge keeps its collections."""
+    return settings.data_dir / "index"

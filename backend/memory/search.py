@@ -1,0 +1,243 @@
+"""Searching memory: by meaning and by words, in one batch, ranked, with texts from SQL.
+
+The index knows no text and may be behind; SQL is asked for what was found, and what does not count
+at this moment is dropped. A part that fails makes the search poorer, never the turn impossible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.errors import AppError
+from backend.logs import get_logger
+from backend.memory import mmr, querying, ranking
+from backend.memory.collections import Collections
+from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.index.protocol import Kind, Part, VectorIndex
+from backend.memory.points import Blinders, speaker_id
+from backend.memory.querying import Reading
+from backend.memory.ranking import Candidate, Thresholds
+from backend.memory.sources import Recalled, Source
+from backend.memory.terms import TermCounter
+from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
+
+SPARE = 3
+"""So many times the memories that are asked for are looked up: some are not active any more."""
+
+
+class QueryEmbedder(Protocol):
+    """Turns what is looked for into a vector, quickly or not at all."""
+
+    async def embed_query(self, sealer: Sealer, text: str) -> Floats:
+        """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is looked for, and where.
+
+    Attributes:
+        text: The user's line, or words to search for.
+        context: What was said just before, which counts for less.
+        names: Who takes part, and names of things: a query that names them means them.
+        parts: Where to look; none is everywhere.
+        weights: How much each kind counts against the others.
+        limit: How many memories are wanted.
+        min_relevance: From 0 (all that was found) to 1; None is the default.
+        now: For queries such as "last week".
+    """
+
+    text: str
+    context: str = ""
+    names: Sequence[str] = ()
+    parts: Sequence[Part] = ()
+    kinds: Sequence[Kind] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    limit: int = 40
+    min_relevance: float | None = None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the index brought back, best first, and what there is to say about it."""
+
+    ask: Ask | None = None
+    candidates: Sequence[Candidate] = ()
+    below: int = 0
+    vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A memory that was found and counts: its text, its rank from 1, and what each signal said."""
+
+    recalled: Recalled
+    rank: int
+    score: float
+    signals: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        """Why it is there, for people."""
+        return f"semantic {self.score:.2f}, rank {self.rank}"
+
+
+class MemorySearch:
+    """Finds memories of one user."""
+
+    def __init__(
+        self,
+        collections: Collections,
+        sources: Sequence[Source],
+        *,
+        embedder: QueryEmbedder | None,
+        blinders: Blinders,
+        terms: TermCounter,
+    ) -> None:
+        self._collections = collections
+        self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
+        self._embedder = embedder
+        self._blinders = blinders
+        self._terms = terms
+
+    @contextlib.asynccontextmanager
+    async def finding(self, sealer: Sealer, ask: Ask | None) -> AsyncGenerator[Awaitable[Findings]]:
+        """`find`, begun at once and awaited inside the block; given up where the block fails."""
+        task = asyncio.create_task(self.find(sealer, ask))
+        try:
+            yield task
+        finally:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def find(self, sealer: Sealer, ask: Ask | None) -> Findings:
+        """Ask the index. Never fails: what did not work stands in the notes."""
+        if ask is None:
+            return Findings()
+        notes: list[str] = []
+        try:
+            index = await self._collections.searched(sealer.user_id)
+            reading = querying.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
+            vector = await self._embed(sealer, reading.meaning, index, notes)
+            return await self._rank(sealer, ask, reading, index, vector, notes)
+        except AppError as error:
+            notes.append(f"nothing was looked up in memory: {error.title.lower()}")
+            log.warning("memory.not_searched", problem=error.slug)
+        return Findings(ask=ask, notes=notes)
+
+    async def recall(
+        self, session: AsyncSession, sealer: Sealer, findings: Findings
+    ) -> list[Memory]:
+        """The texts of what was found and counts at this moment, best first, none twice."""
+        ask = findings.ask
+        if ask is None or not findings.candidates:
+            return []
+        candidates = list(findings.candidates)[: ask.limit * SPARE]
+        found: dict[UUID, Recalled] = {}
+        for kind, source in self._sources.items():
+            wanted = [each.payload.source_id for each in candidates if each.payload.kind == kind]
+            if wanted:
+                found |= await source.recall(session, sealer, wanted)
+        active = [each for each in candidates if each.payload.source_id in found]
+        chosen = mmr.select(active, findings.vectors, count=ask.limit)
+        return [
+            Memory(
+                recalled=found[each.payload.source_id],
+                rank=rank,
+                score=each.score,
+                signals={str(name): value for name, value in each.signals.items()},
+            )
+            for rank, each in enumerate(chosen, start=1)
+        ]
+
+    async def _embed(
+        self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
+    ) -> Floats | None:
+        if self._embedder is None:
+            return None
+        if index is not self._collections.current:
+            notes.append("memory is moving to another embedding model: looked up by words alone")
+            return None
+        try:
+            return await self._embedder.embed_query(sealer, meaning)
+        except EmbedderError as error:
+            notes.append("looked up by words alone: the embedding model did not answer")
+            log.warning("memory.not_embedded", problem=error.slug)
+            return None
+
+    async def _rank(
+        self,
+        sealer: Sealer,
+        ask: Ask,
+        reading: Reading,
+        index: VectorIndex,
+        vector: Floats | None,
+        notes: list[str],
+    ) -> Findings:
+        blinder = self._blinders.get(sealer)
+        plan = querying.plan(
+            reading,
+            owner_id=sealer.user_id,
+            parts=ask.parts,
+            kinds=ask.kinds,
+            dense=None if vector is None else blinder.turn(vector),
+            terms=self._terms,
+            blinder=blinder,
+        )
+        hits = await index.search([query for _, query in plan])
+        found = ranking.gather([signal for signal, _ in plan], hits)
+        everything = ranking.rank(
+            found,
+            speakers={speaker_id(name, blinder) for name in reading.names},
+            spans=reading.spans,
+            wants_recent=reading.wants_recent,
+        )
+        weighed = _weighed(everything, ask.weights)
+        kept = ranking.relevant(weighed, _thresholds(ask.min_relevance))
+        near = [each.id for each in kept[: ask.limit * SPARE]]
+        vectors = await index.dense_vectors(near) if vector is not None and near else {}
+        return Findings(
+            ask=ask,
+            candidates=kept,
+            below=len(weighed) - len(kept),
+            vectors=vectors,
+            notes=notes,
+        )
+
+
+def _weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
+    """In the order of their scores times the weight of their kind; a weight of 0 leaves out."""
+    if all(weight == 1 for weight in weights.values()):
+        return list(candidates)
+    weighed = [
+        replace(each, score=each.score * weights.get(each.payload.kind, 1.0))
+        for each in candidates
+        if weights.get(each.payload.kind, 1.0) > 0
+    ]
+    return sorted(weighed, key=lambda each: -each.score)
+
+
+def _thresholds(min_relevance: float | None) -> Thresholds:
+    """What must be reached: 0 is nothing, 1 what no text but the query's own reaches."""
+    if min_relevance is None:
+        return Thresholds()
+    return Thresholds(dense=min_relevance, sparse=min_relevance * MOST_TERMS)
+
+
+MOST_TERMS = 30.0
+"""BM25 of a text that says everything which is asked for, and little else."""

@@ -1,0 +1,142 @@
+"""What a turn asks memory for, and how what is found stands in the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from backend.accounts.identity import Identity
+from backend.accounts.settings import MemorySettings, SourceWeights, first_set
+from backend.context.assembly import Item, LeftOut
+from backend.database.base import now
+from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.lorebooks.activation.outcome import SemanticHit
+from backend.memory.index.protocol import Kind, Part
+from backend.memory.search import Ask, Memory
+from backend.turns.gather import Gathered, Reach
+from backend.turns.lore import PlacedLore
+
+MAX_ITEMS = 40
+"""Memories in a prompt, where no setting says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What a search brought back for a turn: lore by its entries, the rest as items by rank."""
+
+    lore: Mapping[UUID, SemanticHit]
+    items: Sequence[tuple[int, Item]] = ()
+    left_out: Sequence[LeftOut] = ()
+
+
+def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Reach) -> Ask | None:
+    """What to look for, and where; None where there is nothing to look in or for.
+
+    A chat's own messages are looked through only where they lie before the kept history.
+    """
+    chain: Sequence[MemorySettings] = (gathered.settings.memory, identity.settings.memory)
+    limit = first_set(chain, "max_items", MAX_ITEMS)
+    if not first_set(chain, "enabled", default=True) or limit == 0:
+        return None
+    weights: SourceWeights = first_set(chain, "weights", SourceWeights())
+    parts: list[Part] = []
+    kinds: list[Kind] = []
+    books = [book.book_id for book in gathered.lore.books if book.fields.semantic and book.entries]
+    if books and weights.lore:
+        parts.append(Part(containers=books))
+        kinds.append("lore")
+    if reach.first_position and weights.message:
+        parts.append(Part(containers=[gathered.chat.id], before_position=reach.first_position))
+        kinds.append("message")
+    recent = [each.text for each in gathered.recent[-2:]]
+    text = line or (recent.pop() if recent else "")
+    if not parts or not text.strip():
+        return None
+    return Ask(
+        text=text,
+        context="\n".join(recent),
+        names=[gathered.speaker.name, *gathered.others, gathered.user_name],
+        parts=parts,
+        kinds=kinds,
+        weights={"lore": weights.lore, "message": weights.message, "event": weights.event},
+        limit=limit,
+        min_relevance=first_set(chain, "min_relevance", None),
+        now=now(),
+    )
+
+
+def remembered(
+    memories: Sequence[Memory], reach: Reach, *, count: Callable[[str], int]
+) -> Remembered:
+    """What was found, as a prompt takes it; `count` counts tokens of a text."""
+    lore: dict[UUID, SemanticHit] = {}
+    items: list[tuple[int, Item]] = []
+    left_out: list[LeftOut] = []
+    for memory in memories:
+        recalled = memory.recalled
+        if recalled.kind == "lore":
+            lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
+            continue
+        item = _item(memory)
+        if reach.first_position is not None and recalled.position >= reach.first_position:
+            left_out.append(
+                LeftOut(
+                    kind=item.kind,
+                    title=item.title,
+                    tokens=recalled.tokens,
+                    reason="already in history",
+                    source_id=item.source_id,
+                )
+            )
+            continue
+        items.append((memory.rank, sized(item, count)))
+    return Remembered(lore=lore, items=items, left_out=left_out)
+
+
+def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]) -> list[Item]:
+    """Everything that shares the memory's budget, best first.
+
+    Lore whose keys were said comes before what was found by meaning: somebody wrote the keys.
+    """
+    by_key: list[Item] = []
+    by_meaning: list[tuple[int, Item]] = list(found.items)
+    for item in placed.ranked:
+        rank = placed.semantic_ranks.get(item.source_id) if item.source_id else None
+        if rank is None:
+            by_key.append(sized(item, count))
+        else:
+            by_meaning.append((rank, sized(item, count)))
+    by_meaning.sort(key=lambda each: each[0])
+    return [*by_key, *(item for _, item in by_meaning)]
+
+
+def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
+    """The inputs of the memory's prompt file: memories by their time, lore by its order."""
+    ordered = sorted(items, key=lambda item: item.order)
+    return {
+        "memories": [item.text for item in ordered if item.kind != "lore"],
+        "lore": [item.text for item in ordered if item.kind == "lore"],
+    }
+
+
+def sized(item: Item, count: Callable[[str], int]) -> Item:
+    """An item with what it takes as a line of the memory's section."""
+    return replace(item, tokens=count(item.text) + MESSAGE_OVERHEAD)
+
+
+def _item(memory: Memory) -> Item:
+    recalled = memory.recalled
+    at = recalled.said_at
+    date = f"[{at.day} {at:%B %Y}] " if at else ""
+    said = f"{recalled.title}: {recalled.text}" if recalled.title else recalled.text
+    title = f"message {recalled.position + 1}" if recalled.kind == "message" else recalled.title
+    return Item(
+        kind="memory",
+        title=title,
+        text=f"{date}{said}",
+        place="memory",
+        reason=memory.reason,
+        source_id=recalled.source_id,
+        order=int(at.timestamp() * 1000) if at else recalled.position,
+    )
