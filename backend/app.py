@@ -21,6 +21,7 @@ from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
 from backend.accounts.door import Door, IdentityMiddleware, guard, provide_identity
 from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
 from backend.accounts.names import InstanceKeys, load_instance_keys
+from backend.accounts.open_keys import OpenKeys
 from backend.accounts.profile import AdministrationService, ProfileService
 from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService
@@ -32,6 +33,7 @@ from backend.characters.service import CharacterService
 from backend.characters.uploads import MAX_UPLOAD_BYTES
 from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chats.messages import MessageService
+from backend.chats.recollection import MessageSource
 from backend.chats.service import ChatService
 from backend.database.base import now
 from backend.database.engine import Database
@@ -44,7 +46,21 @@ from backend.generation.registry import (
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
+from backend.jobs.controller import CONTROLLERS as JOB_CONTROLLERS
+from backend.jobs.keys import JobKeys
+from backend.jobs.queue import JobQueue
+from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
 from backend.logs import get_logger
+from backend.lorebooks.card_books import CardBookService
+from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
+from backend.lorebooks.entry_service import LoreEntryService
+from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
+from backend.lorebooks.links import LorebookLinkService
+from backend.lorebooks.recollection import LoreSource
+from backend.lorebooks.service import LorebookService
+from backend.memory.house import MemoryHouse, open_memory
+from backend.memory.outbox import IndexOutbox
 from backend.openapi import openapi_config
 from backend.prompts import load_prompts
 from backend.settings import Settings
@@ -52,9 +68,12 @@ from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
 from backend.turns.counting import CountCache
+from backend.turns.lore import LoreReader
 from backend.turns.models_controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.turns.opening import OpeningService
 from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
+from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
+from backend.turns.searching import SearchService
 from backend.turns.service import TurnService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -73,8 +92,12 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *PERSONA_CONTROLLERS,
     *OPENING_CONTROLLERS,
     *CHAT_CONTROLLERS,
+    *LOREBOOK_CONTROLLERS,
+    *LOREBOOK_LINK_CONTROLLERS,
     *TURN_CONTROLLERS,
     *MODEL_CONTROLLERS,
+    *SEARCH_CONTROLLERS,
+    *JOB_CONTROLLERS,
 )
 """Everything below `API`, behind the guard."""
 
@@ -89,6 +112,11 @@ class Parts:
     settings: Settings
     database: Database
     registry: ModelRegistry
+    queue: JobQueue
+    index: IndexOutbox
+    memory: MemoryHouse
+    searching: SearchService
+    lore: LoreReader
     instance: InstanceKeys
     accounts: AccountService
     sessions: SessionService
@@ -98,11 +126,16 @@ class Parts:
     administration: AdministrationService
     characters: CharacterService
     personas: PersonaService
+    lorebooks: LorebookService
+    lore_entries: LoreEntryService
+    lorebook_links: LorebookLinkService
     chats: ChatService
     messages: MessageService
     opening: OpeningService
     turns: TurnService
     contexts: ContextService
+    jobs: JobService
+    worker: Worker
 
 
 async def build_parts(
@@ -116,17 +149,32 @@ async def build_parts(
     """Make every part, on a database whose tables are up to date."""
     instance = await load_instance_keys(database, root)
     registry = registry or build_registry(settings)
-    sessions = SessionService(database, settings)
-    accounts = AccountService(database, root, instance, settings, kdf=kdf)
-    chats = ChatService(database, registry, settings)
-    messages = MessageService(database, settings)
-    builder = PromptBuilder(database, load_prompts(), settings, CountCache())
+    queue, open_keys = JobQueue(database, root), OpenKeys()
+    open_keys.on_arrival(queue.wake)
+    sessions = SessionService(database, settings, open_keys)
+    index = IndexOutbox(queue)
+    accounts = AccountService(
+        database,
+        root,
+        instance,
+        settings,
+        kdf=kdf,
+        open_keys=open_keys,
+        farewell=index.forget_owner,
+    )
+    chats = ChatService(database, registry, settings, index)
+    messages = MessageService(database, settings, index)
+    sources = (MessageSource(), LoreSource())
+    memory = await open_memory(settings, database, queue, index, sources)
+    lore = LoreReader()
+    builder = PromptBuilder(database, load_prompts(), settings, CountCache(), lore, memory.search)
     turns = TurnService(
         database,
         builder,
         registry,
         chats,
         messages,
+        index,
         name_of=accounts.name_of,
         max_per_user=settings.max_turns_per_user,
     )
@@ -134,20 +182,54 @@ async def build_parts(
         settings=settings,
         database=database,
         registry=registry,
+        queue=queue,
+        index=index,
+        memory=memory,
+        searching=SearchService(database, memory.search, sources),
+        lore=lore,
         instance=instance,
         accounts=accounts,
         sessions=sessions,
         watch=SessionWatch(sessions),
         door=Door(sessions, settings, instance),
-        profile=ProfileService(database, settings, registry),
+        profile=ProfileService(database, root, settings, registry),
         administration=AdministrationService(database),
-        characters=CharacterService(database),
+        characters=CharacterService(database, CardBookService(index)),
         personas=PersonaService(database),
+        lorebooks=LorebookService(database, index),
+        lore_entries=LoreEntryService(database, index),
+        lorebook_links=LorebookLinkService(database),
         chats=chats,
         messages=messages,
         opening=OpeningService(database, chats, name_of=accounts.name_of),
         turns=turns,
         contexts=ContextService(database, builder, turns),
+        jobs=JobService(queue),
+        worker=build_worker(
+            settings,
+            queue,
+            JobKeys(database, root, open_keys),
+            memory,
+            takes_queued=settings.embedded,
+        ),
+    )
+
+
+def build_worker(
+    settings: Settings, queue: JobQueue, keys: JobKeys, memory: MemoryHouse, *, takes_queued: bool
+) -> Worker:
+    """What works on jobs in this process.
+
+    On SQLite that is everything. On PostgreSQL `talekeeper work` does most of it, and a server what
+    waits for a key that only it has, its user being signed in.
+    """
+    return Worker(
+        queue,
+        memory.indexer.kinds,
+        keys,
+        concurrency=settings.job_workers,
+        takes_queued=takes_queued,
+        poll=3.0 if settings.embedded else 1.0,
     )
 
 
@@ -225,6 +307,8 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
     gc.freeze()
     warm_up = asyncio.create_task(asyncio.to_thread(_load_tokenizers, parts.registry))
     sweeper = asyncio.create_task(_sweep(parts))
+    await parts.memory.prepare()
+    parts.worker.start()
     try:
         yield
     finally:
@@ -232,6 +316,10 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        parts.jobs.close()
+        await parts.worker.aclose()
+        parts.lore.close()
+        await parts.memory.aclose()
         await parts.turns.close()
         await parts.watch.close()
         await parts.registry.aclose()
@@ -246,6 +334,10 @@ async def _sweep(parts: Parts) -> None:
             await parts.turns.recover(all_running=False)
             await finish_deletions(parts.database)
             await forget_old(parts.database, at=now())
+            await parts.jobs.clean(at=now())
+            await parts.memory.prepare()
+            parts.memory.blinders.sweep()
+            parts.lore.sweep()
         except Exception as error:  # the next round tries again
             log.warning("server.sweep_failed", exc_info=error)
 

@@ -1,4 +1,4 @@
-"""`talekeeper`: serve, migrate, doctor, rotate-keys."""
+"""`talekeeper`: serve, work, migrate, doctor, reindex, rotate-keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import fcntl
 import getpass
 import os
 import platform
+import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -90,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
     serve.set_defaults(command=_serve)
 
+    work = commands.add_parser("work", help="work on jobs, beside servers on PostgreSQL")
+    work.set_defaults(command=_work)
+
     migrate = commands.add_parser("migrate", help="bring the tables up to date and stop")
     migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
     migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
@@ -97,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="say what is configured and what is missing")
     doctor.set_defaults(command=_doctor)
+
+    reindex = commands.add_parser("reindex", help="bring the index of memories up to date")
+    reindex.add_argument("--user", help="whose texts to index at once; asks for the password")
+    reindex.set_defaults(command=_reindex)
 
     rotate = commands.add_parser("rotate-keys", help="replace the root key, or users' data keys")
     rotate.add_argument("what", choices=("root", "data"))
@@ -106,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     rotate.set_defaults(command=_rotate)
 
-    for each in (serve, migrate, doctor, rotate):
+    for each in (serve, work, migrate, doctor, reindex, rotate):
         each.add_argument("--data-dir", type=Path, help="folder of the database and the root key")
     return parser
 
@@ -134,6 +142,36 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         )
         _greet(settings, address, [spec.id for spec in parts.registry.specs()])
         await Server(config, parts.turns).serve(sockets=[listener])
+    return 0
+
+
+async def _work(settings: Settings, _: argparse.Namespace) -> int:
+    from backend.app import build_parts, build_worker  # noqa: PLC0415  # other commands do not
+    from backend.jobs.keys import JobKeys  # noqa: PLC0415  # as above
+
+    if settings.embedded:
+        raise UsageError(
+            "With SQLite there is one process, and `talekeeper serve` works on the jobs by itself. "
+            "Workers of their own are for PostgreSQL (TALEKEEPER_DATABASE_URL)."
+        )
+    if not settings.job_workers:
+        raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
+    database, root = await _ready_database(settings), _root_keys(settings, create=False)
+    parts = await build_parts(settings, root, database)
+    # Nobody signs in here: keys come with the jobs, or from standing slots.
+    keys = JobKeys(database, root)
+    worker = build_worker(settings, parts.queue, keys, parts.memory, takes_queued=True)
+    stop = asyncio.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    worker.start()
+    log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
+    print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
+    await stop.wait()
+    await worker.aclose()
+    await parts.memory.aclose()
+    await parts.registry.aclose()
+    await database.dispose()
     return 0
 
 
@@ -172,6 +210,32 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
         if finding.advice:
             print(f"     {'':<{width}}  {finding.advice}")
     return 1 if any(finding.state == "fault" for finding in findings) else 0
+
+
+async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
+    from backend import reindex  # noqa: PLC0415  # other commands do not need it
+
+    password = _ask_password() if options.user else ""
+    with _lock(settings):
+        database, root = await _ready_database(settings), _root_keys(settings, create=False)
+        try:
+            if options.user:
+                message = await reindex.reindex_user(
+                    database,
+                    settings,
+                    root,
+                    name=options.user,
+                    password=password,
+                    report=_progress,
+                )
+            else:
+                message = await reindex.reindex_everybody(
+                    database, settings, root, report=_progress
+                )
+        finally:
+            await database.dispose()
+    print(message)
+    return 0
 
 
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
 from backend.app import build_registry
@@ -13,6 +12,9 @@ from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.errors import AppError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
+from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.registry import build_embedder
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import load_root_keys
@@ -155,14 +157,42 @@ async def _openai(settings: Settings) -> Finding:
     return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
 
 
-async def _embeddings(_: Settings) -> Finding:
-    if find_spec("fastembed") is None:
+async def _embeddings(settings: Settings) -> Finding:
+    embedder = build_embedder(settings)
+    if embedder is None:
+        return _no_embeddings(settings)
+    try:
+        if isinstance(embedder, LocalEmbedder):
+            # The one that can be tried for nothing.
+            await embedder.embed(["A line to embed."], "query")
+            where = f"computed here, from {settings.embedding_model_path}"
+        else:
+            where = "not tried: that would cost"
+        try:
+            spec = embedder.spec
+        except EmbedderError:
+            name = settings.embedding_model
+            return Finding("embeddings", "ok", f"openai, {name}; dimension not known yet ({where})")
         return Finding(
-            "embeddings",
-            "missing",
-            "none; nothing in this version uses them yet",
+            "embeddings", "ok", f"{spec.provider}, {spec.model}, {spec.dimension} numbers ({where})"
         )
-    return Finding("embeddings", "ok", "fastembed is installed; nothing uses it yet")
+    finally:
+        await embedder.aclose()
+
+
+def _no_embeddings(settings: Settings) -> Finding:
+    """Search does without; how to have them depends on what is there already."""
+    if settings.embedder == "none":
+        advice = "TALEKEEPER_EMBEDDER is none: set it to auto, gemini, openai or local."
+    elif settings.embedding_model_path is not None:
+        advice = f"fastembed is missing for TALEKEEPER_EMBEDDING_MODEL_PATH: {HOW_TO_INSTALL}"
+    else:
+        advice = (
+            "A key for Gemini is enough. Or TALEKEEPER_EMBEDDER=openai with a server and a model; "
+            "or, on this machine, a folder with an ONNX model in TALEKEEPER_EMBEDDING_MODEL_PATH"
+            + ("." if is_installed() else f", and: {HOW_TO_INSTALL}")
+        )
+    return Finding("embeddings", "missing", "none: search goes by keywords alone", advice)
 
 
 async def _door(settings: Settings) -> Finding:

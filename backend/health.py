@@ -14,6 +14,8 @@ from backend.accounts.door import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import NotFoundError
 from backend.generation.registry import ModelRegistry
+from backend.memory.house import MemoryHouse
+from backend.memory.index.protocol import IndexUnavailableError
 from backend.settings import Settings
 
 PATIENCE_SECONDS = 5.0
@@ -23,11 +25,12 @@ PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-re
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """One part that Talekeeper leans on."""
+    """One part that Talekeeper leans on. Without one that is not `needed` it gets by."""
 
     name: str
     ready: bool
     detail: str
+    needed: bool = True
 
 
 class Readiness(msgspec.Struct, kw_only=True):
@@ -74,9 +77,12 @@ class HealthController(Controller):
         },
     )
     async def ready(
-        self, database: NamedDependency[Database], registry: NamedDependency[ModelRegistry]
+        self,
+        database: NamedDependency[Database],
+        registry: NamedDependency[ModelRegistry],
+        memory: NamedDependency[MemoryHouse],
     ) -> Response[Readiness]:
-        """Each part that requests need, with a reason where it is not ready; 503 then."""
+        """Each part, with a reason where it is not ready; 503 when requests need that part."""
         parts = [
             await _database_part(database),
             Part(
@@ -84,8 +90,10 @@ class HealthController(Controller):
                 ready=True,
                 detail=", ".join(spec.id for spec in registry.specs()),
             ),
+            await _index_part(memory),
+            _embeddings_part(memory),
         ]
-        ready = all(part.ready for part in parts)
+        ready = all(part.ready for part in parts if part.needed)
         return Response(Readiness(ready=ready, parts=parts), status_code=200 if ready else 503)
 
     @get("/metrics", operation_id="metrics", summary="Metrics", include_in_schema=False)
@@ -107,6 +115,23 @@ async def _database_part(database: Database) -> Part:
     except (DatabaseUnavailableError, TimeoutError):
         return Part(name="database", ready=False, detail=DatabaseUnavailableError.title)
     return Part(name="database", ready=True, detail=database.url.get_backend_name())
+
+
+async def _index_part(memory: MemoryHouse) -> Part:
+    index = memory.collections.current
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await index.ping()
+    except (IndexUnavailableError, TimeoutError):
+        return Part(name="index", ready=False, detail=IndexUnavailableError.title, needed=False)
+    return Part(name="index", ready=True, detail=index.name, needed=False)
+
+
+def _embeddings_part(memory: MemoryHouse) -> Part:
+    if memory.embedder is None:
+        detail = "none: memory is searched by words alone"
+        return Part(name="embeddings", ready=True, detail=detail, needed=False)
+    return Part(name="embeddings", ready=True, detail=memory.embedder.spec.model, needed=False)
 
 
 def _is_near(request: Request[Any, Any, Any]) -> bool:

@@ -10,6 +10,9 @@ from backend.accounts.service import AccountService
 from backend.characters import models as character_models
 from backend.chats import models as chat_models
 from backend.database.engine import Database
+from backend.jobs import models as job_models
+from backend.lorebooks import models as lorebook_models
+from backend.memory import models as memory_models
 from backend.settings import Settings
 from backend.turns import models as turn_models
 from backend.vault.root import load_root_keys
@@ -17,7 +20,7 @@ from backend.vault.slots import DEFAULT_KDF
 
 Report = Callable[[int, int], None]
 
-TABLES = (character_models, chat_models, turn_models)
+TABLES = (character_models, chat_models, job_models, lorebook_models, memory_models, turn_models)
 """Every table has to be known for every sealed text to be found."""
 
 

@@ -129,6 +129,114 @@ class Settings(BaseSettings):
         50, ge=0, description="Pace of the demo model; 0 is as fast as it goes."
     )
 
+    # Embeddings
+    embedder: Literal["auto", "none", "gemini", "openai", "local"] = Field(
+        "auto",
+        description=(
+            "What turns texts into vectors. `auto`: Gemini where there is a key, else a model on "
+            "this machine where `TALEKEEPER_EMBEDDING_MODEL_PATH` is set and fastembed is "
+            "installed, else `none`: search by keywords alone."
+        ),
+    )
+    embedding_model: str = Field(
+        "",
+        description=(
+            "Its model. Empty: `gemini-embedding-001` for Gemini, what is in the folder for "
+            "`local`; `openai` needs one."
+        ),
+    )
+    embedding_dimension: int | None = Field(
+        None,
+        ge=8,
+        le=8192,
+        description=(
+            "Length of the vectors that the provider is asked for. Empty: 768 for Gemini, the "
+            "model's own elsewhere."
+        ),
+    )
+    embedding_model_path: Path | None = Field(
+        None,
+        description=(
+            "Folder with an ONNX model and its tokenizer, for `local`. Nothing is downloaded."
+        ),
+    )
+    embedding_base_url: str = Field(
+        "",
+        description=(
+            "Base URL of an OpenAI-compatible embeddings server, for `openai`. Empty: "
+            "`TALEKEEPER_OPENAI_BASE_URL`, with its key."
+        ),
+    )
+    embedding_api_key: SecretStr | None = Field(
+        None, description="Key for the embeddings server, where it wants one."
+    )
+    embedding_batch: int = Field(
+        100, ge=1, le=2048, description="Texts in one request; Gemini takes 100 at most."
+    )
+    embedding_timeout_seconds: float = Field(
+        5,
+        gt=0,
+        le=60,
+        description="Longest that a turn waits for its query's vector; then keywords do alone.",
+    )
+    embedding_threads: int = Field(
+        1, ge=1, le=256, description="Processor cores that `local` computes on."
+    )
+
+    # The index
+    qdrant_url: str = Field(
+        "",
+        description=(
+            "A Qdrant server, 1.19 or newer, such as `https://qdrant.example:6333`; `https` for "
+            "TLS. Empty: Qdrant Edge, in the data folder, for a single process."
+        ),
+    )
+    qdrant_api_key: SecretStr | None = Field(
+        None, description="Key for the Qdrant server, where it wants one."
+    )
+    qdrant_protocol: Literal["grpc", "http"] = Field(
+        "grpc", description="How to speak to the Qdrant server; HTTP where gRPC does not answer."
+    )
+    qdrant_grpc_port: int = Field(
+        6334, ge=1, le=65535, description="The Qdrant server's port for gRPC."
+    )
+    qdrant_timeout_seconds: int = Field(
+        10, ge=1, le=600, description="The Qdrant server has failed when it takes longer."
+    )
+    qdrant_collection_prefix: str = Field(
+        "talekeeper-",
+        pattern=r"^[A-Za-z0-9_-]{0,64}$",
+        description=(
+            "What collections' names on the Qdrant server begin with: for several installations "
+            "on one server."
+        ),
+    )
+    qdrant_shard_number: int = Field(
+        1, ge=1, le=1024, description="Shards of a collection that is made on the Qdrant server."
+    )
+    qdrant_replication_factor: int = Field(
+        1, ge=1, le=64, description="Copies of each shard, on a cluster of Qdrant servers."
+    )
+    qdrant_hnsw_m: int = Field(
+        16,
+        ge=0,
+        le=128,
+        description=(
+            "Edges of a point in the graph over one user's points, on the Qdrant server; 0 looks "
+            "at every vector."
+        ),
+    )
+    qdrant_quantization: Literal["off", "scalar", "binary"] = Field(
+        "off",
+        description=(
+            "Smaller copies of the vectors in the Qdrant server's memory: a quarter, or 1/32. "
+            "What they find is scored anew with the vectors themselves."
+        ),
+    )
+    qdrant_storage: Literal["memory", "disk"] = Field(
+        "memory", description="Where the Qdrant server keeps vectors and terms."
+    )
+
     # Budgets, in tokens: what users start with
     budget_total: int = Field(200_000, ge=1024, description="Prompt and reply together.")
     budget_history: int = Field(150_000, ge=0, description="Most that recent history may take.")
@@ -154,6 +262,11 @@ class Settings(BaseSettings):
         100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
     )
 
+    # Work in the background
+    job_workers: int = Field(
+        8, ge=0, le=256, description="Jobs that one process works on at once; 0 for none."
+    )
+
     # Logs
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged."
@@ -171,7 +284,19 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
-    @field_validator("gemini_api_key", "openai_api_key", "root_key", mode="after")
+    @field_validator("embedding_dimension", "embedding_model_path", mode="before")
+    @classmethod
+    def _blank_is_absent(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator(
+        "gemini_api_key",
+        "openai_api_key",
+        "embedding_api_key",
+        "qdrant_api_key",
+        "root_key",
+        mode="after",
+    )
     @classmethod
     def _empty_is_absent(cls, value: SecretStr | None) -> SecretStr | None:
         return value if value and value.get_secret_value().strip() else None
@@ -180,6 +305,7 @@ class Settings(BaseSettings):
     def _complete(self) -> Settings:
         if self.openai_models and not self.openai_base_url:
             raise ValueError("TALEKEEPER_OPENAI_MODELS is set, TALEKEEPER_OPENAI_BASE_URL is not")
+        self._check_embedder()
         if self.budget_reply_reserve >= self.budget_total:
             raise ValueError("TALEKEEPER_BUDGET_REPLY_RESERVE leaves nothing of the total budget")
         if self.database_url and not self.database_url.startswith(
@@ -189,6 +315,19 @@ class Settings(BaseSettings):
                 "TALEKEEPER_DATABASE_URL must begin with sqlite+aiosqlite: or postgresql+asyncpg:"
             )
         return self
+
+    def _check_embedder(self) -> None:
+        url = self.embedding_base_url or self.openai_base_url
+        needed: dict[str, dict[str, object]] = {
+            "gemini": {"GEMINI_API_KEY": self.gemini_api_key},
+            "openai": {"EMBEDDING_BASE_URL": url, "EMBEDDING_MODEL": self.embedding_model},
+            "local": {"EMBEDDING_MODEL_PATH": self.embedding_model_path},
+        }
+        for name, value in needed.get(self.embedder, {}).items():
+            if not value:
+                raise ValueError(
+                    f"TALEKEEPER_EMBEDDER is {self.embedder}, TALEKEEPER_{name} is not set"
+                )
 
     @property
     def resolved_database_url(self) -> str:

@@ -180,9 +180,10 @@ class MeController(Controller):
     ) -> UserView:
         """Set `key_mode`; null goes back to the default, `per_job`.
 
-        `per_job` will let work that a reply causes finish while you are away, `sealed` will let it
-        run only while you are signed in. No such work exists yet: until it does, the mode is kept,
-        guarded against tampering, and changes nothing else.
+        It says when work that a reply causes may run. `per_job`: each piece of work carries your
+        key for a day at most, so it finishes while you are away. `managed`: the server keeps your
+        key under its root key until you have been away for 30 days; only a session may set it.
+        `sealed`: work runs while you are here, and waits otherwise.
         """
         user = await profile.patch_account(identity, data)
         return UserView.of(user, accounts.name_of(identity))

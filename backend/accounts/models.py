@@ -26,7 +26,7 @@ class InstanceKey(Base):
     wrapped: Mapped[bytes]
 
 
-KeyMode = Literal["per_job", "sealed"]
+KeyMode = Literal["managed", "per_job", "sealed"]
 
 
 class User(Base):
@@ -66,9 +66,10 @@ class DataKey(Base):
 
 
 class KeySlot(Base):
-    """One wrapping of the user key: a password, a recovery code, a session or an API key.
+    """One wrapping of the user key: `kind` is a `SlotKind`.
 
-    `lookup` is the SHA-256 of a token's secret. `root_version` and `kdf` belong to passwords.
+    `lookup` is the SHA-256 of a token's secret. `kdf` belongs to passwords, `root_version` to them
+    and to standing slots.
     """
 
     __tablename__ = "key_slots"

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.errors import InvitationNotFoundError, LastAdministratorError
@@ -18,7 +19,9 @@ from backend.accounts.keyring import (
     check_settings_mac,
     settings_mac,
 )
-from backend.accounts.models import USER_SETTINGS, Invitation, User
+from backend.accounts.lent import end_job_keys, end_standing, give_standing
+from backend.accounts.models import USER_SETTINGS, Invitation, KeyMode, User
+from backend.accounts.rotation import refuse_older_root
 from backend.accounts.service import INVITATION_PREFIX
 from backend.accounts.settings import UserSettings, check_budgets
 from backend.database.base import now
@@ -27,6 +30,7 @@ from backend.errors import ForbiddenError, ValidationError
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import check_taken
 from backend.settings import Settings
+from backend.vault.root import RootKeys
 from backend.vault.slots import lookup_hash, new_token
 from backend.wire import check_revision, merge_patch, reject_unknown
 
@@ -34,8 +38,11 @@ from backend.wire import check_revision, merge_patch, reject_unknown
 class ProfileService:
     """Settings and key mode of the account that asks."""
 
-    def __init__(self, database: Database, settings: Settings, registry: ModelRegistry) -> None:
+    def __init__(
+        self, database: Database, root: RootKeys, settings: Settings, registry: ModelRegistry
+    ) -> None:
         self._database = database
+        self._root = root
         self._settings = settings
         self._registry = registry
 
@@ -64,10 +71,12 @@ class ProfileService:
         """Change the key mode, with the MAC that keeps it from being changed by other hands.
 
         What is absent stays, null goes back to the default. Raises `ValidationError`,
-        `TamperedAccountError`.
+        `TamperedAccountError`, `ForbiddenError` for an API key that asks for `managed`.
         """
         reject_unknown(patch, frozenset({"key_mode"}))
         async with self._database.write() as session:
+            if patch.get("key_mode") == "managed":
+                await refuse_older_root(session, self._root)
             user = await repository.get_user(session, identity.user_id, lock=True)
             if "key_mode" in patch:
                 mode = DEFAULT_KEY_MODE if patch["key_mode"] is None else patch["key_mode"]
@@ -78,7 +87,25 @@ class ProfileService:
                 check_settings_mac(user, identity.user_key, kdf=kdf)
                 user.key_mode = mode
                 user.settings_mac = settings_mac(identity.user_key, key_mode=mode, kdf=kdf)
+                await self._lend(session, identity, mode)
         return user
+
+    async def _lend(self, session: AsyncSession, identity: Identity, mode: KeyMode) -> None:
+        """Let the server have what the mode allows it, and nothing else."""
+        if mode == "managed":
+            if identity.kind != "session":
+                raise ForbiddenError("An API key can't lend the account's key. Sign in to do it.")
+            await give_standing(
+                session,
+                identity.user_id,
+                user_key=identity.user_key,
+                root=self._root,
+                at=now(),
+            )
+        else:
+            await end_standing(session, identity.user_id)
+        if mode == "sealed":
+            await end_job_keys(session, identity.user_id)
 
     def _check_model(self, settings: UserSettings) -> None:
         spec = self._registry.spec(settings.model or self._registry.default_id)

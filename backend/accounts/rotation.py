@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts import repository
 from backend.accounts.errors import UserNotFoundError
 from backend.accounts.keyring import new_data_key, open_sealer
+from backend.accounts.lent import count_stale_job_keys, rewrap_job_keys, rewrap_standing
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.accounts.names import INSTANCE_CONTEXT
 from backend.accounts.rotation_columns import SealedTable, sealed_tables
@@ -117,6 +118,9 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     while batch := await _rewrap_slots(database, root_keys):
         done += batch
         report(done, max(done, total))
+    while batch := await _rewrap_jobs(database, root_keys):
+        done += batch
+        report(done, max(done, total))
     return done
 
 
@@ -197,6 +201,7 @@ async def _count_stale(database: Database, current: int) -> int:
             )
             for table in (InstanceKey, KeySlot)
         ]
+        counts.append(await count_stale_job_keys(session, current))
     return sum(filter(None, counts))
 
 
@@ -225,7 +230,15 @@ async def _rewrap_slots(database: Database, root: RootKeys) -> int:
     return len(slots)
 
 
+async def _rewrap_jobs(database: Database, root: RootKeys) -> int:
+    async with database.write() as session:
+        return await rewrap_job_keys(session, root, limit=BATCH_SLOTS)
+
+
 def _rewrap(slot: KeySlot, root: RootKeys) -> None:
+    if slot.kind == "standing":
+        rewrap_standing(slot, root)
+        return
     if slot.kind != "password" or slot.root_version is None:
         raise NotImplementedError(f"Slots of kind {slot.kind!r} are not under the root key.")
     try:

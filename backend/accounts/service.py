@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,8 +22,10 @@ from backend.accounts.errors import (
 )
 from backend.accounts.identity import Identity
 from backend.accounts.keyring import DEFAULT_KEY_MODE, new_data_key, settings_mac
+from backend.accounts.lent import delete_jobs, end_job_keys, end_standing
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.names import InstanceKeys
+from backend.accounts.open_keys import OpenKeys
 from backend.accounts.passwords import check_password, normalise_name
 from backend.accounts.rotation import refuse_older_root
 from backend.accounts.throttle import FREE_ACCOUNT_ATTEMPTS, FREE_ATTEMPTS, Throttle
@@ -48,6 +51,10 @@ class Unlocked:
     recovery_code: str = ""
 
 
+Farewell = Callable[[AsyncSession, UUID], Awaitable[None]]
+"""What else has to be seen to when an account goes, in the transaction that ends its keys."""
+
+
 class AccountService:
     """Makes accounts and opens them. Sessions are made by `SessionService` from what this opens."""
 
@@ -59,8 +66,12 @@ class AccountService:
         settings: Settings,
         *,
         kdf: PasswordKdf,
+        open_keys: OpenKeys | None = None,
+        farewell: Farewell | None = None,
     ) -> None:
+        self._farewell = farewell
         self._database = database
+        self._open_keys = open_keys or OpenKeys()
         self._root = root
         self._instance = instance
         self._settings = settings
@@ -138,7 +149,8 @@ class AccountService:
     async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
         """Set a new password with the recovery code; a new code is made.
 
-        Every session and API key ends: the account may have been in other hands.
+        Every session and API key ends: the account may have been in other hands. So do the keys
+        that were lent to the server, and `managed` goes back to the default mode.
 
         Raises `WrongRecoveryCodeError`, `TooManyAttemptsError`, `WeakPasswordError`,
         `TamperedAccountError`, `BusyError`.
@@ -161,8 +173,16 @@ class AccountService:
                 raise WrongRecoveryCodeError  # used up by another request meanwhile
             await repository.delete_slots(session, user.id, "session")
             await repository.delete_slots(session, user.id, "api_key")
+            await end_standing(session, user.id)
+            await end_job_keys(session, user.id)
             session.add(recovery)
             await self._credentials.replace_password(session, user, user_key, stretched)
+            if user.key_mode == "managed":
+                user.key_mode = DEFAULT_KEY_MODE
+                user.settings_mac = settings_mac(
+                    user_key, key_mode=user.key_mode, kdf=stretched.kdf
+                )
+        self._open_keys.drop(user.id)
         await self._throttle.forgive(account=account_key, address=address_key)
         return Unlocked(user, self._stored_name(user), user_key, new_code)
 
@@ -183,7 +203,9 @@ class AccountService:
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
             await self._credentials.replace_password(session, user, user_key, stretched)
-            return await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
+            ended = await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
+        self._open_keys.drop(user_id)
+        return ended
 
     async def new_recovery_code(self, identity: Identity, password: str) -> str:
         """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
@@ -223,8 +245,12 @@ class AccountService:
             others = await repository.count_users(session) - 1
             if user.is_administrator and others and not user.is_disabled:
                 await _keep_one_administrator(session)
+            await delete_jobs(session, user_id)
+            if self._farewell is not None:
+                await self._farewell(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))
+        self._open_keys.drop(user_id)
         async with self._database.write() as session:
             await session.execute(delete(User).where(User.id == user_id))
 

@@ -8,7 +8,9 @@ from uuid import UUID
 from backend.accounts import repository
 from backend.accounts.identity import Identity, Scope, TokenKind
 from backend.accounts.keyring import check_settings_mac, open_sealer
+from backend.accounts.lent import prolong_standing
 from backend.accounts.models import SLOT_LABEL, KeySlot
+from backend.accounts.open_keys import OpenKeys
 from backend.accounts.rotation import ensure_data_key
 from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
@@ -33,8 +35,11 @@ TOUCH_EVERY = timedelta(minutes=1)
 class SessionService:
     """Makes, checks, lists and ends sessions and API keys."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, open_keys: OpenKeys | None = None
+    ) -> None:
         self._database = database
+        self._open_keys = open_keys or OpenKeys()
         self._idle = timedelta(days=settings.session_idle_days)
         self._absolute = timedelta(days=settings.session_absolute_days)
 
@@ -102,10 +107,14 @@ class SessionService:
     async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
         """Whose token this is, with the account's keys; None when it opens nothing.
 
-        Raises `TamperedAccountError`.
+        For some minutes from here on, jobs of the account's can run on these keys. Raises
+        `TamperedAccountError`.
         """
         secret = token_secret(token, PREFIXES[kind])
-        return None if secret is None else await self._authenticate(secret, kind=kind)
+        identity = None if secret is None else await self._authenticate(secret, kind=kind)
+        if identity is not None:
+            self._open_keys.seen(identity)
+        return identity
 
     async def list_slots(self, identity: Identity, kind: TokenKind) -> list[KeySlot]:
         """The account's sessions or API keys that have not ended, newest first."""
@@ -115,6 +124,7 @@ class SessionService:
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
         """End a session or an API key. Raises the kind's not-found error."""
+        self._open_keys.drop(owner_id)
         async with self._database.write() as session:
             await repository.delete_slot(
                 session,
@@ -146,6 +156,8 @@ class SessionService:
         if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)
+                if user.key_mode == "managed":
+                    await prolong_standing(session, user.id, at=at)
         return Identity(
             user_id=user.id,
             slot_id=slot.id,

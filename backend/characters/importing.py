@@ -6,12 +6,13 @@ Everything that can be refused is refused here, before a transaction begins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, cast
 from uuid import UUID
 
 import msgspec
 
 from backend.characters.avatars import sealed_avatar
+from backend.characters.card_books import CardBooks, ReadyBook
 from backend.characters.cards.model import Asset, Card
 from backend.characters.cards.normalise import normalise
 from backend.characters.cards.reader import read_card
@@ -30,19 +31,25 @@ from backend.database.base import new_id
 from backend.errors import TooLargeError, ValidationError
 from backend.vault.sealing import Sealer
 
+BOOK: Final = "character_book"
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedRows:
-    """A character as it will be stored, and what to tell the person who imports."""
+    """A character as it will be stored, and what to tell the person who imports.
+
+    `card` is without its book, which is kept apart.
+    """
 
     card: Card
     character: Character
     avatar: Avatar | None
     assets: list[CharacterAsset]
+    book: ReadyBook | None
     warnings: list[str]
 
 
-def import_rows(sealer: Sealer, data: bytes) -> ImportedRows:
+def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> ImportedRows:
     """Read a card file for the owner of `sealer`.
 
     A card is worth having without its picture: one that can't be read costs a warning.
@@ -52,8 +59,10 @@ def import_rows(sealer: Sealer, data: bytes) -> ImportedRows:
         TooLargeError: A file of more than `MAX_FILE_BYTES`.
     """
     imported = read_card(data)
-    character = new_character(sealer, imported.card, source=imported.raw)
-    warnings = list(imported.warnings)
+    card = without_book(imported.card)
+    character = new_character(sealer, card, source=_bookless(imported.raw))
+    book = prepared_book(sealer, books, imported.card, character.id)
+    warnings = [*imported.warnings, *(book.warnings if book else ())]
     avatar = None
     if imported.avatar is not None:
         try:
@@ -61,7 +70,54 @@ def import_rows(sealer: Sealer, data: bytes) -> ImportedRows:
         except (ImageError, TooLargeError) as error:
             warnings.append(f"The card came without its picture: {error.detail}")
     assets = [_asset(sealer, character.id, asset) for asset in imported.assets]
-    return ImportedRows(imported.card, character, avatar, assets, warnings)
+    return ImportedRows(card, character, avatar, assets, book, warnings)
+
+
+def without_book(card: Card) -> Card:
+    """A card as it is stored."""
+    return msgspec.structs.replace(card, character_book=None)
+
+
+def prepared_book(
+    sealer: Sealer,
+    books: CardBooks,
+    card: Card,
+    character_id: UUID,
+    *,
+    replaced: UUID | None = None,
+) -> ReadyBook | None:
+    """A card's book, ready to be stored; None where it has none. Raises `CardLimitError`."""
+    if card.character_book is None:
+        return None
+    return books.prepare(
+        sealer,
+        card.character_book,
+        character_id=character_id,
+        name=card.nickname or card.name,
+        replaced=replaced,
+    )
+
+
+def _bookless(raw: dict[str, Any]) -> dict[str, Any]:
+    """A card's source without its book, which has a source of its own."""
+    kept = {name: value for name, value in raw.items() if name != BOOK}
+    nested = kept.get("data")
+    if isinstance(nested, dict):
+        fields = cast("dict[str, Any]", nested)
+        kept["data"] = {name: value for name, value in fields.items() if name != BOOK}
+    return kept
+
+
+def new_rows(sealer: Sealer, card: Card, books: CardBooks) -> ImportedRows:
+    """The rows of a character that is made here. CPU-bound.
+
+    Raises `CardError`, `ValidationError` (see `check_card`).
+    """
+    checked = check_card(card)
+    kept = without_book(checked)
+    character = new_character(sealer, kept)
+    book = prepared_book(sealer, books, checked, character.id)
+    return ImportedRows(kept, character, None, [], book, [])
 
 
 def new_character(sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None) -> Character:

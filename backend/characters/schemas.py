@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.characters.card_books import CardLorebook
 from backend.characters.cards.limits import NAME, TEXT
 from backend.characters.cards.model import Card
 
@@ -20,9 +21,13 @@ class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
 
 
 class CharacterView(Card, kw_only=True):
-    """A character: the fields of its card, and what Talekeeper knows besides."""
+    """A character: the fields of its card, and what Talekeeper knows besides.
+
+    `lorebook_id` is the lorebook that is kept for the card's `character_book`.
+    """
 
     id: UUID
+    lorebook_id: UUID | None
     has_avatar: bool
     revision: int
     created_at: datetime
@@ -46,12 +51,12 @@ class CharacterItem(msgspec.Struct, kw_only=True):
 class ImportedCharacter(msgspec.Struct, kw_only=True):
     """What came out of a file.
 
-    An embedded lorebook stays in the card (`character_book`), so `lorebook` is null. `warnings`
-    are sentences about what had to be bent or left out.
+    `lorebook` is what the card's embedded book became. `warnings` are sentences about what had to
+    be bent or left out.
     """
 
     character: CharacterView
-    lorebook: None = None
+    lorebook: CardLorebook | None
     warnings: list[str]
 
 

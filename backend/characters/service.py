@@ -13,10 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.characters import repository
 from backend.characters.avatars import PLACES, AvatarService
+from backend.characters.card_books import CardBooks, StoredBook
 from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Card
+from backend.characters.changing import ShownBook, patched, shown_ready, shown_stored
 from backend.characters.exporting import ExportedFile, export_charx, export_json, export_png
-from backend.characters.importing import check_card, import_rows, new_character
+from backend.characters.importing import import_rows, new_rows
 from backend.characters.models import AVATAR_IMAGE, Avatar, Character
 from backend.characters.records import (
     Summary,
@@ -36,8 +38,7 @@ from backend.characters.schemas import (
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
-from backend.vault.sealing import Sealer
-from backend.wire import Page, check_revision, merge_patch, reject_unknown
+from backend.wire import Page, check_revision, reject_unknown
 
 SEARCHED_AT_ONCE = 5000
 """Characters that one request looks through: their names are sealed, so no index finds them."""
@@ -49,8 +50,9 @@ ATTEMPTS = 20
 class CharacterService:
     """What a user does with characters."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, books: CardBooks) -> None:
         self._database = database
+        self._books = books
         self._threads = CapacityLimiter(PLACES)
         self.avatars = AvatarService(
             database,
@@ -84,11 +86,15 @@ class CharacterService:
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
         """Make a character. Raises `CardError`, `ValidationError` (see `check_card`)."""
-        card = await to_thread.run_sync(check_card, card, limiter=self._threads)
-        character = new_character(identity.sealer, card)
+        rows = await to_thread.run_sync(
+            new_rows, identity.sealer, card, self._books, limiter=self._threads
+        )
         async with self._database.write() as session:
-            session.add(character)
-        return _view(character, card, has_avatar=False)
+            session.add(rows.character)
+            if rows.book is not None:
+                await session.flush()
+                await rows.book.store(session, identity)
+        return _view(rows.character, rows.card, shown_ready(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
         """Raises `CharacterNotFoundError`."""
@@ -97,8 +103,10 @@ class CharacterService:
                 session, character_id, owner_id=identity.user_id
             )
             has_avatar = await _has_avatar(session, character)
+            stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
-        return _view(character, card, has_avatar=has_avatar)
+        shown = await self._shown(card, stored)
+        return _view(character, card, shown, has_avatar=has_avatar)
 
     async def patch(
         self,
@@ -117,21 +125,28 @@ class CharacterService:
         for _ in range(ATTEMPTS):
             async with self._database.read() as session:
                 before = await repository.get_character(session, character_id, owner_id=owner_id)
+                stored = await self._books.find(session, identity, character_id)
             check_revision(if_match, before.revision)
             # Outside of the transaction that stores: a large card takes a while, and nobody else
             # can write to SQLite meanwhile.
-            card = await to_thread.run_sync(_patched, sealer, before, patch, limiter=self._threads)
+            changed = await to_thread.run_sync(
+                patched, sealer, before, stored, patch, self._books, limiter=self._threads
+            )
             async with self._database.write() as session:
                 character = await repository.get_character(
                     session, character_id, owner_id=owner_id, lock=True
                 )
                 if character.revision != before.revision:
                     continue
-                seal_card(sealer, character, card)
+                seal_card(sealer, character, changed.card)
                 character.revision += 1
                 character.updated_at = now()
+                if changed.drops_book:
+                    await self._books.drop(session, identity, character_id)
+                if changed.ready is not None:
+                    await changed.ready.store(session, identity)
                 has_avatar = await _has_avatar(session, character)
-            return _view(character, card, has_avatar=has_avatar)
+            return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Others are changing it at this moment. Send the change again.")
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
@@ -144,6 +159,7 @@ class CharacterService:
                 session, character_id, owner_id=identity.user_id, lock=True
             )
             check_revision(if_match, character.revision)
+            await self._books.drop(session, identity, character_id)
             await session.delete(character)
 
     async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
@@ -151,15 +167,27 @@ class CharacterService:
 
         Raises `CardError`, `TooLargeError`.
         """
-        rows = await to_thread.run_sync(import_rows, identity.sealer, data, limiter=self._threads)
+        rows = await to_thread.run_sync(
+            import_rows, identity.sealer, data, self._books, limiter=self._threads
+        )
         async with self._database.write() as session:
             session.add(rows.character)
             await session.flush()
             session.add_all(rows.assets)
             if rows.avatar is not None:
                 session.add(rows.avatar)
-        view = _view(rows.character, rows.card, has_avatar=rows.avatar is not None)
-        return ImportedCharacter(character=view, warnings=rows.warnings)
+            if rows.book is not None:
+                await rows.book.store(session, identity)
+        return ImportedCharacter(
+            character=_view(
+                rows.character,
+                rows.card,
+                shown_ready(rows.book),
+                has_avatar=rows.avatar is not None,
+            ),
+            lorebook=rows.book.summary if rows.book else None,
+            warnings=rows.warnings,
+        )
 
     async def export(
         self,
@@ -183,12 +211,15 @@ class CharacterService:
             stored = await repository.find_avatar(
                 session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
             )
+            kept_book = await self._books.find(session, identity, character_id)
             assets = (
                 await repository.list_assets(session, character_id, owner_id=owner_id)
                 if file_format == "charx"
                 else []
             )
         card = open_card(sealer, character.id, character.sealed_card)
+        shown = await self._shown(card, kept_book)
+        card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
         source = open_source(sealer, character.id, character.sealed_source)
         picture = sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed) if stored else None
         match file_format:
@@ -207,6 +238,12 @@ class CharacterService:
                 )
             case _:
                 assert_never(file_format)
+
+    async def _shown(self, card: Card, stored: StoredBook | None) -> ShownBook | None:
+        """A stored card's book; opened in a thread, for it may have thousands of entries."""
+        if stored is None:
+            return shown_stored(card, None)
+        return await to_thread.run_sync(shown_stored, card, stored, limiter=self._threads)
 
 
 def _matches(summary: Summary, words: Sequence[str]) -> bool:
@@ -231,10 +268,14 @@ def _item(row: StoredSummary, summary: Summary) -> CharacterItem:
     )
 
 
-def _view(character: Character, card: Card, *, has_avatar: bool) -> CharacterView:
+def _view(
+    character: Character, card: Card, shown: ShownBook | None, *, has_avatar: bool
+) -> CharacterView:
+    whole = msgspec.structs.replace(card, character_book=shown.book if shown else None)
     return CharacterView(
-        **msgspec.structs.asdict(card),
+        **msgspec.structs.asdict(whole),
         id=character.id,
+        lorebook_id=shown.lorebook_id if shown else None,
         has_avatar=has_avatar,
         revision=character.revision,
         created_at=character.created_at,
@@ -246,8 +287,3 @@ async def _has_avatar(session: AsyncSession, character: Character) -> bool:
     return await repository.has_avatar(
         session, Avatar.character_id, character.id, owner_id=character.user_id
     )
-
-
-def _patched(sealer: Sealer, row: Character, patch: dict[str, Any]) -> Card:
-    """A character's card with a patch merged into it, checked. CPU-bound."""
-    return check_card(merge_patch(open_card(sealer, row.id, row.sealed_card), patch))

@@ -32,6 +32,7 @@ from backend.characters.cards.limits import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
 
 FIELD = "file"
+NAME_FIELD = "name"
 MAX_UPLOAD_BYTES = MAX_FILE_BYTES + MEGABYTE
 """Largest body of an upload: the file, and room for what a form puts around it."""
 
@@ -43,24 +44,44 @@ _MAX_PARTS = 16
 AnyRequest = Request[Any, Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file out of a form: what it is called, and what the form's part `name` says, if any."""
+
+    data: bytes
+    filename: str = ""
+    name: str = ""
+
+
 async def read_file(request: AnyRequest) -> bytes:
-    """The part `file` of a form.
+    """The part `file` of a form. Raises as `read_upload` does."""
+    return (await read_upload(request)).data
+
+
+async def read_upload(request: AnyRequest) -> Upload:
+    """The part `file` of a form, and its part `name`.
 
     Raises:
         UnsupportedMediaTypeError: No `multipart/form-data`.
         BadRequestError: A broken form.
-        ValidationError: The form has no `file`, or several.
+        ValidationError: The form has no `file`, or several; its `name` is no text.
     """
     media_type, options = request.content_type
     if media_type != MULTIPART:
         raise UnsupportedMediaTypeError(f"Send a form ({MULTIPART}) with a part named `{FIELD}`.")
     try:
-        files = await _parts(request.stream(), options.get("boundary", ""))
+        parts = await _parts(request.stream(), options.get("boundary", ""))
     except MultipartError as error:
         raise BadRequestError("The form is broken or cut short.") from error
+    files = [part for part in parts if part.name == FIELD]
     if len(files) != 1:
         raise ValidationError(f"The form needs one part named `{FIELD}`; it has {len(files)}.")
-    return files[0]
+    names = [part.data for part in parts if part.name == NAME_FIELD]
+    try:
+        name = names[-1].decode() if names else ""
+    except UnicodeDecodeError as error:
+        raise ValidationError(f"The form's `{NAME_FIELD}` is no UTF-8.") from error
+    return Upload(files[0].data, files[0].filename, name)
 
 
 async def read_image(request: AnyRequest) -> bytes:
@@ -79,21 +100,23 @@ async def read_image(request: AnyRequest) -> bytes:
     return await read_file(request)
 
 
-async def _parts(stream: AsyncIterator[bytes], boundary: str) -> list[bytes]:
-    """Every part named `file`, in order."""
-    found: list[bytes] = []
+async def _parts(stream: AsyncIterator[bytes], boundary: str) -> list[Upload]:
+    """Every part named `file` or `name`, in order; their own names are in `name`."""
+    found: list[Upload] = []
     pieces: list[bytes] = []
-    wanted = False
+    segment: MultipartSegment | None = None
     with PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
         async for chunk in stream:
             # The stream ends with an empty chunk, which the parser would take for the form's end.
             for event in parser.parse(chunk) if chunk else ():
                 if isinstance(event, MultipartSegment):
-                    wanted, pieces = event.name == FIELD, []
-                elif wanted and event is not None:
+                    segment = event if event.name in {FIELD, NAME_FIELD} else None
+                    pieces = []
+                elif segment is not None and event is not None:
                     pieces.append(bytes(event))
-                elif wanted:
-                    found.append(b"".join(pieces))
+                elif segment is not None:
+                    data = b"".join(pieces)
+                    found.append(Upload(data, segment.filename or "", segment.name or ""))
     return found
 
 
@@ -107,6 +130,15 @@ class FileOperation(Operation):
 
 
 @dataclass
+class NamedFileOperation(Operation):
+    """The same for a form that may have a `name`, too."""
+
+    def __post_init__(self) -> None:
+        """Set the request's body."""
+        self.request_body = RequestBody(content={MULTIPART: _form(named=True)}, required=True)
+
+
+@dataclass
 class ImageOperation(Operation):
     """The same for a route that takes a picture as its whole body, too."""
 
@@ -116,9 +148,12 @@ class ImageOperation(Operation):
         self.request_body = RequestBody(content={MULTIPART: _form(), **images}, required=True)
 
 
-def _form() -> OpenAPIMediaType:
+def _form(*, named: bool = False) -> OpenAPIMediaType:
+    name = {NAME_FIELD: Schema(type=OpenAPIType.STRING)} if named else {}
     return OpenAPIMediaType(
-        schema=Schema(type=OpenAPIType.OBJECT, properties={FIELD: _binary()}, required=[FIELD])
+        schema=Schema(
+            type=OpenAPIType.OBJECT, properties={FIELD: _binary(), **name}, required=[FIELD]
+        )
     )
 
 

@@ -89,6 +89,26 @@ class GeminiProvider:
         )
         return _Connection(client, http, APIError)
 
+    def failure(self, error: Exception) -> ModelError:
+        """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        connection = self._connection.made
+        if connection is None or not isinstance(error, connection.api_error):
+            return failure(WHO, status=None, words=(type(error).__name__,))
+        headers: object = getattr(cast("object", error.response), "headers", None)
+        details = _details(cast("object", error.details))
+        words = code_words(error.status, *_words(details), secret=self.config.api_key)
+        waits = [
+            *(detail.get("retryDelay") for detail in details),
+            mapping(headers).get("retry-after"),
+        ]
+        return failure(
+            WHO,
+            # Google answers 400 to a key that it does not know.
+            status=401 if "API_KEY_INVALID" in words else error.code,
+            words=words,
+            retry_after=next(filter(None, map(wait_seconds, waits)), None),
+        )
+
     async def aclose(self) -> None:
         """Close the connections."""
         if (connection := self._connection.made) is not None:
@@ -171,7 +191,7 @@ class GeminiModel:
                 yield wire.read(chunk)
                 chunk = await anext(chunks, None)
         except Exception as error:  # noqa: BLE001 - the SDK raises ValueError, TypeError, what not
-            raise self._failure(error, connection.api_error) from None
+            raise self._provider.failure(error) from None
         finally:
             for response in opened:
                 await response.aclose()
@@ -184,26 +204,7 @@ class GeminiModel:
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._failure(error, connection.api_error) from None
-
-    def _failure(self, error: Exception, api_error: type[APIError]) -> ModelError:
-        """`error` as a `ModelError`, without its text: that may quote the prompt."""
-        if not isinstance(error, api_error):
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        headers: object = getattr(cast("object", error.response), "headers", None)
-        details = _details(cast("object", error.details))
-        words = code_words(error.status, *_words(details), secret=self._provider.config.api_key)
-        waits = [
-            *(detail.get("retryDelay") for detail in details),
-            mapping(headers).get("retry-after"),
-        ]
-        return failure(
-            WHO,
-            # Google answers 400 to a key that it does not know.
-            status=401 if "API_KEY_INVALID" in words else error.code,
-            words=words,
-            retry_after=next(filter(None, map(wait_seconds, waits)), None),
-        )
+            raise self._provider.failure(error) from None
 
 
 def _details(body: object) -> Sequence[Mapping[str, Any]]:

@@ -90,6 +90,27 @@ class OpenAICompatibleProvider:
         )
         return _Connection(client, http, APIError)
 
+    def failure(self, error: Exception) -> ModelError:
+        """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        connection = self._connection.made
+        if connection is None or not isinstance(error, connection.api_error):
+            return failure(WHO, status=None, words=(type(error).__name__,))
+        codes = (error.code, error.type, error.param)
+        words = code_words(*codes, secret=self.config.api_key)
+        if filtered := _FILTERED.intersection(words):
+            reason = min(filtered)
+            return ModelBlockedError(
+                f"{WHO}'s filter refused the prompt ({reason}).", reason=reason
+            )
+        response = cast("httpx2.Response | None", getattr(error, "response", None))
+        headers = mapping(response.headers if response is not None else None)
+        return failure(
+            WHO,
+            status=response.status_code if response is not None else _status(error.code, words),
+            words=words or (type(error).__name__,),
+            retry_after=wait_seconds(headers.get("retry-after")),
+        )
+
     async def aclose(self) -> None:
         """Close the connections."""
         if (connection := self._connection.made) is not None:
@@ -161,7 +182,7 @@ class OpenAICompatibleModel:
                 async for chunk in chunks:
                     yield wire.read_chunk(chunk)
         except Exception as error:  # noqa: BLE001 - a server may answer anything
-            raise self._failure(error, connection.api_error) from None
+            raise self._provider.failure(error) from None
 
     async def _whole(self, body: dict[str, Any]) -> Any:
         connection = await self._provider.connect()
@@ -173,27 +194,7 @@ class OpenAICompatibleModel:
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._failure(error, connection.api_error) from None
-
-    def _failure(self, error: Exception, api_error: type[APIError]) -> ModelError:
-        """`error` as a `ModelError`, without its text: that may quote the prompt."""
-        if not isinstance(error, api_error):
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        codes = (error.code, error.type, error.param)
-        words = code_words(*codes, secret=self._provider.config.api_key)
-        if filtered := _FILTERED.intersection(words):
-            reason = min(filtered)
-            return ModelBlockedError(
-                f"{WHO}'s filter refused the prompt ({reason}).", reason=reason
-            )
-        response = cast("httpx2.Response | None", getattr(error, "response", None))
-        headers = mapping(response.headers if response is not None else None)
-        return failure(
-            WHO,
-            status=response.status_code if response is not None else _status(error.code, words),
-            words=words or (type(error).__name__,),
-            retry_after=wait_seconds(headers.get("retry-after")),
-        )
+            raise self._provider.failure(error) from None
 
 
 def _status(code: str | None, words: Sequence[str]) -> int | None:

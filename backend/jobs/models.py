@@ -13,14 +13,19 @@ from backend.database.base import Base, CreatedAt, PrimaryId, UpdatedAt
 
 JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
 
-_IS_WAITING = "state IN ('queued', 'waiting_key')"
+IS_WAITING = text("state IN ('queued', 'waiting_key')")
+"""Of jobs with one dedupe key, at most one is in these states."""
+
+NOBODY = UUID(int=0)
+"""Share of the jobs that are done on behalf of nobody."""
 
 
 class Job(Base):
     """A piece of work that outlives the request that caused it.
 
     `payload` is JSON of ids and numbers, never of text. Jobs of one `lane` (a chat, a lorebook) run
-    one after the other, in the order of their ids. Of jobs with one `dedupe_key` at most one waits.
+    one after the other, in the order of their ids. `share` is whose share of the workers it takes:
+    the user's id, or `NOBODY`. Of jobs with one `dedupe_key` at most one waits.
     `fence` counts claims: whoever holds an older number changes nothing any more. `wrapped_key` is
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
     `error` is the slug of what went wrong last. `user_id` is null for work on behalf of nobody.
@@ -29,19 +34,20 @@ class Job(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index(None, "user_id", "id"),
-        Index("ix_jobs_due", "state", "run_after"),
-        Index("ix_jobs_lane", "lane", "id"),
+        Index("ix_jobs_due", "state", "share", "run_after"),
+        Index("ix_jobs_lane", "lane", "state", "id"),
         Index(
             "ix_jobs_waiting_once",
             "dedupe_key",
             unique=True,
-            sqlite_where=text(_IS_WAITING),
-            postgresql_where=text(_IS_WAITING),
+            sqlite_where=IS_WAITING,
+            postgresql_where=IS_WAITING,
         ),
     )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[UUID | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    share: Mapped[UUID]
     kind: Mapped[str]
     lane: Mapped[UUID | None]
     payload: Mapped[str] = mapped_column(default="{}")

@@ -43,9 +43,7 @@ MatchedField = Literal[
 """Fields of the cast in which an entry's keys may be looked for, beside the messages."""
 
 
-class CharacterFilter(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class CharacterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For whom an entry is: characters by name or tag, or everybody but them."""
 
     is_exclude: bool = False

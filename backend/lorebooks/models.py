@@ -101,15 +101,18 @@ class ChatLorebook(Base):
 class LoreState(Base):
     """Which entries are sticky or cooling down behind a message: it follows the message tree.
 
-    `id` is the message's. A message without a row changed nothing.
+    `id` is the message's, `position` its depth. A message without a row changed nothing.
     """
 
     __tablename__ = "lore_states"
+    __table_args__ = (Index(None, "chat_id", "position"),)
 
     id: Mapped[UUID] = mapped_column(
         ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
     )
     user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    position: Mapped[int]
     sealed_state: Mapped[bytes]
 
 

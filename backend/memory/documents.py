@@ -1,22 +1,35 @@
-"""What is indexed of a message, a scene, a lorebook entry: texts, and figures for the ranking.
+"""What is indexed of a message, a scene, a lorebook entry, an event: texts, and figures to rank by.
 
 Pure. A row becomes one document or, where its text is long, several: one a chunk.
+
+Vectors get the bare line, terms get its date as well: a date in front of a line draws its vector
+away from what the line says. What each choice brings: docs/retrieval.md.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from backend.memory.chunks import chunked
 from backend.memory.index.protocol import Kind
 
-WINDOW = 3
+WINDOW = 2
 """Messages on either side that a message's window takes in, for terms."""
 
 DENSE_WINDOW = 1
 """The same for vectors: the mean of many lines is near to everything."""
+
+_BESIDE_WORDS = 40
+"""Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
+
+_HEAD_WORDS = 60
+"""Words of title and keys that stand in each chunk of a lorebook entry."""
+
+_ASKS = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chinese question mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,37 +80,60 @@ class Document:
 def message_documents(
     line: Line, *, before: Sequence[Line], after: Sequence[Line]
 ) -> list[Document]:
-    """A message's documents. `before` and `after` are what stands around it, oldest first."""
-    text = _spoken(line)
-    window = "\n".join(map(_spoken, [*before[-DENSE_WINDOW:], line, *after[:DENSE_WINDOW]]))
-    wide = "\n".join(map(_spoken, [*before[-WINDOW:], line, *after[:WINDOW]]))
-    return [
-        Document(
-            kind="message",
-            source_id=line.id,
-            container_id=line.container_id,
-            version=line.version,
-            text=f"{_date(line)} {text}",
-            dense_window=window,
-            sparse_window=wide,
-            speaker=line.author,
-            position=line.position,
-            scene_id=line.scene_id,
-            said_at=int(line.said_at.timestamp()),
-            words=len(line.text.split()),
-            is_question=line.text.rstrip().endswith("?"),
+    """A message's documents.
+
+    Args:
+        line: The message.
+        before: What stands above it, oldest first; of it the last `WINDOW` lines count.
+        after: What follows it, oldest first; of it the first `WINDOW` lines count.
+
+    Returns:
+        One a chunk. Around a chunk stand the chunks next to it, of this message or of another, of
+        the same scene: what was said before a pause says little about what comes after it.
+    """
+    date = _date(line.said_at)
+    chunks = chunked(line.text)
+    above = [each for each in before[-WINDOW:] if each.scene_id == line.scene_id]
+    below = [each for each in after[:WINDOW] if each.scene_id == line.scene_id]
+    heads = [(each.author, part) for each in above for part in chunked(each.text)[-WINDOW:]]
+    tails = [(each.author, part) for each in below for part in chunked(each.text)[:WINDOW]]
+    pieces = [*heads, *((line.author, chunk) for chunk in chunks), *tails]
+    documents: list[Document] = []
+    for number, chunk in enumerate(chunks):
+        place = len(heads) + number
+        text = _spoken(line.author, chunk)
+        wide = pieces[max(0, place - WINDOW) : place + WINDOW + 1]
+        documents.append(
+            Document(
+                kind="message",
+                source_id=line.id,
+                container_id=line.container_id,
+                version=line.version,
+                chunk=number,
+                text=f"{date}. {text}",
+                dense_text=text,
+                dense_window=_dense_window(pieces, place),
+                sparse_window="\n".join([date, *(_spoken(*piece) for piece in wide)]),
+                speaker=line.author,
+                position=line.position,
+                scene_id=line.scene_id,
+                said_at=int(line.said_at.timestamp()),
+                words=len(chunk.split()),
+                is_question=_ASKS.search(chunk) is not None,
+            )
         )
-    ]
+    return documents
 
 
 def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
-    """A scene's document, of all its lines: terms alone."""
+    """A scene's document, of all its lines (at least one), oldest first: terms alone."""
+    spoken = [_spoken(line.author, line.text) for line in lines]
     return Document(
         kind="scene",
         source_id=scene_id,
         container_id=lines[0].container_id,
         version=max(line.version for line in lines),
-        text="\n".join(map(_spoken, lines)),
+        text="\n".join([_date(lines[0].said_at), *spoken]),
         dense_text="",
         scene_id=scene_id,
         position=lines[0].position,
@@ -116,22 +152,80 @@ def lore_documents(
     version: int,
 ) -> list[Document]:
     """A lorebook entry's documents: its title and keys stand in each of them."""
-    head = ", ".join(filter(None, [title, *keys]))
+    head = " ".join(", ".join(filter(None, [title, *keys])).split()[:_HEAD_WORDS])
     return [
         Document(
             kind="lore",
             source_id=entry_id,
             container_id=book_id,
             version=version,
-            text=f"{head}\n{content}",
-            words=len(content.split()),
+            chunk=number,
+            text=f"{head}\n{chunk}".strip(),
+            words=len(chunk.split()),
         )
+        for number, chunk in enumerate(chunked(content))
     ]
 
 
-def _spoken(line: Line) -> str:
-    return f"{line.author}: {line.text}" if line.author else line.text
+def event_document(  # noqa: PLR0913  # an event has that many sides
+    event_id: UUID,
+    chronicle_id: UUID,
+    *,
+    summary: str,
+    when: str,
+    where: str,
+    who: Sequence[str],
+    keywords: Sequence[str],
+    said_at: datetime | None,
+    version: int,
+) -> Document:
+    """A chronicle event's document. `when` is the story's own time, in whatever words."""
+    date = _date(said_at) if said_at else ""
+    about = ", ".join(filter(None, [when, where, *who]))
+    said = f"{about}: {summary}" if about else summary
+    return Document(
+        kind="event",
+        source_id=event_id,
+        container_id=chronicle_id,
+        version=version,
+        text="\n".join(filter(None, [date, said, ", ".join(keywords)])),
+        dense_text=said,
+        said_at=int(said_at.timestamp()) if said_at else 0,
+        words=len(summary.split()),
+    )
 
 
-def _date(line: Line) -> str:
-    return f"[{line.said_at.day} {line.said_at:%B %Y}]"
+def _dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
+    """A piece with the near ends of those next to it."""
+    lines = [_spoken(*pieces[place])]
+    if place:
+        author, text = pieces[place - 1]
+        lines.insert(0, _spoken(author, " ".join(text.split()[-_BESIDE_WORDS:])))
+    if place + 1 < len(pieces):
+        author, text = pieces[place + 1]
+        lines.append(_spoken(author, " ".join(text.split()[:_BESIDE_WORDS])))
+    return "\n".join(lines)
+
+
+def _spoken(author: str, text: str) -> str:
+    return f"{author}: {text}" if author else text
+
+
+def _date(at: datetime) -> str:
+    return f"{at.day} {_MONTHS[at.month - 1]} {at.year}"
+
+
+_MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import select
+
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
+from backend.logs import get_logger
 from backend.memory.collections import Collections, Opener, collection_name
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.registry import build_cached_embedder
 from backend.memory.index.edge import open_edge
-from backend.memory.index.protocol import VectorIndex
+from backend.memory.index.patient import PatientIndex
+from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
 from backend.memory.indexing import Indexer
+from backend.memory.models import IndexState
 from backend.memory.outbox import IndexOutbox
 from backend.memory.points import Blinders, PointMaker
 from backend.memory.search import MemorySearch
@@ -21,8 +26,10 @@ from backend.memory.sources import Source
 from backend.memory.terms import TermCounter
 from backend.settings import Settings
 
+log = get_logger(__name__)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class MemoryHouse:
     """The parts of memory in one process."""
 
@@ -33,18 +40,28 @@ class MemoryHouse:
     search: MemorySearch
     blinders: Blinders
     embedder: CachedEmbedder | None
+    is_prepared: bool = False
 
     async def prepare(self) -> None:
         """See to it that whoever is not in the index gets there, and that both sides are compared.
 
-        What needs somebody's key waits until they are seen.
+        What needs somebody's key waits until they are seen. Once is enough; while the index does
+        not answer it comes to nothing, and is to be called again.
         """
+        if self.is_prepared:
+            return
+        try:
+            await self.collections.current.ping()
+        except IndexUnavailableError as error:
+            log.warning("memory.not_ready", problem=error.slug)
+            return
         for user_id in await self.collections.prepare():
             async with self.database.write() as session:
                 await self.outbox.reindex(
                     session, user_id, self.collections.current.name, holder=None
                 )
         await self.indexer.schedule()
+        self.is_prepared = True
 
     async def aclose(self) -> None:
         """Close the index, and let go of the embedder."""
@@ -68,7 +85,7 @@ async def open_memory(
     """
     embedder = build_cached_embedder(settings, database)
     spec = await embedder.ready() if embedder else None
-    opener, known = await _index(settings)
+    opener, known = await _index(settings, database)
     name = collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
     collections = Collections(database, current, opener, known=known | {name})
@@ -82,9 +99,7 @@ async def open_memory(
         terms_only=PointMaker(terms, None),
         blinders=blinders,
     )
-    search = MemorySearch(
-        collections, sources, embedder=embedder, blinders=blinders, terms=terms
-    )
+    search = MemorySearch(collections, sources, embedder=embedder, blinders=blinders, terms=terms)
     return MemoryHouse(
         database=database,
         outbox=outbox,
@@ -96,8 +111,19 @@ async def open_memory(
     )
 
 
-async def _index(settings: Settings) -> tuple[Opener, set[str]]:
+async def _index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
     """How collections are opened, and those that there are."""
+    if settings.qdrant_url:
+
+        async def server(name: str, dimension: int | None) -> VectorIndex:
+            from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
+
+            # It may come up later than this process: turns go on without it until then.
+            return PatientIndex(name, lambda: open_server(settings, name, dimension))
+
+        async with database.read() as session:
+            return server, set(await session.scalars(select(IndexState.collection).distinct()))
+
     folder = index_folder(settings)
 
     async def edge(name: str, dimension: int | None) -> VectorIndex:

@@ -7,7 +7,7 @@ rows, and ends together with the notes of what changed. Doing any of it twice ch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
 from backend.memory.documents import Document
+from backend.memory.embedding.cache import EmbeddingCache
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
@@ -37,6 +38,9 @@ CHANGES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
 
 PARAMETERS = 5000
+VECTORS_KEPT = timedelta(days=90)
+"""Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
+
 NIGHT = time(hour=3)
 
 
@@ -91,7 +95,7 @@ class Indexer:
             changed = [note.source_id for note in notes if note.source_id is not None]
             if len(changed) < len(notes):
                 for index in indexes:
-                    await self._whole(job, source, container_id, index)
+                    await self._whole(job.keys, source, container_id, index, report=job.progress)
             else:
                 for start in range(0, len(changed), BATCH):
                     part = changed[start : start + BATCH]
@@ -123,19 +127,34 @@ class Indexer:
         """Index everything of a user's in the current collection, then search there."""
         current = self._collections.current
         if job.payload["collection"] == current.name:
-            async with self._database.read() as session:
-                containers = [
-                    (source, container_id)
-                    for source in self._sources.values()
-                    for container_id in await source.containers(session, owner_id=job.keys.user_id)
-                ]
+            containers = await self._containers(job.keys.user_id)
             for number, (source, container_id) in enumerate(containers):
                 await job.progress(number, len(containers))
-                await self._whole(job, source, container_id, current, shows=False)
+                await self._whole(job.keys, source, container_id, current)
             await job.progress(len(containers), len(containers))
         async with job.finish() as session:
             if job.payload["collection"] == current.name:
                 await self._collections.arrived(session, job.keys.user_id)
+
+    async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> None:
+        """Index everything of a user's in the current collection, outside of any job."""
+        current = self._collections.current
+        containers = await self._containers(sealer.user_id)
+        for number, (source, container_id) in enumerate(containers):
+            report(number, len(containers))
+            await self._whole(sealer, source, container_id, current)
+        report(len(containers), len(containers))
+        async with self._database.write() as session:
+            await self._collections.arrived(session, sealer.user_id)
+
+    async def _containers(self, owner_id: UUID) -> list[tuple[Source, UUID]]:
+        """Every chat, lorebook or chronicle of a user's."""
+        async with self._database.read() as session:
+            return [
+                (source, container_id)
+                for source in self._sources.values()
+                for container_id in await source.containers(session, owner_id=owner_id)
+            ]
 
     async def forget(self, job: RunningJob) -> None:
         """Delete every point of somebody who is gone."""
@@ -156,6 +175,7 @@ class Indexer:
             await job.progress(number, len(users))
             await self._compare(user_id, current)
         async with job.finish() as session:
+            await EmbeddingCache().forget_unused(session, now() - VECTORS_KEPT)
             await self._queue.enqueue(session, _tonight())
 
     async def _some(
@@ -177,15 +197,15 @@ class Indexer:
 
     async def _whole(
         self,
-        job: RunningJob,
+        sealer: Sealer,
         source: Source,
         container_id: UUID,
         index: VectorIndex,
         *,
-        shows: bool = True,
+        report: Callable[[int, int], Awaitable[None]] | None = None,
     ) -> None:
         """Bring one collection up to date with a container: only what differs is made anew."""
-        owner_id = job.keys.user_id
+        owner_id = sealer.user_id
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=owner_id)
         if stored is None:
@@ -195,17 +215,17 @@ class Indexer:
         if surplus:
             await index.delete_sources(owner_id, surplus)
         for start in range(0, len(missing), BATCH):
-            if shows:
-                await job.progress(start, len(missing))
+            if report is not None:
+                await report(start, len(missing))
             async with self._database.read() as session:
                 documents = await source.documents(
                     session,
-                    job.keys,
+                    sealer,
                     container_id,
                     missing[start : start + BATCH],
                     neighbours=False,
                 )
-            await self._store(job.keys, documents, index)
+            await self._store(sealer, documents, index)
 
     async def _store(
         self, sealer: Sealer, documents: Sequence[Document], index: VectorIndex

@@ -36,21 +36,24 @@ class Blinders:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[UUID, tuple[float, Sealer, Blinder]] = OrderedDict()
+        self._kept: OrderedDict[UUID, tuple[float, Blinder]] = OrderedDict()
 
     def get(self, sealer: Sealer) -> Blinder:
         """A user's blinder, made where it is not at hand."""
+        self.sweep()
+        found = self._kept.pop(sealer.user_id, None)
+        blinder = found[1] if found else Blinder(sealer)
+        self._kept[sealer.user_id] = self._clock(), blinder
+        return blinder
+
+    def sweep(self) -> None:
+        """Drop those that were not used for a while, and the oldest of too many."""
         at = self._clock()
         while self._kept:
             oldest = next(iter(self._kept))
-            used_at = self._kept[oldest][0]
-            if len(self._kept) <= BLINDERS_KEPT and at - used_at < BLINDER_SECONDS:
-                break
+            if len(self._kept) <= BLINDERS_KEPT and at - self._kept[oldest][0] < BLINDER_SECONDS:
+                return
             del self._kept[oldest]
-        found = self._kept.pop(sealer.user_id, None)
-        blinder = found[2] if found else Blinder(sealer)
-        self._kept[sealer.user_id] = at, sealer, blinder
-        return blinder
 
     def forget(self, user_id: UUID) -> None:
         """Drop a user's."""

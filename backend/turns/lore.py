@@ -48,8 +48,8 @@ class GatheredLore:
     """A chat's books, ready to be scanned, and what earlier turns mean for them."""
 
     books: Sequence[CompiledBook] = ()
-    settings: LoreSettings = LoreSettings()
-    timed: TimedState = TimedState()
+    settings: LoreSettings = field(default_factory=LoreSettings)
+    timed: TimedState = field(default_factory=TimedState)
 
     @property
     def depth(self) -> int:
@@ -105,6 +105,10 @@ class LoreReader:
         """Drop a user's books."""
         self._cache.forget(user_id)
 
+    def sweep(self) -> None:
+        """Drop what nobody used for a while: it is text in the clear."""
+        self._cache.sweep()
+
     def close(self) -> None:
         """End the process that searches with patterns which can't be trusted."""
         self._regexes.close()
@@ -159,11 +163,11 @@ class PlacedLore:
     `semantic_ranks` says of those that were found by meaning alone at which rank of the search.
     """
 
-    slots: LoreSlots = LoreSlots()
+    slots: LoreSlots = field(default_factory=LoreSlots)
     ranked: Sequence[Item] = ()
     semantic_ranks: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
     left_out: Sequence[LeftOut] = ()
-    timed: TimedState = TimedState()
+    timed: TimedState = field(default_factory=TimedState)
     notes: Sequence[str] = ()
     not_found: int = 0
 

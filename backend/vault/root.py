@@ -35,31 +35,36 @@ class RootKeys:
         """Every version at hand, oldest first."""
         return sorted(self._keys)
 
-    def wrap(self, secret: bytes, *, context: bytes) -> tuple[int, bytes]:
-        """Wrap a secret under the newest version: (version, blob)."""
-        return self.current, seal_with(self._for(self.current), secret, context=context)
+    def wrap(
+        self, secret: bytes, *, context: bytes, purpose: str = "wrapping"
+    ) -> tuple[int, bytes]:
+        """Wrap a secret under the newest version, by its key for a purpose: (version, blob)."""
+        key = self._for(self.current, purpose)
+        return self.current, seal_with(key, secret, context=context)
 
-    def unwrap(self, version: int, blob: bytes, *, context: bytes) -> bytes:
+    def unwrap(
+        self, version: int, blob: bytes, *, context: bytes, purpose: str = "wrapping"
+    ) -> bytes:
         """What was wrapped.
 
         Raises `RootKeyError` when that version is not at hand, or is another key.
         """
         try:
-            return open_with(self._for(version), blob, context=context)
+            return open_with(self._for(version, purpose), blob, context=context)
         except SealBrokenError as error:
             raise RootKeyError(
                 f"What lies under root key version {version} does not open: this is not the key "
                 "that it was wrapped under, or its row in the database was damaged."
             ) from error
 
-    def _for(self, version: int) -> bytes:
+    def _for(self, version: int, purpose: str) -> bytes:
         key = self._keys.get(version)
         if key is None:
             raise RootKeyError(
                 f"Root key version {version} is needed and not at hand. Put it back beside the "
                 "newer ones until `talekeeper rotate-keys` has finished."
             )
-        return derive(key, "wrapping")
+        return derive(key, purpose)
 
 
 def parse_root_keys(text: str) -> RootKeys:

@@ -95,6 +95,11 @@ class Sealer:
         """Number of the data key under which new blobs are sealed."""
         return self._current
 
+    @property
+    def user_key(self) -> bytes:
+        """The user key itself: to be wrapped in a slot, and for nothing else."""
+        return self._user_key
+
     def derived(self, purpose: str) -> bytes:
         """A key of this user's for one purpose: HKDF of the user key."""
         return derive(self._user_key, purpose)

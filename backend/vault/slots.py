@@ -1,7 +1,8 @@
 """Key slots: the user key, wrapped once for each way in.
 
 A slot's secret is either a password (slow to try, and wrapped under the root key as well) or 256
-random bits (a session's token, an API key, a recovery code), for which HKDF is enough.
+random bits (a session's token, an API key, a recovery code), for which HKDF is enough. A user key
+that is lent to the server, for one job or for a time, lies under the root key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from backend.errors import AppError
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
 
-SlotKind = Literal["password", "recovery", "session", "api_key"]
+SlotKind = Literal["password", "recovery", "session", "api_key", "standing"]
+LentKind = Literal["standing", "job"]
+"""Slots that the server opens by itself: they are under the root key alone."""
 SECRET_BYTES = 32
 
 
@@ -118,6 +121,35 @@ def rewrap_password(
     return root.wrap(root.unwrap(root_version, blob, context=context), context=context)
 
 
+def wrap_lent(
+    kind: LentKind, slot_id: UUID, user_id: UUID, *, user_key: bytes, root: RootKeys
+) -> tuple[int, bytes]:
+    """Wrap the user key under HKDF(root key, slot or job, user): (root key's version, blob)."""
+    return root.wrap(
+        user_key,
+        context=_lent_context(kind, slot_id, user_id),
+        purpose=_lent_purpose(kind, slot_id, user_id),
+    )
+
+
+def unwrap_lent(
+    kind: LentKind,
+    slot_id: UUID,
+    user_id: UUID,
+    *,
+    blob: bytes,
+    root_version: int,
+    root: RootKeys,
+) -> bytes:
+    """The user key. Raises `RootKeyError` where it does not open."""
+    return root.unwrap(
+        root_version,
+        blob,
+        context=_lent_context(kind, slot_id, user_id),
+        purpose=_lent_purpose(kind, slot_id, user_id),
+    )
+
+
 def new_token(prefix: str) -> tuple[str, bytes]:
     """A token to hand out (`prefix` and 256 random bits in base64url) and its secret."""
     secret = secrets.token_bytes(SECRET_BYTES)
@@ -159,6 +191,14 @@ def recovery_secret(code: str) -> bytes | None:
     except ValueError:
         return None
     return secret if len(secret) == SECRET_BYTES else None
+
+
+def _lent_context(kind: LentKind, slot_id: UUID, user_id: UUID) -> bytes:
+    return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
+
+
+def _lent_purpose(kind: LentKind, slot_id: UUID, user_id: UUID) -> str:
+    return f"slot/{kind}/{slot_id.hex}/{user_id.hex}"
 
 
 def _context(kind: SlotKind, slot_id: UUID, user_id: UUID) -> bytes:

@@ -4,7 +4,7 @@
         server.script(reply("Well", " met."))
         model = ModelRegistry(DemoConfig(), gemini=server.config()).get(MODEL_ID)
 
-Format: https://ai.google.dev/api/generate-content
+Formats: https://ai.google.dev/api/generate-content, https://ai.google.dev/api/embeddings
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from backend.generation.registry import GeminiConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
+from tests.fakes.word_vectors import word_vector
 
 MODEL_ID = "gemini/gemini-2.5-flash"
 API_KEY = "AIzaFakeFakeFakeFakeFakeFakeFakeFake"
@@ -101,8 +102,33 @@ def error_body(
     return {"error": {"code": status, "message": message, "status": word, "details": list(details)}}
 
 
+MOST_EMBEDDED = 100
+FULL_DIMENSION = 3072
+
+
+def embeddings(*vectors: Sequence[Any]) -> Answer:
+    """A `BatchEmbedContentsResponse`."""
+    return Answer(body={"embeddings": [{"values": list(vector)} for vector in vectors]})
+
+
+def embedded(request: Request) -> Answer:
+    """What `batchEmbedContents` answers: vectors of words; cut-off ones have any length."""
+    asked = request.body["requests"]
+    if len(asked) > MOST_EMBEDDED:
+        return error(400, "INVALID_ARGUMENT", "at most 100 requests can be in one batch")
+    vectors: list[list[float]] = []
+    for each in asked:
+        text = "".join(part["text"] for part in each["content"]["parts"])
+        vector = 3 * word_vector(text, each.get("outputDimensionality", FULL_DIMENSION))
+        vectors.append(vector.tolist())
+    return embeddings(*vectors)
+
+
 class GeminiServer(ScriptedServer):
-    """Answers `generateContent` and `streamGenerateContent`; unscripted, with a short reply."""
+    """Answers `generateContent`, `streamGenerateContent` and `batchEmbedContents`.
+
+    Unscripted, with a short reply, and with vectors made from the texts' words.
+    """
 
     usual_answer = reply("The rain", " has stopped.")
 
@@ -118,4 +144,9 @@ class GeminiServer(ScriptedServer):
         return GeminiConfig(**{**values, **changes})
 
     def wants_stream(self, request: Request) -> bool:
-        return request.path.endswith(":streamGenerateContent")
+        return request.path.endswith((":streamGenerateContent", ":batchEmbedContents"))
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith(":batchEmbedContents"):
+            return embedded(request)
+        return super().usual(request)

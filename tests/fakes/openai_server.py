@@ -4,17 +4,19 @@
         server.script(reply("Well", " met."))
         model = ModelRegistry(DemoConfig(), openai=server.config()).get(MODEL_ID)
 
-Format: https://platform.openai.com/docs/api-reference/chat
+Formats: https://platform.openai.com/docs/api-reference/chat, .../embeddings
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend.generation.registry import OpenAICompatibleConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
+from tests.fakes.word_vectors import word_vector
 
 MODEL = "local-model"
 MODEL_ID = f"openai/{MODEL}"
@@ -119,8 +121,37 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
+OWN_DIMENSION = 256
+"""Of the vectors where no other one is asked for."""
+
+
+def embeddings(*vectors: Any) -> Answer:
+    """A list of `embedding` objects, each a list of numbers or a base64 text."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    used = {"prompt_tokens": 8, "total_tokens": 8}
+    return Answer(body={"object": "list", "data": data, "model": MODEL, "usage": used})
+
+
+def embedded(request: Request) -> Answer:
+    """What `/embeddings` answers: vectors of words, in the form that was asked for."""
+    asked = request.body
+    texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
+    vectors = [word_vector(text, asked.get("dimensions", OWN_DIMENSION)) for text in texts]
+    if asked.get("encoding_format") == "base64":
+        return embeddings(
+            *(base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors)
+        )
+    return embeddings(*(each.tolist() for each in vectors))
+
+
 class OpenAIServer(ScriptedServer):
-    """Answers `/v1/chat/completions`; unscripted, with a short reply."""
+    """Answers `/v1/chat/completions` and `/v1/embeddings`.
+
+    Unscripted, with a short reply, and with vectors made from the texts' words.
+    """
 
     usual_answer = reply("The rain", " has stopped.")
 
@@ -143,4 +174,11 @@ class OpenAIServer(ScriptedServer):
         return OpenAICompatibleConfig(**{**values, **changes})
 
     def wants_stream(self, request: Request) -> bool:
+        if request.path.endswith("/embeddings"):
+            return True  # an answer in events is one that does not come to its end
         return bool(request.body and request.body.get("stream"))
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith("/embeddings"):
+            return embedded(request)
+        return super().usual(request)

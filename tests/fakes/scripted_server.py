@@ -61,7 +61,7 @@ class Answer:
 
 
 class ScriptedServer:
-    """Answers its scripted answers in order, then `usual_answer` for ever.
+    """Answers its scripted answers in order, then the usual one for ever.
 
     `requests` are those that came in; `hung_up` is set when a client has gone before its answer
     was complete.
@@ -85,6 +85,10 @@ class ScriptedServer:
     def script(self, *answers: Answer) -> None:
         """Answer the next requests with these."""
         self._answers.extend(answers)
+
+    def usual(self, request: Request) -> Answer:  # noqa: ARG002  # for those who tell them apart
+        """The answer to a request for which there is none in the script."""
+        return self.usual_answer
 
     def wants_stream(self, request: Request) -> bool:
         """Whether the client asked for a stream."""
@@ -112,7 +116,7 @@ class ScriptedServer:
         try:
             while (request := await _read(reader)) is not None:
                 self.requests.append(request)
-                answer = self._answers.popleft() if self._answers else self.usual_answer
+                answer = self._answers.popleft() if self._answers else self.usual(request)
                 if not await self._answer(request, answer, reader, writer):
                     break
         except ConnectionError:

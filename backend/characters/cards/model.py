@@ -40,7 +40,8 @@ class Card(msgspec.Struct, kw_only=True):
     """The fields of Character Card V3; older versions leave the newer ones at their defaults.
 
     `creation_date` and `modification_date` are seconds since 1970, 0 where unknown.
-    `character_book` is the embedded lorebook as it came; `lorebooks` reads it.
+    `character_book` is the embedded lorebook as it came. Stored cards have none: it is kept as a
+    lorebook of its own (`CardBooks`). Those of older versions may have one still.
 
     Source: https://github.com/kwaroran/character-card-spec-v3 (SPEC_V3.md).
     """

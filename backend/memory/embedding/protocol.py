@@ -19,14 +19,18 @@ Task = Literal["document", "query"]
 class EmbedderError(UnavailableError):
     """The embedder does not answer, or refuses. Search goes on with terms alone.
 
-    `retry_after` is in seconds, where the provider said so.
+    `retry_after` is in seconds, where the provider said so. `retryable`: the same request may
+    succeed later.
     """
 
     slug, title = "embedder-unavailable", "The embedding model does not answer"
 
-    def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, detail: str, *, retry_after: float | None = None, retryable: bool = False
+    ) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+        self.retryable = retryable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,14 @@ class Embedder(Protocol):
 
     @property
     def spec(self) -> EmbedderSpec:
-        """Which model this is."""
+        """Which model this is.
+
+        Raises `EmbedderError` while that is not known: see `ready`.
+        """
+        ...
+
+    async def ready(self) -> EmbedderSpec:
+        """Find out what `spec` needs. Asks a server once, where it alone knows the dimension."""
         ...
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:

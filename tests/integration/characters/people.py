@@ -25,6 +25,7 @@ from backend.characters.service import CharacterService
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.lorebooks.card_books import CardBookService
 from backend.vault.sealing import KEY_BYTES, Sealer
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
@@ -38,7 +39,7 @@ CARD_FIXTURES = (
 ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For tests of what the database has no part in: a copy of SQLite's is made much faster."""
 
-AROUND_THE_CARD = {"id", "has_avatar", "revision", "created_at", "updated_at"}
+AROUND_THE_CARD = {"id", "lorebook_id", "has_avatar", "revision", "created_at", "updated_at"}
 
 
 def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
@@ -47,7 +48,7 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
     def who(request: Request[Any, Any, Any]) -> Identity:
         return identities[request.headers["x-user"]]
 
-    characters, personas = CharacterService(database), PersonaService(database)
+    characters, personas = CharacterService(database, CardBookService()), PersonaService(database)
     return Litestar(
         route_handlers=[*CHARACTER_CONTROLLERS, *PERSONA_CONTROLLERS],
         dependencies={

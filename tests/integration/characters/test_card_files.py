@@ -51,7 +51,7 @@ async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
     imported = await ada.import_card((CARDS / name).read_bytes())
 
     character = imported["character"]
-    assert imported["lorebook"] is None
+    assert (imported["lorebook"] is None) is (character["character_book"] is None)
     assert body(await ada.get(f"/characters/{character['id']}")) == character
     assert character["has_avatar"] is not name.endswith(".json")
     avatar = await ada.get(f"/characters/{character['id']}/avatar")
@@ -72,11 +72,13 @@ async def test_what_is_exported_imports_back_to_the_same_card(
     assert again["id"] != first["id"]
 
 
-async def test_an_embedded_lorebook_stays_in_the_card(ada: Person) -> None:
+async def test_an_embedded_lorebook_is_shown_with_the_card(ada: Person) -> None:
     imported = await ada.import_card(JSON_CARD)
 
-    book = imported["character"]["character_book"]
-    assert book == json.loads(JSON_CARD)["data"]["character_book"]
+    character, lorebook = imported["character"], imported["lorebook"]
+    assert character["character_book"] == json.loads(JSON_CARD)["data"]["character_book"]
+    assert lorebook["id"] == character["lorebook_id"]
+    assert (lorebook["name"], lorebook["entry_count"]) == ("Lighthouse", 2)
 
 
 async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Person) -> None:

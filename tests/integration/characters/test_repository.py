@@ -15,6 +15,7 @@ from backend.characters.repository import PersonaData, find_names, find_persona,
 from backend.characters.schemas import PersonaFields
 from backend.characters.service import CharacterService
 from backend.database.engine import Database
+from backend.lorebooks.card_books import CardBookService
 from tests.integration.characters.people import sign_up
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ async def ben(database: Database) -> Identity:
 
 async def make(database: Database, owner: Identity, name: str) -> UUID:
     card = Card(name=name, extensions={"depth_prompt": {"prompt": "Terse."}})
-    return (await CharacterService(database).create(owner, card)).id
+    return (await CharacterService(database, CardBookService()).create(owner, card)).id
 
 
 async def test_a_card_is_read_whole(database: Database, ada: Identity) -> None:

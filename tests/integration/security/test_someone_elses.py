@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 from PIL import Image
+from sqlalchemy import update
 
+from backend.jobs.models import Job
+from backend.jobs.queue import NewJob, enqueue
 from tests.support.routes import Route, routes_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
@@ -56,6 +59,7 @@ class Belongings:
             "personas/{persona_id}",
             "personas/{persona_id}/avatar",
             "turns/{turn_id}",
+            "jobs/{job_id}",
             "messages/{message_id}/siblings",
             "messages/{message_id}/context",
             "api-keys",
@@ -68,7 +72,16 @@ class Belongings:
         return [answer.content for answer in answers]
 
 
-async def fill(owner: Account, administrator: Account) -> Belongings:
+async def job_of(server: Running, owner: Account) -> str:
+    """A job that is done and still there: its stream ends at once."""
+    async with server.parts.database.write() as session:
+        user_id = UUID(owner.user["id"])
+        job_id = await enqueue(session, NewJob("example", user_id))
+        await session.execute(update(Job).where(Job.id == job_id).values(state="done"))
+    return str(job_id)
+
+
+async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:
     """Give an account one thing of each kind."""
     client = owner.client
     character = await owner.new_character(name="Mara of the Lamp")
@@ -96,6 +109,7 @@ async def fill(owner: Account, administrator: Account) -> Belongings:
             "session_id": session["id"],
             "user_id": owner.user["id"],
             "invitation_id": ok(invited, 201)["id"],
+            "job_id": await job_of(server, owner),
         },
     )
 
@@ -117,7 +131,7 @@ async def scene(server: Running) -> AsyncGenerator[Scene]:
         server.account("Owner") as owner,
         server.account("Thief") as thief,
     ):
-        yield Scene(server, administrator, thief, await fill(owner, administrator))
+        yield Scene(server, administrator, thief, await fill(server, owner, administrator))
 
 
 @pytest.fixture
@@ -244,6 +258,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         ("chats", "after", "chat_id"),
         ("characters", "after", "character_id"),
         ("personas", "after", "persona_id"),
+        ("jobs", "after", "job_id"),
     ):
         answer = await thief.client.get(f"{API}/{path}", params={name: theirs[kind]})
         assert TITLE not in answer.text
@@ -254,7 +269,14 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
 async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
     owned = list(stage.things.ids.values())
     for person in (stage.thief, stage.administrator):
-        for path in ("chats", "characters", "characters?search=mara", "personas", "api-keys"):
+        for path in (
+            "chats",
+            "characters",
+            "characters?search=mara",
+            "personas",
+            "api-keys",
+            "jobs",
+        ):
             assert ok(await person.client.get(f"{API}/{path}"))["items"] == []
         for path in ("sessions", "me", "me/settings"):
             answer = await person.client.get(f"{API}/{path}")

@@ -220,7 +220,12 @@ def upgrade() -> None:
         "lore_states",
         sa.Column("id", Id(), nullable=False),
         sa.Column("user_id", Id(), nullable=False),
+        sa.Column("chat_id", Id(), nullable=False),
+        sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("sealed_state", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["chat_id"], ["chats.id"], name=op.f("fk_lore_states_chat_id"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(
             ["id"], ["messages.id"], name=op.f("fk_lore_states_id"), ondelete="CASCADE"
         ),
@@ -230,6 +235,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_lore_states")),
     )
     op.create_index(op.f("ix_lore_states_user_id"), "lore_states", ["user_id"], unique=False)
+    op.create_index(
+        op.f("ix_lore_states_chat_id_position"),
+        "lore_states",
+        ["chat_id", "position"],
+        unique=False,
+    )
     op.add_column("messages", sa.Column("scene_id", Id(), nullable=True))
     op.add_column(
         "messages", sa.Column("scene_place", sa.Integer(), server_default="0", nullable=False)

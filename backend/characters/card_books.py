@@ -1,0 +1,94 @@
+"""What characters ask of whoever keeps the lorebooks that are embedded in cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.vault.sealing import Sealer
+
+
+class CardLorebook(msgspec.Struct, kw_only=True):
+    """The lorebook that a card's book became."""
+
+    id: UUID
+    name: str
+    entry_count: int
+
+
+class ReadyBook(Protocol):
+    """A card's book, read and sealed: all that is left is to store it."""
+
+    @property
+    def summary(self) -> CardLorebook:
+        """What it will be."""
+        ...
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The book as its card will show it."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Sentences about what had to be bent or left out."""
+        ...
+
+    async def store(self, session: AsyncSession, identity: Identity) -> None:
+        """Store it for its character, in the place of the book that it may have."""
+        ...
+
+
+class StoredBook(Protocol):
+    """A card's book as it is kept, still sealed."""
+
+    @property
+    def id(self) -> UUID:
+        """The lorebook's id."""
+        ...
+
+    def open(self) -> dict[str, Any]:
+        """The book as its card shows it (`character_book`). CPU-bound."""
+        ...
+
+
+class CardBooks(Protocol):
+    """Keeps the books of cards as lorebooks of their own, and gives them back."""
+
+    def prepare(
+        self,
+        sealer: Sealer,
+        book: dict[str, Any],
+        *,
+        character_id: UUID,
+        name: str,
+        replaced: UUID | None,
+    ) -> ReadyBook:
+        """Read a card's book. CPU-bound, no database.
+
+        Args:
+            sealer: The owner's.
+            book: The card's `character_book`, of any shape.
+            character_id: The character that it is for.
+            name: What it is called where it has no name: the character's.
+            replaced: The lorebook in whose place it comes, if there is one.
+
+        Raises:
+            CardLimitError: Too many entries, or one that is too long.
+        """
+        ...
+
+    async def find(
+        self, session: AsyncSession, identity: Identity, character_id: UUID
+    ) -> StoredBook | None:
+        """The book of a character's card."""
+        ...
+
+    async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
+        """Delete the book of a character's card, if it has one."""
+        ...

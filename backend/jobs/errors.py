@@ -1,0 +1,43 @@
+"""What may go wrong with jobs."""
+
+from __future__ import annotations
+
+from backend.errors import AppError, ConflictError, NotFoundError
+
+
+class JobNotFoundError(NotFoundError):
+    """There is no such job, or it ended and was cleared away, or it is someone else's."""
+
+    slug, title = "job-not-found", "Job not found"
+
+
+class JobNotRetryableError(ConflictError):
+    """It is running or done: there is nothing to try again."""
+
+    slug, title = "job-not-retryable", "The job cannot be tried again now"
+
+
+class LostLeaseError(AppError):
+    """Another worker may have the job by now: what this one did is rolled back."""
+
+    slug, title = "job-lease-lost", "The job is no longer this worker's"
+
+
+class WorkerLostError(AppError):
+    """Each worker that tried the job disappeared in the middle of it."""
+
+    slug, title = "job-worker-lost", "The process that worked on it ended too often"
+
+
+class RetryLaterError(AppError):
+    """Not now, and nobody's fault: raised by a handler, it uses up no attempt.
+
+    Args:
+        after: Seconds to wait.
+    """
+
+    slug, title = "job-retry-later", "The job waits for a while"
+
+    def __init__(self, detail: str = "", *, after: float) -> None:
+        super().__init__(detail)
+        self.after = after

@@ -1,0 +1,143 @@
+"""How a worker comes by the keys of the users whose jobs it has claimed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.keyring import check_settings_mac, open_sealer
+from backend.accounts.models import DataKey, KeySlot, User
+from backend.accounts.open_keys import OpenKey, OpenKeys
+from backend.database.engine import Database
+from backend.errors import AppError
+from backend.jobs.claims import Claimed
+from backend.logs import get_logger
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
+from backend.vault.slots import unwrap_lent
+
+log = get_logger(__name__)
+
+
+class JobKeys:
+    """Opens sealers for jobs: from memory, from the job's own grant, or from a standing slot.
+
+    Args:
+        open_keys: Keys of users who are here; None in a process that lets nobody in.
+    """
+
+    def __init__(
+        self, database: Database, root: RootKeys, open_keys: OpenKeys | None = None
+    ) -> None:
+        self._database = database
+        self._root = root
+        self._open = open_keys
+
+    def users(self) -> list[UUID]:
+        """Whose keys are in memory."""
+        return self._open.users() if self._open else []
+
+    async def sealers(self, jobs: Sequence[Claimed], *, at: datetime) -> dict[UUID, Sealer]:
+        """The sealers of these jobs, by job, of those whose key is to be had: one transaction."""
+        wanted = [job for job in jobs if job.user_id is not None]
+        if not wanted:
+            return {}
+        async with self._database.read() as session:
+            people = await _People.load(session, {job.share for job in wanted}, self._open)
+        found: dict[UUID, Sealer] = {}
+        for job in wanted:
+            try:
+                sealer = self._sealer(job, people, at)
+            except AppError as error:  # a key that does not open is none
+                log.warning("job.key_refused", job_id=job.id, problem=error.slug)
+            else:
+                if sealer is not None:
+                    found[job.id] = sealer
+            if job.id not in found and self._open is not None:
+                # What was in memory opens nothing (any more), so it does not call for jobs either.
+                self._open.drop(job.share)
+        return found
+
+    def _sealer(self, job: Claimed, people: _People, at: datetime) -> Sealer | None:
+        user = people.users.get(job.share)
+        if user is None or user.is_disabled or not people.data_keys[user.id]:
+            return None
+        user_key = self._user_key(job, people, at)
+        if user_key is None:
+            return None
+        # With the data keys of this moment: one may have been added since the key was lent.
+        return open_sealer(user.id, people.data_keys[user.id], user_key=user_key)
+
+    def _user_key(self, job: Claimed, people: _People, at: datetime) -> bytes | None:
+        user = people.users[job.share]
+        if (here := people.here.get(user.id)) is not None:
+            return here.sealer.user_key
+        if job.wrapped_key and job.root_version and job.key_until and job.key_until > at:
+            return unwrap_lent(
+                "job",
+                job.id,
+                user.id,
+                blob=job.wrapped_key,
+                root_version=job.root_version,
+                root=self._root,
+            )
+        slot = people.standing.get(user.id)
+        if slot is None or slot.root_version is None or user.key_mode != "managed":
+            return None
+        if slot.expires_at is None or slot.expires_at <= at:
+            return None
+        user_key = unwrap_lent(
+            "standing",
+            slot.id,
+            user.id,
+            blob=slot.wrapped,
+            root_version=slot.root_version,
+            root=self._root,
+        )
+        check_settings_mac(user, user_key, kdf=people.kdf.get(user.id))
+        return user_key
+
+
+class _People:
+    """Users with their data keys and the slots that matter here."""
+
+    def __init__(self) -> None:
+        self.users: dict[UUID, User] = {}
+        self.data_keys: dict[UUID, list[DataKey]] = defaultdict(list)
+        self.standing: dict[UUID, KeySlot] = {}
+        self.kdf: dict[UUID, bytes | None] = {}
+        self.here: dict[UUID, OpenKey] = {}
+
+    @classmethod
+    async def load(
+        cls, session: AsyncSession, user_ids: set[UUID], open_keys: OpenKeys | None
+    ) -> _People:
+        """Three queries. Keys in memory count as long as the session they came with is open."""
+        people = cls()
+        in_memory = {
+            user_id: key
+            for user_id in user_ids
+            if open_keys and (key := open_keys.get(user_id)) is not None
+        }
+        for user in await session.scalars(select(User).where(User.id.in_(user_ids))):
+            people.users[user.id] = user
+        for row in await session.scalars(select(DataKey).where(DataKey.user_id.in_(user_ids))):
+            people.data_keys[row.user_id].append(row)
+        slots = select(KeySlot).where(
+            KeySlot.user_id.in_(user_ids),
+            KeySlot.kind.in_(("password", "standing"))
+            | KeySlot.id.in_([key.slot_id for key in in_memory.values()]),
+        )
+        for slot in await session.scalars(slots):
+            if slot.kind == "standing":
+                people.standing[slot.user_id] = slot
+            elif slot.kind == "password":
+                people.kdf[slot.user_id] = slot.kdf
+            elif in_memory[slot.user_id].slot_id == slot.id:
+                people.here[slot.user_id] = in_memory[slot.user_id]
+        return people

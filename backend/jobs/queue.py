@@ -1,0 +1,165 @@
+"""Putting work into the queue, in the transaction that causes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Table, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from backend.accounts.models import KeyMode
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.jobs.models import IS_WAITING, NOBODY, Job
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
+from backend.vault.slots import wrap_lent
+
+GRANT_LASTS = timedelta(hours=24)
+"""A job's own copy of its user's key is gone after this, whether it ran or not."""
+
+
+NO_GRANT: dict[str, Any] = {
+    "state": "queued",
+    "wrapped_key": None,
+    "root_version": None,
+    "key_until": None,
+}
+"""What of a new row has to do with keys, where it carries none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """Work to be done.
+
+    Of jobs with one `dedupe_key` at most one waits; one that comes while another waits is absorbed
+    by it, so their payloads have to mean the same. Jobs of one `lane` run one after the other. The
+    `payload` holds ids and numbers, never text: it is not sealed.
+    """
+
+    kind: str
+    user_id: UUID | None = None
+    lane: UUID | None = None
+    payload: dict[str, Any] = field(default_factory=dict[str, Any])
+    dedupe_key: str | None = None
+    run_after: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """How a job will come by its user's key: as the user's mode says.
+
+    `per_job`: the job carries the key, wrapped for it alone. `managed`: it carries none, for the
+    standing slot opens. `sealed`: it waits for a process that has the key while its user is there.
+    """
+
+    sealer: Sealer = field(repr=False)
+    key_mode: KeyMode
+    root: RootKeys = field(repr=False)
+
+    def columns(self, job_id: UUID, user_id: UUID | None, at: datetime) -> dict[str, Any]:
+        """What of a job's row has to do with its key, `state` included.
+
+        Raises `ValueError` for another user's job.
+        """
+        if user_id is None or user_id != self.sealer.user_id:
+            raise ValueError("A job carries the key of its own user.")
+        found = dict(NO_GRANT)
+        if self.key_mode == "sealed":
+            found["state"] = "waiting_key"
+        if self.key_mode == "per_job":
+            found["root_version"], found["wrapped_key"] = wrap_lent(
+                "job", job_id, user_id, user_key=self.sealer.user_key, root=self.root
+            )
+            found["key_until"] = at + GRANT_LASTS
+        return found
+
+
+async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = None) -> UUID | None:
+    """Put a job into the queue, in the caller's transaction: one statement.
+
+    Returns its id, or None when another one with its dedupe key waits already. A kind that needs
+    its user's key and was enqueued without waits until the user is seen. Callers wake the worker
+    once they have committed (`JobQueue.wake`); `JobQueue.enqueue` does so by itself.
+    """
+    job_id, at = new_id(), now()
+    row: dict[str, Any] = {
+        "id": job_id,
+        "user_id": job.user_id,
+        "share": job.user_id or NOBODY,
+        "kind": job.kind,
+        "lane": job.lane,
+        "payload": msgspec.json.encode(job.payload).decode(),
+        "dedupe_key": job.dedupe_key,
+        **NO_GRANT,
+        "attempts": 0,
+        "fence": 0,
+        "progress_done": 0,
+        "progress_total": 0,
+        "run_after": job.run_after or at,
+        "created_at": at,
+        "updated_at": at,
+    }
+    if key is not None:
+        row |= key.columns(job_id, job.user_id, at)
+    statement = _insert(session.get_bind().dialect.name)
+    made: UUID | None = await session.scalar(statement, row)
+    return made
+
+
+@cache
+def _insert(dialect: str) -> Any:
+    module = postgresql if dialect == "postgresql" else sqlite
+    table = cast("Table", Job.__table__)
+    return (
+        module.insert(table)
+        .on_conflict_do_nothing(index_elements=["dedupe_key"], index_where=IS_WAITING)
+        .returning(table.c.id)
+    )
+
+
+class JobQueue:
+    """The way into the queue, and what tells the workers of this process that there is work."""
+
+    def __init__(self, database: Database, root: RootKeys) -> None:
+        self.database = database
+        self._root = root
+        self._listeners: set[asyncio.Event] = set()
+
+    def grant(self, sealer: Sealer, key_mode: KeyMode) -> JobKey:
+        """The key for jobs of a user who is here."""
+        return JobKey(sealer, key_mode, self._root)
+
+    async def enqueue(
+        self, session: AsyncSession, job: NewJob, *, key: JobKey | None = None
+    ) -> UUID | None:
+        """`enqueue`, and wake the workers of this process once the transaction is committed."""
+        event.listen(session.sync_session, "after_commit", self._woken, once=True)
+        return await enqueue(session, job, key=key)
+
+    def wake(self) -> None:
+        """Tell the workers of this process that there may be work."""
+        for listener in self._listeners:
+            listener.set()
+
+    def _woken(self, _: Session) -> None:
+        self.wake()
+
+    @contextmanager
+    def listening(self, listener: asyncio.Event) -> Generator[None]:
+        """Have `wake` set an event, for the length of the block."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)

@@ -1,0 +1,133 @@
+"""A user's own jobs: looking, trying again, following; and clearing away what is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import and_, delete, or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.accounts.lent import clear_old_keys
+from backend.database.base import now
+from backend.jobs.errors import JobNotFoundError, JobNotRetryableError
+from backend.jobs.models import Job, JobState
+from backend.jobs.queue import JobQueue
+from backend.jobs.schemas import JobProgress, JobView
+from backend.wire import page_limit
+
+DONE_STAYS = timedelta(days=1)
+DEAD_STAYS = timedelta(days=30)
+CLEAN_EVERY = timedelta(minutes=5)
+LOOK_SECONDS = 0.5
+"""How often a stream looks how far its job is."""
+
+
+class JobService:
+    """What people see of their jobs."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._database = queue.database
+        self._cleaned_at = datetime.min.replace(tzinfo=UTC)
+        self._closed = asyncio.Event()
+
+    async def list_jobs(
+        self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None
+    ) -> tuple[list[JobView], str | None]:
+        """A page of the user's jobs, newest first, and where the next one begins."""
+        query = select(Job).where(Job.user_id == owner_id)
+        if state is not None:
+            query = query.where(Job.state == state)
+        if after is not None:
+            query = query.where(Job.id < after)
+        query = query.order_by(Job.id.desc()).limit(page_limit(limit) + 1)
+        async with self._database.read() as session:
+            rows = list(await session.scalars(query))
+        page = rows[:limit]
+        return [JobView.of(row) for row in page], str(page[-1].id) if len(rows) > limit else None
+
+    async def get(self, owner_id: UUID, job_id: UUID) -> JobView:
+        """Raises `JobNotFoundError`."""
+        async with self._database.read() as session:
+            return JobView.of(await _owned(session, job_id, owner_id))
+
+    async def retry(self, identity: Identity, job_id: UUID) -> JobView:
+        """Have a job that is dead or waits tried anew, now, with the key of who asks.
+
+        Raises `JobNotFoundError`, `JobNotRetryableError`.
+        """
+        at = now()
+        key = self._queue.grant(identity.sealer, identity.key_mode)
+        try:
+            async with self._database.write() as session:
+                job = await _owned(session, job_id, identity.user_id, lock=True)
+                if job.state in {"running", "done"}:
+                    raise JobNotRetryableError(f"It is {job.state}.")
+                for name, value in key.columns(job.id, job.user_id, at).items():
+                    setattr(job, name, value)
+                job.attempts, job.error, job.run_after, job.updated_at = 0, None, at, at
+        except IntegrityError as error:
+            raise JobNotRetryableError("The same work waits in the queue already.") from error
+        self._queue.wake()
+        return JobView.of(job)
+
+    async def follow(self, owner_id: UUID, job_id: UUID) -> AsyncGenerator[JobView | None]:
+        """What changes about a job, as it does, and in between None, a few times a second.
+
+        It ends with the job: the last one says `done` or `dead`. Raises `JobNotFoundError` when
+        there is no such job to begin with.
+        """
+        view = await self.get(owner_id, job_id)
+        yield view
+        while view.state not in {"done", "dead"} and not self._closed.is_set():
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._closed.wait()
+            except TimeoutError:
+                pass
+            else:
+                return
+            try:
+                found = await self.get(owner_id, job_id)
+            except JobNotFoundError:  # its row goes when it is done
+                yield _done(view)
+                return
+            yield found if found != view else None
+            view = found
+
+    def close(self) -> None:
+        """End every stream: the server stops."""
+        self._closed.set()
+
+    async def clean(self, *, at: datetime) -> None:
+        """Clear away jobs that are over, and keys whose time is; once in a few minutes."""
+        if at - self._cleaned_at < CLEAN_EVERY:
+            return
+        self._cleaned_at = at
+        over = or_(
+            and_(Job.state == "done", Job.updated_at <= at - DONE_STAYS),
+            and_(Job.state == "dead", Job.updated_at <= at - DEAD_STAYS),
+        )
+        async with self._database.write() as session:
+            await session.execute(delete(Job).where(over))
+            await clear_old_keys(session, at=at)
+
+
+def _done(view: JobView) -> JobView:
+    total = max(view.progress.total, view.progress.done)
+    progress = JobProgress(done=total, total=total)
+    return msgspec.structs.replace(view, state="done", progress=progress, error=None)
+
+
+async def _owned(session: AsyncSession, job_id: UUID, owner_id: UUID, *, lock: bool = False) -> Job:
+    query = select(Job).where(Job.id == job_id, Job.user_id == owner_id)
+    job = await session.scalar(query.with_for_update() if lock else query)
+    if job is None:
+        raise JobNotFoundError
+    return job

@@ -1,0 +1,267 @@
+"""A lorebook made ready for scans: all the work that does not depend on the chat, done once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+from uuid import UUID
+
+from backend.generation.model import Role
+from backend.lorebooks.activation.decorators import NOTHING_SAID, Decorators, split_decorators
+from backend.lorebooks.activation.js_regex import parse_key
+from backend.lorebooks.activation.keys import MAX_LOOSE, Key, KeyIndex, classify, has_macro, hint_of
+from backend.lorebooks.activation.patterns import REFUSED_SIZE, forget_compiled
+from backend.lorebooks.activation.timed import fingerprint
+from backend.lorebooks.entries import BookFields, LoreEntry, MatchedField, Position
+
+MAX_REGEX_SIZE: Final = 1_000_000
+"""What the regexes of a book may come to, in RE2's instructions; the rest are left out."""
+
+MAX_NOTES: Final = 20
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True, eq=False)
+class CompiledEntry:
+    """An entry, its decorators applied and its keys classified.
+
+    Null in `scan_depth`, `sensitive`, `whole` and `scoring`: neither entry nor book says.
+    `has_own_depth` means that `scan_depth` is the entry's own word, not the book's.
+    `from_start` is set in place of `depth` by `@@reverse_depth`: messages after the chat's first.
+    `keys` is a fingerprint, 0 for an entry without timed effects. `is_indexed` means that the
+    automaton knows of all its keys: nothing changes for it unless that finds something. `is_plain`
+    means that its keys alone decide.
+    """
+
+    book: CompiledBook
+    entry_id: UUID
+    place: int
+    entry: LoreEntry
+    title: str
+    content: str
+    says: Decorators
+    primary: tuple[Key, ...]
+    secondary: tuple[Key, ...]
+    additional: tuple[Key, ...]
+    excluded: tuple[Key, ...]
+    groups: tuple[str, ...]
+    position: Position
+    depth: int
+    from_start: int | None
+    role: Role
+    scan_depth: int | None
+    has_own_depth: bool
+    sensitive: bool | None
+    whole: bool | None
+    scoring: bool | None
+    keys: int
+    is_indexed: bool = True
+    is_plain: bool = False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether an activation must be remembered."""
+        return bool(self.entry.sticky or self.entry.cooldown or self.is_remembered)
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether an activation means something for good."""
+        return self.says.keep_activate_after_match or self.says.dont_activate_after_match
+
+
+@dataclass(slots=True, eq=False)
+class CompiledBook:
+    """A lorebook, ready to be scanned by many threads. Only `given_up` ever changes.
+
+    Attributes:
+        by_key: Entries by the automaton's number of a primary key.
+        by_other_key: The same by those of their other keys.
+        always: Entries that are looked at in every scan: constant ones, and those with a key that
+            is not in the automaton.
+        matched_fields: Fields of the cast that some entry looks into.
+        levels: Levels of recursion that entries wait for, ascending.
+        deepest: The largest scan depth that an entry has of its own; 0 without.
+        minds_case: Whether an entry does, by its own or the book's word.
+        takes_parts: Whether an entry is content with a part of a word, by its own or the book's
+            word.
+        needs_process: Whether it has regexes for which the evaluator's process should be ready.
+        given_up: Digests of regexes that took too long, which are not tried again.
+        notes: What is wrong with keys, for whoever wrote them.
+    """
+
+    book_id: UUID
+    revision: int
+    fields: BookFields
+    entries: tuple[CompiledEntry, ...] = ()
+    index: KeyIndex = field(default_factory=lambda: KeyIndex(()))
+    by_id: dict[UUID, CompiledEntry] = field(default_factory=dict[UUID, CompiledEntry])
+    by_key: list[list[CompiledEntry]] = field(default_factory=list[list[CompiledEntry]])
+    by_other_key: dict[int, list[CompiledEntry]] = field(
+        default_factory=dict[int, list[CompiledEntry]]
+    )
+    always: list[CompiledEntry] = field(default_factory=list[CompiledEntry])
+    matched_fields: tuple[MatchedField, ...] = ()
+    levels: tuple[int, ...] = ()
+    deepest: int = 0
+    minds_case: bool = False
+    takes_parts: bool = False
+    needs_process: bool = False
+    given_up: set[bytes] = field(default_factory=set[bytes])
+    notes: list[str] = field(default_factory=list[str])
+
+
+def compile_book(
+    book_id: UUID,
+    revision: int,
+    fields: BookFields,
+    entries: Iterable[tuple[UUID, int, LoreEntry]],
+) -> CompiledBook:
+    """Make a book ready. `entries` are id, place in the book, and the entry."""
+    book = CompiledBook(book_id, revision, fields)
+    reader = _KeyReader(book)
+    book.entries = tuple(
+        _compile_entry(book, reader, entry_id, place, entry) for entry_id, place, entry in entries
+    )
+    forget_compiled()
+    book.by_id = {entry.entry_id: entry for entry in book.entries}
+    book.index = KeyIndex(reader.plain)
+    reader.drop_loose()
+    book.by_key = [[] for _ in range(book.index.size)]
+    for entry in book.entries:
+        _enlist(book, entry)
+    book.matched_fields = tuple(
+        dict.fromkeys(name for entry in book.entries for name in entry.entry.match_fields)
+    )
+    book.levels = tuple(
+        sorted({level for it in book.entries if (level := it.entry.delay_until_recursion)})
+    )
+    book.deepest = max(
+        (entry.scan_depth or 0 for entry in book.entries if entry.has_own_depth), default=0
+    )
+    book.takes_parts = any(entry.whole is False for entry in book.entries)
+    book.minds_case = any(entry.sensitive for entry in book.entries)
+    return book
+
+
+def _enlist(book: CompiledBook, entry: CompiledEntry) -> None:
+    """Put an entry where scans find it. One that nothing can make active is put nowhere."""
+    primary = {_number(key) for key in entry.primary}
+    others = {_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
+    entry.is_indexed = -1 not in primary and -1 not in others
+    if entry.entry.constant or entry.says.activate or -1 in primary:
+        book.always.append(entry)
+    for number in primary - {-1}:
+        book.by_key[number].append(entry)
+    for number in others - primary - {-1}:
+        book.by_other_key.setdefault(number, []).append(entry)
+
+
+def _number(key: Key) -> int:
+    """What to look for in the automaton before the key is looked for; -1 where there is nothing."""
+    return key.hint.number if key.hint is not None else key.number
+
+
+class _KeyReader:
+    """Classifies the keys of one book, within limits on what they may cost."""
+
+    def __init__(self, book: CompiledBook) -> None:
+        self.plain: list[Key] = []
+        self._book = book
+        self._known: dict[str, Key | None] = {}
+        self._regex_size = 0
+        self._macros = 0
+
+    def read(self, raws: Sequence[str]) -> tuple[Key, ...]:
+        """The keys that can match something. A key that stands twice is one object."""
+        return tuple(key for raw in raws if (key := self._read(raw)) is not None)
+
+    def _read(self, raw: str) -> Key | None:
+        if raw not in self._known:
+            self._known[raw] = self._classify(raw)
+        return self._known[raw]
+
+    def _classify(self, raw: str) -> Key | None:
+        if has_macro(raw):
+            self._macros += 1
+            return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE else None
+        is_regex = raw.lstrip().startswith("/") and parse_key(raw.strip()) is not None
+        if is_regex and self._regex_size > MAX_REGEX_SIZE:
+            self._note(f"The regex {raw} is left out: the book's regexes are too large together.")
+            return None
+        key = classify(raw)
+        if key is None:
+            return None
+        if key.pattern is not None:
+            self._regex_size += max(key.pattern.size, 16)
+            self._book.needs_process |= key.pattern.engine == "regex"
+            key.hint = hint_of(key.pattern)
+            if key.hint is not None:
+                self.plain.append(key.hint)
+            return key
+        if is_regex:
+            self._regex_size += REFUSED_SIZE
+            self._note(f"The key {raw} looks like a regex, but is none: it is taken as text.")
+        self.plain.append(key)
+        return key
+
+    def drop_loose(self) -> None:
+        """Make keys that the automaton did not take match nothing, past a number of them."""
+        loose = [key for key in self.plain if key.number < 0]
+        for key in loose[MAX_LOOSE:]:
+            key.exact = key.folded = "\0"
+        if len(loose) > MAX_LOOSE:
+            self._note("Too many keys are endings of each other: some are left out.")
+
+    def _note(self, text: str) -> None:
+        if len(self._book.notes) < MAX_NOTES:
+            self._book.notes.append(text)
+
+
+def _compile_entry(
+    book: CompiledBook, reader: _KeyReader, entry_id: UUID, place: int, entry: LoreEntry
+) -> CompiledEntry:
+    fields = book.fields
+    says, content = split_decorators(entry.content)
+    has_depth = says.position is None and says.depth is not None
+    has_reverse = not has_depth and says.position is None and says.reverse_depth is not None
+    depth = says.depth if has_depth and says.depth is not None else entry.depth
+    position = says.position or entry.position
+    compiled = CompiledEntry(
+        book=book,
+        entry_id=entry_id,
+        place=place,
+        entry=entry,
+        title=entry.title or next(iter(entry.keys), "") or f"Entry {place + 1}",
+        content=content,
+        says=says,
+        primary=reader.read(entry.keys),
+        secondary=reader.read(entry.secondary_keys) if entry.selective else (),
+        additional=reader.read(says.additional_keys),
+        excluded=reader.read(says.exclude_keys),
+        groups=tuple(name for part in entry.group.split(",") if (name := part.strip())),
+        position="at_depth" if has_depth or has_reverse else position,
+        depth=depth,
+        from_start=says.reverse_depth if has_reverse else None,
+        role=says.role or entry.role,
+        scan_depth=_first(says.scan_depth, entry.scan_depth, fields.scan_depth),
+        has_own_depth=says.scan_depth is not None or entry.scan_depth is not None,
+        sensitive=_first(entry.case_sensitive, fields.case_sensitive),
+        whole=_first(entry.match_whole_words, fields.match_whole_words),
+        scoring=_first(entry.use_group_scoring, fields.use_group_scoring),
+        keys=0,
+    )
+    if compiled.is_timed:
+        compiled.keys = fingerprint(entry)
+    compiled.is_plain = (
+        says is NOTHING_SAID
+        and entry.enabled
+        and not (entry.constant or entry.triggers or entry.delay or compiled.is_timed)
+        and not (entry.exclude_recursion or entry.delay_until_recursion)
+        and not (entry.character_filter.names or entry.character_filter.tags)
+    )
+    return compiled
+
+
+def _first(*values: Value | None) -> Value | None:
+    return next((value for value in values if value is not None), None)

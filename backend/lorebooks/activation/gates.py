@@ -1,0 +1,119 @@
+"""What keeps an entry out, whatever its keys say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.outcome import Scan
+from backend.lorebooks.activation.timed import Effect
+from backend.lorebooks.entries import CharacterFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass over the entries.
+
+    Attributes:
+        kind: The first; one over what the last one let in; or one that reads further back, because
+            too few entries are in.
+        number: 0 for the first, then the steps of recursion from 1.
+        level: Entries that wait for recursion up to this level may come in.
+    """
+
+    kind: Literal["first", "recursion", "deeper"]
+    number: int
+    level: int
+
+
+def messages(count: int) -> str:
+    """The count in words: "1 message", "2 messages"."""
+    return f"{count} message" if count == 1 else f"{count} messages"
+
+
+def is_forced(entry: CompiledEntry, effect: Effect | None) -> bool:
+    """Whether a decorator lets the entry in whatever else decorators and keys say."""
+    return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
+
+
+def why_not(entry: CompiledEntry, scan: Scan, effect: Effect | None, step: Step) -> str | None:
+    """Why the entry can't come in at this step; null where it can. The first reason counts."""
+    return (
+        _settings_gate(entry, scan)
+        or _timed_gate(entry, scan, effect, step)
+        or _decorator_gate(entry, scan, effect)
+        or _counting_gate(entry, scan, effect)
+    )
+
+
+def _settings_gate(entry: CompiledEntry, scan: Scan) -> str | None:
+    stored = entry.entry
+    if not stored.enabled:
+        return "disabled"
+    if stored.triggers and scan.trigger not in stored.triggers:
+        return "trigger"
+    return None if _is_for(stored.character_filter, scan) else "character filter"
+
+
+def _timed_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None, step: Step) -> str | None:
+    now, delay = scan.message_count, entry.entry.delay or 0
+    if now < delay:
+        return f"delay, {messages(delay - now)} to go"
+    if effect is not None and now < effect.sticky_until:
+        return None  # what is sticky asks no recursion either
+    if effect is not None and now < effect.cooldown_until:
+        return f"cooldown, {messages(effect.cooldown_until - now)} left"
+    return _recursion_gate(entry, step)
+
+
+def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
+    """As World Info has it: names and tags must each let the character in, where they are given."""
+    if wanted.names:
+        is_named = scan.speaker.casefold() in {name.casefold() for name in wanted.names}
+        if is_named == wanted.is_exclude:
+            return False
+    if wanted.tags:
+        has_tag = not {tag.casefold() for tag in wanted.tags}.isdisjoint(
+            tag.casefold() for tag in scan.tags
+        )
+        if has_tag == wanted.is_exclude:
+            return False
+    return True
+
+
+def _recursion_gate(entry: CompiledEntry, step: Step) -> str | None:
+    level = entry.entry.delay_until_recursion
+    if level and (step.kind != "recursion" or level > step.level):
+        return f"recursion, waits for level {level}"
+    if entry.entry.exclude_recursion and step.kind == "recursion":
+        return "recursion, excluded from it"
+    return None
+
+
+def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None) -> str | None:
+    says = entry.says
+    if is_forced(entry, effect):
+        return None
+    if says.dont_activate:
+        return "decorator @@dont_activate"
+    if says.dont_activate_after_match and effect is not None:
+        return "decorator @@dont_activate_after_match"
+    is_other_greeting = scan.greeting is not None and scan.greeting != says.is_greeting
+    if says.is_greeting is not None and is_other_greeting:
+        return "decorator @@is_greeting"
+    return None
+
+
+def _counting_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None) -> str | None:
+    says = entry.says
+    if is_forced(entry, effect):
+        return None
+    if says.activate_only_after is not None and scan.reply_count < says.activate_only_after:
+        left = says.activate_only_after - scan.reply_count
+        return (
+            f"decorator @@activate_only_after, {left} {'reply' if left == 1 else 'replies'} to go"
+        )
+    if says.activate_only_every is not None and scan.reply_count % says.activate_only_every:
+        return "decorator @@activate_only_every"
+    return None

@@ -1,0 +1,209 @@
+"""Keys of entries: what each one is, and all plain keys of a book in one automaton."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from ahocorasick_rs import AhoCorasick
+
+from backend.lorebooks.activation.js_regex import parse_key
+from backend.lorebooks.activation.patterns import Pattern, compile_pattern
+from backend.lorebooks.activation.words import Folded, is_one_word, is_whole, occurs
+
+MACRO_MARKS: Final = ("{{", "<USER>", "<BOT>", "<CHAR>")
+MAX_ENDINGS = 12
+"""How many keys of the automaton may end at one place of a text. It lists them all, so that keys
+"a", "aa", "aaa" and on would make the list as long as the text times the keys."""
+
+MAX_LOOSE = 2_000
+"""How many keys of a book are looked for one by one."""
+
+MIN_HINT = 3
+"""Characters that a regex must need, for looking for them first to be worth it."""
+
+PIECE = 8_192
+"""Characters that go to the automaton at once, which bounds the list of what it found."""
+
+
+class Key:
+    """A key, classified.
+
+    Attributes:
+        raw: As the user wrote it.
+        number: Its place among the automaton's keys; -1 where it is looked for by itself.
+        exact, folded: Its two forms (see `words`).
+        is_word: Whether it is one word, to which whole-word matching applies.
+        pattern: Set for a regex.
+        hint: Set for a regex that needs certain characters: a plain key of them. Where that does
+            not occur, the regex can't.
+        is_hint: Whether it is such a key.
+        has_macro: Whether it is only known once its macros are expanded, in each scan.
+    """
+
+    __slots__ = (
+        "exact",
+        "folded",
+        "has_macro",
+        "hint",
+        "is_hint",
+        "is_word",
+        "number",
+        "pattern",
+        "raw",
+    )
+
+    def __init__(
+        self, raw: str, pattern: Pattern | None = None, *, has_macro: bool = False
+    ) -> None:
+        self.raw, self.pattern, self.has_macro = raw, pattern, has_macro
+        self.number = -1
+        self.hint: Key | None = None
+        self.is_hint = False
+        text = raw.strip()
+        self.exact = text if text.isascii() else unicodedata.normalize("NFC", text)
+        self.folded = self.exact.casefold()
+        self.is_word = is_one_word(text)
+
+    def is_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
+        """Look for a plain key by itself."""
+        whole = whole and self.is_word
+        if sensitive:
+            return occurs(self.exact, text.exact, whole=whole)
+        return occurs(self.folded, text.folded, whole=whole)
+
+
+def classify(raw: str) -> Key | None:
+    """The key that `raw` is, its macros expanded; null for one of blanks, which matches nothing."""
+    if not raw.strip():
+        return None
+    parsed = parse_key(raw.strip())
+    return Key(raw, compile_pattern(*parsed) if parsed else None)
+
+
+def hint_of(pattern: Pattern) -> Key | None:
+    """A plain key that occurs wherever `pattern` is found, if there is one that says something."""
+    literal = pattern.literal.strip()
+    is_sound = literal.isprintable() and unicodedata.is_normalized("NFC", literal)
+    if len(literal) < MIN_HINT or not is_sound:
+        return None
+    hint = Key(literal)
+    hint.is_hint = True
+    return hint
+
+
+def has_macro(raw: str) -> bool:
+    """Whether `raw` must be expanded before it is a key."""
+    return any(mark in raw for mark in MACRO_MARKS)
+
+
+class Hits:
+    """Which of a book's automaton keys occur in texts of one kind, and where first.
+
+    Four mappings from a key to the first place: as text and as a whole word, by number and without
+    regard to case; and the same in exact spelling, by the spelling. `fresh` are keys of which one
+    of these is new.
+    """
+
+    __slots__ = ("exact", "exact_word", "fresh", "text", "word")
+
+    def __init__(self) -> None:
+        self.text: dict[int, int] = {}
+        self.word: dict[int, int] = {}
+        self.exact: dict[str, int] = {}
+        self.exact_word: dict[str, int] = {}
+        self.fresh: list[int] = []
+
+    def place(self, key: Key, *, sensitive: bool, whole: bool) -> int | None:
+        """The first place where `key` was found in the asked way."""
+        if sensitive:
+            found = self.exact_word if whole and key.is_word else self.exact
+            return found.get(key.exact)
+        return (self.word if whole and key.is_word else self.text).get(key.number)
+
+
+class KeyIndex:
+    """All plain keys of a book, found in one pass over a text.
+
+    Keys that many others of the book are endings of are left out (`number` stays -1).
+    """
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        by_text: dict[str, list[Key]] = {}
+        for key in keys:
+            by_text.setdefault(key.folded, []).append(key)
+        too_deep = _too_many_endings(list(by_text))
+        patterns = [text for text in by_text if text not in too_deep]
+        for number, text in enumerate(patterns):
+            for key in by_text[text]:
+                key.number = number
+        self.size = len(patterns)
+        self._is_word = [by_text[text][0].is_word for text in patterns]
+        self._needs_text = [
+            any(key.is_hint or not key.is_word for key in by_text[text]) for text in patterns
+        ]
+        self._spellings = [tuple({key.exact for key in by_text[text]}) for text in patterns]
+        self._longest = max(map(len, patterns), default=0)
+        self._automaton = AhoCorasick(patterns, store_patterns=False) if patterns else None
+
+    def scan(self, text: Folded, place: int, hits: Hits, *, spelling: bool, within: bool) -> None:
+        """Add to `hits` what occurs in `text`, which stands at `place`.
+
+        Places must come in ascending order: the first that a key is found at is kept. `spelling`
+        asks for exact spellings too, which entries that mind case need; `within` for single words
+        that are found within others, which entries need that do not ask for whole words.
+        """
+        here: set[int] = set()
+        is_word, needs_text = self._is_word, self._needs_text
+        for number, first, end in self._matches(text.folded):
+            if (within or needs_text[number]) and number not in hits.text:
+                hits.text[number] = place
+                hits.fresh.append(number)
+            if is_word[number] and number not in hits.word and is_whole(text.folded, first, end):
+                hits.word[number] = place
+                hits.fresh.append(number)
+            if spelling:
+                here.add(number)
+        for number in here:
+            for written in self._spellings[number]:
+                if written not in hits.exact and written in text.exact:
+                    hits.exact[written] = place
+                    hits.fresh.append(number)
+                if written not in hits.exact_word and occurs(written, text.exact, whole=True):
+                    hits.exact_word[written] = place
+                    hits.fresh.append(number)
+
+    def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
+        """Keys that occur, as number, start and end. Near the seams of pieces some come twice."""
+        if self._automaton is None:
+            return []
+        if len(text) <= PIECE:
+            return self._automaton.find_matches_as_indexes(text, overlapping=True)
+        return self._matches_by_piece(self._automaton, text)
+
+    def _matches_by_piece(
+        self, automaton: AhoCorasick, text: str
+    ) -> Iterator[tuple[int, int, int]]:
+        for start in range(0, len(text), PIECE):
+            begin = max(0, start - self._longest + 1)
+            piece = text[begin : start + PIECE]
+            for number, first, end in automaton.find_matches_as_indexes(piece, overlapping=True):
+                yield number, begin + first, begin + end
+
+
+def _too_many_endings(texts: Sequence[str]) -> set[str]:
+    """Those of `texts` that more than MAX_ENDINGS others are endings of.
+
+    Read backwards, an ending is a beginning, and beginnings stand right before in sorted order.
+    """
+    deep: set[str] = set()
+    open_texts: list[str] = []
+    for backwards in sorted(text[::-1] for text in texts):
+        while open_texts and not backwards.startswith(open_texts[-1]):
+            open_texts.pop()
+        if len(open_texts) >= MAX_ENDINGS:
+            deep.add(backwards[::-1])
+        else:
+            open_texts.append(backwards)
+    return deep

@@ -1,0 +1,141 @@
+"""What goes into a scan and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from backend.generation.model import Role
+from backend.lorebooks.activation.compiled import CompiledBook
+from backend.lorebooks.activation.patterns import Evaluator
+from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.entries import LoreSettings, MatchedField, Position, Trigger
+
+
+class ScannedLine(NamedTuple):
+    """A message of the window. `label` names it in reasons: "message 41", "the line"."""
+
+    name: str
+    text: str
+    label: str
+
+
+class SemanticHit(NamedTuple):
+    """An entry that the search by meaning found: its score, and its place from 1."""
+
+    score: float
+    rank: int
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """All that decides which entries are in a prompt.
+
+    Attributes:
+        books: In the order of precedence: the chat's, the persona's, the character's, global ones.
+        messages: Newest first; as many as the deepest scan may want, or all there are.
+        budget: Tokens that lore may take (see `lore_budget`).
+        room: Tokens that are left for lore at all. What ignores the budget stays within this.
+        count: Tokens of a text.
+        message_count: Messages on the chat's active path, the new line among them.
+        reply_count: Those of them that are the characters', greeting included.
+        seed: Of chat and message. The same seed makes the same draws.
+        expand: Expands the macros of a key or a content.
+        fields: Texts of the cast that entries may opt to look into.
+        speaker, tags: Of the character that is about to speak.
+        greeting: Which greeting the chat was opened with, from 0. Null: not known.
+        evaluator: For regexes that RE2 does not take. Without, they are left out with a note.
+        process_seconds: What such regexes may take together.
+    """
+
+    books: Sequence[CompiledBook]
+    messages: Sequence[ScannedLine]
+    settings: LoreSettings
+    budget: int
+    count: Callable[[str], int]
+    message_count: int
+    seed: int
+    reply_count: int = 0
+    expand: Callable[[str], str] = _as_it_is
+    room: int | None = None
+    fields: Mapping[MatchedField, str] = field(default_factory=dict[MatchedField, str])
+    speaker: str = ""
+    tags: Collection[str] = ()
+    trigger: Trigger = "normal"
+    timed: TimedState = NOTHING
+    semantic: Mapping[UUID, SemanticHit] = field(default_factory=dict[UUID, SemanticHit])
+    greeting: int | None = None
+    evaluator: Evaluator | None = None
+    process_seconds: float = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """An entry that is in, and why.
+
+    `from_start` is set in place of `depth` where a decorator counts messages from the chat's first.
+    `disable_ui_prompt` is the decorator's value: "system_prompt" or "post_history_instructions".
+    """
+
+    entry_id: UUID
+    book_id: UUID
+    title: str
+    content: str
+    tokens: int
+    position: Position
+    depth: int
+    from_start: int | None
+    role: Role
+    outlet: str
+    order: int
+    reasons: list[str]
+    is_constant: bool
+    score: float | None
+    rank: int | None
+    disable_ui_prompt: str
+    automation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """An entry that was considered and is out, and why. `tokens` is 0 where none were counted."""
+
+    entry_id: UUID
+    title: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a scan came to.
+
+    Attributes:
+        activated: By order, ascending, so ascending in each slot too.
+        left_out: The considered ones that are out; the first thousand.
+        left_out_more: How many more there are.
+        not_found: How many entries were not considered: nothing of theirs occurs.
+        timed: The state to keep with the message that this prompt is for.
+        notes: What whoever wrote the books should know, such as a regex that was given up.
+        tokens: What the activated entries take together.
+    """
+
+    activated: list[Activated]
+    left_out: list[LeftOut]
+    left_out_more: int
+    not_found: int
+    timed: TimedState
+    notes: list[str]
+    tokens: int
+
+
+def lore_budget(settings: LoreSettings, context_tokens: int) -> int:
+    """Tokens that lore may take of a context of that size. A cap of 0 is none."""
+    share = round(settings.budget_percent * context_tokens / 100)
+    return min(share, settings.budget_cap) if settings.budget_cap else share

@@ -1,0 +1,119 @@
+"""Regex keys: RE2 where it can, which is linear in the text; the rest in a process with a deadline.
+
+RE2 can't be stopped once it runs, and linear is not little where pattern and text are both large.
+So what may take long is sent to the process too, whichever engine it is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal, NamedTuple, Protocol
+
+import re2
+
+from backend.lorebooks.activation.js_regex import RegexSyntaxError, translate
+
+MAX_SOURCE = 2_000
+"""Characters of a pattern."""
+
+RE2_MEMORY = 1 << 20
+"""Bytes that one compiled pattern may take; RE2 refuses more before it uses it."""
+
+REFUSED_SIZE = 10_000
+"""What a pattern that RE2 refused counts as, in instructions: finding out costs about that."""
+
+MAX_WORK = 4_000_000
+"""Instructions times bytes of text that are done in this process: 15 ms at the very worst."""
+
+PATTERN_SECONDS = 0.05
+"""Wall clock for one pattern in one scan, killing the process included."""
+
+Engine = Literal["re2", "regex"]
+Status = Literal["found", "absent", "late", "invalid", "busy"]
+
+
+class Answer(NamedTuple):
+    """What became of a search.
+
+    Attributes:
+        status: `late` ran out of time, and is not tried again. `busy` had no chance to run.
+        start: Where it was found, in characters.
+        seconds: What it took, wall clock.
+    """
+
+    status: Status
+    start: int = -1
+    seconds: float = 0.0
+
+
+class Evaluator(Protocol):
+    """Searches with patterns that can't be trusted, and is back in time. Thread-safe."""
+
+    def search(self, engine: Engine, pattern: str, text: str, *, seconds: float) -> Answer:
+        """Search within `seconds` of wall clock. Never raises for what the pattern does."""
+        ...
+
+
+class Pattern:
+    """A regex key, ready to search.
+
+    Attributes:
+        source: What goes to the engine, flags included.
+        engine: Which one that is.
+        size: RE2's instructions, a measure of memory and of time for each byte.
+        literal: What stands in every text that it matches, but for case; may be empty.
+        digest: By which it is remembered when it was given up.
+    """
+
+    __slots__ = ("_compiled", "digest", "engine", "literal", "size", "source")
+
+    def __init__(self, source: str, engine: Engine, compiled: Any, size: int, literal: str) -> None:
+        self.source, self.size, self.literal = source, size, literal
+        self.engine: Engine = engine
+        self._compiled = compiled
+        self.digest = hashlib.blake2b(source.encode(errors="replace"), digest_size=16).digest()
+
+    def is_quick(self, length: int) -> bool:
+        """Whether a text of so many bytes may be searched in this process."""
+        return self._compiled is not None and self.size * length <= MAX_WORK
+
+    def search(self, data: bytes) -> int:
+        """Where it is found in a text of UTF-8, in bytes; -1 where not. Only if it is quick."""
+        match = self._compiled.search(data)
+        return -1 if match is None else int(match.start())
+
+
+def compile_pattern(source: str, flags: str) -> Pattern | None:
+    """Make a regex key ready; null for what is no regular expression, which is then text.
+
+    Call `forget_compiled` after a run of these: RE2's module keeps the last patterns otherwise,
+    and they are a user's text.
+    """
+    if len(source) > MAX_SOURCE:
+        return None
+    try:
+        translated = translate(source, flags)
+    except RegexSyntaxError:
+        return None
+    if translated.re2 is None:
+        return Pattern(translated.regex, "regex", None, 0, translated.literal)
+    try:
+        compiled: Any = re2.compile(translated.re2.encode(errors="replace"), options())
+    except re2.error:
+        return Pattern(translated.regex, "regex", None, REFUSED_SIZE, translated.literal)
+    size = max(1, int(compiled.programsize))
+    return Pattern(translated.re2, "re2", compiled, size, translated.literal)
+
+
+def options() -> Any:
+    """RE2's options: bounded memory, no groups, nothing printed."""
+    chosen = re2.Options()
+    chosen.max_mem = RE2_MEMORY
+    chosen.never_capture = True
+    chosen.log_errors = False
+    return chosen
+
+
+def forget_compiled() -> None:
+    """Empty the cache that RE2's module keeps of its own; compiled patterns stay usable."""
+    re2.purge()

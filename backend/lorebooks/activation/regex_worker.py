@@ -1,0 +1,106 @@
+"""The program of the process that searches with patterns which can't be trusted.
+
+It is started as a file, isolated, with an empty environment, and imports nothing of the backend.
+It does no search itself: it forks a child that does, and another when that one is gone, which takes
+some milliseconds where starting Python would take a hundred.
+
+Standard input brings requests, standard output takes answers: four bytes of length, big-endian,
+then msgpack: `[engine, pattern, text, seconds]` and `[status, start]`. A new child says `ready`; in
+the place of an answer that means that the child before it died of the request. It dies by an alarm
+that nothing catches: that also ends what is deep in C, and needs no parent that is still there.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+import msgspec
+import re2
+import regex  # type: ignore[import-untyped]  # it brings no stubs
+
+MAX_MEMORY = 1 << 28
+"""Bytes of address space. A pattern that needs more is given up."""
+
+GRACE = 0.004
+"""Seconds after a search should have ended by itself, until the alarm goes off."""
+
+_IN, _OUT = 0, 1
+
+
+def main() -> None:
+    """Keep a child at work until one finds that standard input has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    while True:
+        child = os.fork()
+        if child == 0:
+            _work()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            return
+
+
+def _work() -> None:
+    """Answer until standard input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _send(["ready", -1])
+    while size := _read(4):
+        engine, pattern, text, seconds = msgspec.msgpack.decode(
+            _read(int.from_bytes(size)), type=tuple[str, str, str, float]
+        )
+        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+        answer = _search(engine, pattern, text, seconds)
+        regex.purge()
+        re2.purge()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _send(answer)
+
+
+def _search(engine: str, pattern: str, text: str, seconds: float) -> list[Any]:
+    try:
+        if engine == "re2":
+            return _search_re2(pattern, text)
+        match = regex.compile(pattern, regex.VERSION0).search(text, timeout=seconds)
+    except (TimeoutError, MemoryError):
+        return ["late", -1]
+    except (regex.error, re2.error, RecursionError, OverflowError, ValueError):
+        return ["invalid", -1]
+    return ["absent", -1] if match is None else ["found", match.start()]
+
+
+def _search_re2(pattern: str, text: str) -> list[Any]:
+    chosen = re2.Options()
+    chosen.never_capture = True
+    chosen.log_errors = False
+    data = text.encode(errors="replace")
+    match = re2.compile(pattern.encode(errors="replace"), chosen).search(data)
+    if match is None:
+        return ["absent", -1]
+    return ["found", len(data[: match.start()].decode(errors="replace"))]
+
+
+def _read(count: int) -> bytes:
+    """So many bytes, or none where the input has ended."""
+    data = b""
+    while len(data) < count:
+        piece = os.read(_IN, count - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return data
+
+
+def _send(answer: list[Any]) -> None:
+    data = msgspec.msgpack.encode(answer)
+    os.write(_OUT, len(data).to_bytes(4) + data)
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

@@ -1,0 +1,279 @@
+"""One scan: which entries of the books come into a prompt, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from backend.lorebooks.activation import groups
+from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.draws import happens
+from backend.lorebooks.activation.gates import Step
+from backend.lorebooks.activation.groups import Found
+from backend.lorebooks.activation.judging import Judge, is_recursive
+from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome, Scan
+from backend.lorebooks.activation.purse import Purse
+from backend.lorebooks.activation.timed import Effect, TimedState, begun
+from backend.lorebooks.activation.window import Window
+
+MAX_STEPS: Final = 100
+"""Steps of recursion in a scan, where the settings name no limit."""
+
+MAX_LEFT_OUT: Final = 1_000
+"""Entries that are listed with a reason why they are out; more are counted."""
+
+
+def activate(scan: Scan) -> Outcome:
+    """Find the entries that come into the prompt.
+
+    The same scan gives the same outcome: nothing is drawn but from its seed. Takes time for what
+    occurs in the texts, not for what is in the books, but for constant entries and regexes.
+    """
+    books = {book.book_id: book for book in reversed(scan.books)}
+    if len(books) != len(scan.books):  # a book that is linked twice counts where it stands first
+        kept = {id(book) for book in books.values()}
+        scan = replace(scan, books=[book for book in scan.books if id(book) in kept])
+    return _Activation(scan).run()
+
+
+@dataclass(slots=True)
+class _In:
+    """An entry that is in: its text as the model will see it, and what it takes."""
+
+    found: Found
+    content: str
+    tokens: int
+
+
+class _Activation:
+    def __init__(self, scan: Scan) -> None:
+        self.scan = scan
+        self.books = {book: number for number, book in enumerate(scan.books)}
+        self.window = Window(scan)
+        self.judge = Judge(scan, self.window)
+        self.purse = Purse(
+            scan.budget,
+            scan.room,
+            {
+                book.book_id: book.fields.token_budget
+                for book in scan.books
+                if book.fields.token_budget is not None
+            },
+        )
+        self.candidates: set[CompiledEntry] = set()
+        self.inside: dict[CompiledEntry, _In] = {}
+        self.settled: set[CompiledEntry] = set()
+        self.unasked: set[CompiledEntry] = set()
+        self.out: dict[CompiledEntry, tuple[int, str]] = {}
+        self.groups: dict[str, CompiledEntry] = {}
+        self.further_back = 0
+        self.step = Step("first", 0, 0)
+        self.is_recursive = any(is_recursive(book, scan.settings) for book in scan.books)
+
+    def run(self) -> Outcome:
+        self._enlist_known()
+        levels = sorted({level for book in self.scan.books for level in book.levels})
+        step: Step | None = Step("first", 0, 0)
+        level = levels.pop(0) if levels else 0
+        while step is not None:
+            new = self._pass(step)
+            step, level = self._next(step, new, level, levels)
+        return self._outcome()
+
+    def _enlist_known(self) -> None:
+        """Entries that are looked at whether their keys occur or not."""
+        for book in self.scan.books:
+            self.unasked.update(book.always)
+            for entry_id in (*self.scan.semantic, *self.scan.timed.effects):
+                if entry_id in book.by_id:
+                    self.unasked.add(book.by_id[entry_id])
+        self.candidates |= self.unasked
+
+    def _place(self, entry: CompiledEntry) -> tuple[int, int, int]:
+        return -entry.entry.order, self.books[entry.book], entry.place
+
+    def _pass(self, step: Step) -> list[_In]:
+        """Look at all candidates once. Returns those that came in."""
+        deepest = max((book.deepest for book in self.scan.books), default=0)
+        self.window.read(max(deepest, self._reach() + self.further_back))
+        found: list[Found] = []
+        for entry in sorted(self._due(step), key=self._place):
+            verdict = self.judge.judge(entry, step, further_back=self.further_back)
+            if isinstance(verdict, Found):
+                found.append(verdict)
+            elif verdict:
+                self.out[entry] = (0, verdict)
+        return self._let_in(found)
+
+    def _due(self, step: Step) -> set[CompiledEntry]:
+        """Candidates for which something may have changed since the last step."""
+        primary, other = self.window.fresh()
+        primary -= self.settled
+        due = primary | (other & self.candidates)
+        self.candidates |= primary
+        before, self.step = self.step, step
+        if "deeper" in {step.kind, before.kind} or step.level != before.level:
+            due = set(self.candidates)
+        else:
+            due |= {entry for entry in self.candidates if self._is_always_due(entry)}
+        return due
+
+    def _is_always_due(self, entry: CompiledEntry) -> bool:
+        return (
+            not entry.is_indexed or entry.entry.delay_until_recursion > 0 or entry in self.unasked
+        )
+
+    def _reach(self) -> int:
+        """How far back keys of entries are looked for that do not say it themselves."""
+        depths = [book.fields.scan_depth for book in self.scan.books]
+        return max(
+            (self.scan.settings.scan_depth if depth is None else depth for depth in depths),
+            default=0,
+        )
+
+    def _let_in(self, found: list[Found]) -> list[_In]:
+        rules = groups.Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.judge.score)
+        lost = groups.losers(found, self.groups, rules)
+        new: list[_In] = []
+        # Constant entries first, so that the budget never ends before them.
+        for one in sorted(found, key=_asks_when):
+            entry = one.entry
+            if entry.entry_id in lost:
+                self._drop(entry, lost[entry.entry_id])
+            elif not one.is_sticky and self._fails(entry):
+                self._drop(entry, f"probability {entry.entry.probability:g}%")
+            elif (inside := self._pay(one)) is not None:
+                new.append(inside)
+        return [one for one in new if one.found.entry in self.inside]
+
+    def _fails(self, entry: CompiledEntry) -> bool:
+        stored = entry.entry
+        return stored.use_probability and not happens(
+            self.scan.seed, entry.entry_id, stored.probability
+        )
+
+    def _pay(self, found: Found) -> _In | None:
+        """Let an entry in if there are tokens for it."""
+        entry = found.entry
+        content = self.scan.expand(entry.content)
+        tokens = self.scan.count(content) if content.strip() else 0
+        refused, gave_way = self.purse.ask(entry, tokens)
+        if refused is not None:
+            self._drop(entry, refused, tokens)
+            return None
+        for other in gave_way:
+            paid = self.inside.pop(other)
+            self._drop(other, "budget, @@ignore_on_max_context", paid.tokens)
+        inside = self.inside[entry] = _In(found, content, tokens)
+        self.candidates.discard(entry)
+        self.out.pop(entry, None)
+        self.settled.add(entry)
+        for name in entry.groups:
+            self.groups.setdefault(name, entry)
+        return inside
+
+    def _drop(self, entry: CompiledEntry, reason: str, tokens: int = 0) -> None:
+        """Leave an entry out for the rest of the scan."""
+        self.out[entry] = (tokens, reason)
+        self.candidates.discard(entry)
+        self.settled.add(entry)
+
+    def _next(
+        self, step: Step, new: list[_In], level: int, levels: list[int]
+    ) -> tuple[Step | None, int]:
+        """What to do after a step: recursion, then reading further back, then the next level."""
+        settings = self.scan.settings
+        passes = step.number + 1
+        if passes >= (settings.max_recursion_steps or MAX_STEPS) or self.purse.is_over:
+            return None, level
+        spoken = [one for one in new if not one.found.entry.entry.prevent_recursion]
+        following = Step("recursion", step.number + 1, level)
+        if self.is_recursive and spoken:
+            for one in spoken:
+                self.window.add_entry(one.found.entry.title, one.content, following.number)
+            return following, level
+        if len(self.inside) < settings.min_activations and self._may_read_on():
+            self.further_back += 1
+            return Step("deeper", step.number, level), level
+        if step.number and levels:
+            return Step("recursion", step.number + 1, levels[0]), levels.pop(0)
+        return None, level
+
+    def _may_read_on(self) -> bool:
+        depth = self._reach() + self.further_back
+        limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
+        return depth < min(limit, len(self.scan.messages))
+
+    def _outcome(self) -> Outcome:
+        for one in self.inside.values():
+            if not one.content.strip():
+                self.out[one.found.entry] = (0, "empty content")
+        left_out = [
+            LeftOut(entry_id=entry.entry_id, title=entry.title, tokens=tokens, reason=reason)
+            for entry, (tokens, reason) in sorted(
+                self.out.items(), key=lambda one: self._place(one[0])
+            )
+        ]
+        inside = sorted(
+            (one for one in self.inside.values() if one.content.strip()),
+            key=lambda one: (
+                one.found.entry.entry.order,
+                *self._place(one.found.entry)[1:],
+            ),
+        )
+        entries = sum(len(book.entries) for book in self.scan.books)
+        notes = [note for book in self.scan.books for note in book.notes]
+        return Outcome(
+            activated=[self._activated(one) for one in inside],
+            left_out=left_out[:MAX_LEFT_OUT],
+            left_out_more=max(0, len(left_out) - MAX_LEFT_OUT),
+            not_found=entries - len(inside) - len(left_out),
+            timed=self._timed(),
+            notes=list(dict.fromkeys(notes + self.window.notes)),
+            tokens=self.purse.used,
+        )
+
+    def _activated(self, inside: _In) -> Activated:
+        entry, stored = inside.found.entry, inside.found.entry.entry
+        semantic = self.scan.semantic.get(entry.entry_id)
+        return Activated(
+            entry_id=entry.entry_id,
+            book_id=entry.book.book_id,
+            title=entry.title,
+            content=inside.content,
+            tokens=inside.tokens,
+            position=entry.position,
+            depth=entry.depth,
+            from_start=entry.from_start,
+            role=entry.role,
+            outlet=stored.outlet,
+            order=stored.order,
+            reasons=inside.found.reasons,
+            is_constant=stored.constant,
+            score=semantic.score if semantic else None,
+            rank=semantic.rank if semantic else None,
+            disable_ui_prompt=entry.says.disable_ui_prompt,
+            automation_id=stored.automation_id,
+        )
+
+    def _timed(self) -> TimedState:
+        now = self.scan.message_count
+        effects: dict[UUID, Effect] = {}
+        for book in self.scan.books:
+            for entry_id in self.scan.timed.effects:
+                entry = book.by_id.get(entry_id)
+                effect = self.judge.effect(entry) if entry else None
+                if entry and effect and (now < effect.cooldown_until or entry.is_remembered):
+                    effects[entry_id] = effect
+        for one in self.inside.values():
+            entry, known = one.found.entry, effects.get(one.found.entry.entry_id)
+            # What still runs is not begun anew: an entry does not keep itself sticky.
+            if entry.is_timed and (known is None or now >= known.cooldown_until):
+                effects[entry.entry_id] = begun(entry.entry, now=now, keys=entry.keys)
+        return TimedState(effects)
+
+
+def _asks_when(found: Found) -> tuple[bool, bool]:
+    entry = found.entry
+    return not entry.entry.constant, entry.says.ignore_on_max_context

@@ -1,0 +1,153 @@
+"""Books of cards, kept as lorebooks: `characters` asks for them by its `CardBooks`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters.card_books import CardLorebook
+from backend.characters.cards.errors import CardError, CardLimitError
+from backend.errors import ConflictError
+from backend.lorebooks import repository
+from backend.lorebooks.errors import LoreFileError, LoreLimitError
+from backend.lorebooks.exporting import card_book_object
+from backend.lorebooks.formats.merge import book_object
+from backend.lorebooks.formats.model import ReadBook
+from backend.lorebooks.formats.reader import read_card_book
+from backend.lorebooks.importing import LoreRows, insert_entries, new_rows
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.outbox import KIND, IndexOutbox, NoIndex
+from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCardBook:
+    """A card's book, read and sealed."""
+
+    rows: LoreRows
+    shown: dict[str, Any]
+    outbox: IndexOutbox
+
+    @property
+    def summary(self) -> CardLorebook:
+        """What it will be."""
+        rows = self.rows
+        return CardLorebook(id=rows.book.id, name=rows.fields.name, entry_count=len(rows.entries))
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Sentences about what had to be bent or left out."""
+        return self.rows.warnings
+
+    async def store(self, session: AsyncSession, identity: Identity) -> None:
+        """Store it for its character, in the place of the book that it may have.
+
+        The lorebook stays the same one, with its links and switches; its entries are new ones.
+        The character is locked.
+        """
+        new = self.rows.book
+        if new.character_id is None:
+            raise ValueError("A card's book belongs to a character.")
+        old = await repository.find_card_book(
+            session, new.character_id, owner_id=identity.user_id, lock=True, source=True
+        )
+        if old is None:
+            session.add(new)
+            await session.flush()
+        elif old.id == new.id:
+            old.sealed_book, old.sealed_source = new.sealed_book, new.sealed_source
+            repository.touch(old)
+            await session.execute(delete(EntryRow).where(EntryRow.lorebook_id == old.id))
+        else:
+            raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
+        await insert_entries(session, self.rows.entries)
+        await self.outbox.changed(
+            session, identity, kind=KIND, container_id=new.id, source_ids=None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCardBook:
+    """A card's book as it is kept, still sealed."""
+
+    sealer: Sealer
+    book: Lorebook
+    entries: Sequence[EntryRow]
+
+    @property
+    def id(self) -> UUID:
+        """The lorebook's id."""
+        return self.book.id
+
+    def open(self) -> dict[str, Any]:
+        """The book as its card shows it. CPU-bound."""
+        return card_book_object(self.sealer, self.book, self.entries)
+
+
+class CardBookService:
+    """Keeps the books of cards as lorebooks."""
+
+    def __init__(self, outbox: IndexOutbox | None = None) -> None:
+        self._outbox = outbox or NoIndex()
+
+    def prepare(
+        self,
+        sealer: Sealer,
+        book: dict[str, Any],
+        *,
+        character_id: UUID,
+        name: str,
+        replaced: UUID | None,
+    ) -> ReadyCardBook:
+        """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
+        try:
+            read = read_card_book(book, given_name=name)
+            rows = new_rows(sealer, read, character_id=character_id, book_id=replaced)
+        except LoreLimitError as error:
+            raise CardLimitError(
+                f"In the card's lorebook: {error.detail}",
+                limit=error.limit,
+                allowed=error.allowed,
+                found=error.found,
+            ) from error
+        except LoreFileError as error:
+            raise CardError(f"In the card's lorebook: {error.detail}") from error
+        return ReadyCardBook(rows, _shown(read), self._outbox)
+
+    async def find(
+        self, session: AsyncSession, identity: Identity, character_id: UUID
+    ) -> StoredCardBook | None:
+        """The book of a character's card."""
+        book = await repository.find_card_book(
+            session, character_id, owner_id=identity.user_id, source=True
+        )
+        if book is None:
+            return None
+        entries = await repository.list_entries(session, book.id, source=True)
+        return StoredCardBook(identity.sealer, book, entries)
+
+    async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
+        """Delete the book of a character's card, if it has one."""
+        book = await repository.find_card_book(
+            session, character_id, owner_id=identity.user_id, lock=True
+        )
+        if book is not None:
+            await session.delete(book)
+            await session.flush()
+            await self._outbox.changed(
+                session, identity, kind=KIND, container_id=book.id, source_ids=None
+            )
+
+
+def _shown(read: ReadBook) -> dict[str, Any]:
+    """The book as it will be read back: what is shown now is what is shown later."""
+    value = book_object(read.fields, read.source, read.entries)
+    return msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])

@@ -1,0 +1,309 @@
+"""Lorebooks: `/lorebooks`, their entries, and lorebook files in and out."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from backend.accounts.identity import Identity
+from backend.characters.answers import file_answer
+from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
+from backend.errors import PreconditionFailedError
+from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.entry_service import LoreEntryService
+from backend.lorebooks.errors import (
+    LorebookFullError,
+    LorebookNotFoundError,
+    LoreEntryNotFoundError,
+    LoreFileError,
+    LoreLimitError,
+)
+from backend.lorebooks.schemas import (
+    EntryOrder,
+    ExportFormat,
+    ImportedLorebook,
+    LorebookFields,
+    LorebookItem,
+    LorebookView,
+    LoreEntryView,
+    NewLorebook,
+    NewLoreEntry,
+)
+from backend.lorebooks.service import LorebookService
+from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+
+AnyRequest = Request[Any, Any, Any]
+TAGS = ("Lorebooks",)
+
+
+class LorebookController(Controller):
+    """Lorebooks."""
+
+    path = "/lorebooks"
+    tags = TAGS
+
+    @get(operation_id="listLorebooks", summary="List and search lorebooks")
+    async def list_lorebooks(
+        self,
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+        limit: FromQuery[int] = 50,
+        after: FromQuery[UUID | None] = None,
+        search: Annotated[str, QueryParameter(max_length=200)] = "",
+    ) -> Page[LorebookItem]:
+        """Lorebooks, newest first, those of cards among them.
+
+        With `search`, those in whose name each of its words occurs, whatever the case. A page of a
+        search may be short, or empty, while `next` leads on.
+        """
+        return await lorebooks.list_page(
+            identity, limit=page_limit(limit), after=after, search=search
+        )
+
+    @post(
+        opt={RAISES: (LorebookFullError,)},
+        operation_id="createLorebook",
+        summary="Make a lorebook",
+    )
+    async def create_lorebook(
+        self,
+        data: JSONBody[NewLorebook],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LorebookView]:
+        """Make a lorebook without entries. Settings that are null are as the chat says."""
+        return _tagged(await lorebooks.create(identity, data))
+
+    @post(
+        "/import",
+        opt={RAISES: (LoreFileError, LoreLimitError, LorebookFullError)},
+        operation_id="importLorebook",
+        summary="Import a lorebook file",
+        operation_class=NamedFileOperation,
+        request_max_body_size=MAX_UPLOAD_BYTES,
+    )
+    async def import_lorebook(
+        self,
+        request: AnyRequest,
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> ImportedLorebook:
+        """Make a lorebook of a file.
+
+        World Info, `character_book`, `lorebook_v3`, Agnai, Risu, NovelAI and Kobold are told apart
+        by what is in the file; of a whole card (JSON, PNG, CHARX) its lorebook is taken. `name` is
+        what it is called where the file does not say, else the file's name. What the file holds
+        beyond the fields known here is kept, and comes back on export. The lorebook is stored with
+        all its entries or not at all.
+        """
+        upload = await read_upload(request)
+        return await lorebooks.import_file(identity, upload.data, _name(upload))
+
+    @get(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="getLorebook",
+        summary="Read a lorebook",
+    )
+    async def get_lorebook(
+        self,
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LorebookView]:
+        """A lorebook's settings and links, without its entries."""
+        return _tagged(await lorebooks.get(identity, lorebook_id))
+
+    @patch(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, PreconditionFailedError), PATCHES: LorebookFields},
+        operation_id="patchLorebook",
+        summary="Change a lorebook",
+    )
+    async def patch_lorebook(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LorebookView]:
+        """Merge into a lorebook's settings: what is absent stays, null goes back to the default."""
+        view = await lorebooks.patch(
+            identity, lorebook_id, data, if_match=request.headers.get("if-match")
+        )
+        return _tagged(view)
+
+    @delete(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, PreconditionFailedError)},
+        operation_id="deleteLorebook",
+        summary="Delete a lorebook",
+    )
+    async def delete_lorebook(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> None:
+        """Delete a lorebook with its entries and links. A card's character goes on without it."""
+        await lorebooks.delete(identity, lorebook_id, if_match=request.headers.get("if-match"))
+
+    @get(
+        "/{lorebook_id:uuid}/export",
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="exportLorebook",
+        summary="Export a lorebook file",
+        media_type="application/json",
+    )
+    async def export_lorebook(
+        self,
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+        file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "world_info",
+    ) -> Response[bytes]:
+        """The lorebook as a file that other tools read, and that imports back to the same.
+
+        `v2` is a card's `character_book` by itself, `v3` a `lorebook_v3`. What came in in the same
+        format comes back as it was, but for what was changed here.
+        """
+        return file_answer(await lorebooks.export(identity, lorebook_id, file_format))
+
+
+class LoreEntryController(Controller):
+    """Entries of lorebooks."""
+
+    path = "/lorebooks/{lorebook_id:uuid}/entries"
+    tags = TAGS
+
+    @get(
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="listLoreEntries",
+        summary="List a lorebook's entries",
+    )
+    async def list_entries(
+        self,
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+        limit: FromQuery[int] = 50,
+        after: FromQuery[int | None] = None,
+    ) -> Page[LoreEntryView]:
+        """Entries in their order. `after` is the place behind which the page begins."""
+        return await lore_entries.list_page(
+            identity, lorebook_id, limit=page_limit(limit), after=after
+        )
+
+    @post(
+        opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
+        operation_id="createLoreEntry",
+        summary="Make an entry",
+    )
+    async def create_entry(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[NewLoreEntry],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+    ) -> Response[LoreEntryView]:
+        """Put an entry behind the others. What is absent is as World Info has it by default."""
+        return _tagged_entry(await lore_entries.create(identity, lorebook_id, data))
+
+    @put(
+        "/order",
+        status_code=204,
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="orderLoreEntries",
+        summary="Put a lorebook's entries in order",
+    )
+    async def order_entries(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[EntryOrder],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+    ) -> None:
+        """Put all entries in this order: how they are listed and exported. Prompts go by `order`.
+
+        Each entry of the lorebook is named once.
+        """
+        await lore_entries.reorder(identity, lorebook_id, data.entry_ids)
+
+    @get(
+        "/{entry_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError)},
+        operation_id="getLoreEntry",
+        summary="Read an entry",
+    )
+    async def get_entry(
+        self,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+    ) -> Response[LoreEntryView]:
+        """An entry, with all its fields."""
+        return _tagged_entry(await lore_entries.get(identity, lorebook_id, entry_id))
+
+    @patch(
+        "/{entry_id:uuid}",
+        opt={
+            RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError),
+            PATCHES: LoreEntry,
+        },
+        operation_id="patchLoreEntry",
+        summary="Change an entry",
+    )
+    async def patch_entry(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+    ) -> Response[LoreEntryView]:
+        """Merge into an entry: what is absent stays, null goes back to the default."""
+        view = await lore_entries.patch(
+            identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
+        )
+        return _tagged_entry(view)
+
+    @delete(
+        "/{entry_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError)},
+        operation_id="deleteLoreEntry",
+        summary="Delete an entry",
+    )
+    async def delete_entry(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lore_entries: NamedDependency[LoreEntryService],
+    ) -> None:
+        """Delete an entry."""
+        await lore_entries.delete(
+            identity, lorebook_id, entry_id, if_match=request.headers.get("if-match")
+        )
+
+
+CONTROLLERS = (LorebookController, LoreEntryController)
+
+
+def _tagged(view: LorebookView) -> Response[LorebookView]:
+    return Response(view, headers={"ETag": etag(view.revision)})
+
+
+def _tagged_entry(view: LoreEntryView) -> Response[LoreEntryView]:
+    return Response(view, headers={"ETag": etag(view.revision)})
+
+
+def _name(upload: Upload) -> str:
+    return upload.name.strip() or PurePosixPath(upload.filename.replace("\\", "/")).stem

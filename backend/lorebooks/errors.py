@@ -1,0 +1,45 @@
+"""What can go wrong with lorebooks."""
+
+from __future__ import annotations
+
+from backend.errors import AppError, ConflictError, NotFoundError
+
+
+class LorebookNotFoundError(NotFoundError):
+    """No such lorebook, or someone else's."""
+
+    slug, title = "lorebook-not-found", "No such lorebook"
+
+
+class LoreEntryNotFoundError(NotFoundError):
+    """No such entry in this lorebook."""
+
+    slug, title = "lore-entry-not-found", "No such entry in this lorebook"
+
+
+class LorebookNotLinkedError(NotFoundError):
+    """The lorebook is there, but not linked to what was named."""
+
+    slug, title = "lorebook-not-linked", "The lorebook is not linked here"
+
+
+class LorebookFullError(ConflictError):
+    """A book, or an account, holds as much as it may."""
+
+    slug, title = "lorebook-full", "There is no more room"
+
+
+class LoreFileError(AppError):
+    """The file is broken, or is something else than a lorebook."""
+
+    status, slug, title = 422, "unreadable-lorebook", "The lorebook could not be read"
+
+
+class LoreLimitError(LoreFileError):
+    """The lorebook is over a limit: `limit` is its name, `allowed` and `found` are counts."""
+
+    slug, title = "lorebook-limit", "The lorebook is over a limit"
+
+    def __init__(self, detail: str, *, limit: str, allowed: int, found: int) -> None:
+        super().__init__(detail, extra={"limit": limit, "allowed": allowed, "found": found})
+        self.limit, self.allowed, self.found = limit, allowed, found

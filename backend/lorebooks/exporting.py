@@ -1,0 +1,65 @@
+"""A lorebook into a file that other tools read. CPU-bound, no database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import msgspec
+
+from backend.characters.exporting import ExportedFile
+from backend.lorebooks.entries import BookFields
+from backend.lorebooks.formats.character_book import REQUIRED
+from backend.lorebooks.formats.merge import (
+    Sourced,
+    book_object,
+    lorebook_v3_object,
+    world_info_object,
+)
+from backend.lorebooks.formats.model import BookSource
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.records import open_book, open_book_source, open_entry, open_entry_source
+from backend.lorebooks.schemas import ExportFormat
+from backend.vault.sealing import Sealer
+
+__all__ = ["ExportedFile", "card_book_object", "export_file"]
+
+
+def export_file(
+    sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow], file_format: ExportFormat
+) -> ExportedFile:
+    """A book, loaded with its source, as a JSON file, indented for people."""
+    fields, source, opened = _opened(sealer, book, entries)
+    value = _object(fields, source, opened, file_format)
+    data = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    return ExportedFile(data, "application/json", fields.name, "json")
+
+
+def card_book_object(sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow]) -> dict[str, Any]:
+    """A book, loaded with its source, as its card holds it (`character_book`)."""
+    return book_object(*_opened(sealer, book, entries))
+
+
+def _opened(
+    sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow]
+) -> tuple[BookFields, BookSource | None, list[Sourced]]:
+    opened = [(open_entry(sealer, row), open_entry_source(sealer, row)) for row in entries]
+    return open_book(sealer, book), open_book_source(sealer, book), opened
+
+
+def _object(
+    fields: BookFields,
+    source: BookSource | None,
+    entries: Sequence[Sourced],
+    file_format: ExportFormat,
+) -> dict[str, Any]:
+    match file_format:
+        case "world_info":
+            return world_info_object(fields, source, entries)
+        case "v2":
+            return book_object(fields, source, entries, required=REQUIRED)
+        case "v3":
+            return lorebook_v3_object(fields, source, entries)
+        case _:
+            assert_never(file_format)

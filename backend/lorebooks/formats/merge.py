@@ -1,0 +1,197 @@
+"""Books and entries, joined with their sources into the objects of lorebook files.
+
+Where the source is of the format that is written, it comes back as it was, with those members
+changed that say something else now than when it was read. Where it is of another, what the model
+does not know comes along in `extensions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, cast
+
+from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.formats import books, character_book, fields, others, world_info
+from backend.lorebooks.formats.coerce import Notes
+from backend.lorebooks.formats.model import BookSource, EntrySource, Format
+from backend.lorebooks.formats.reader import CONTENT, READERS
+
+Target = Literal["world_info", "character_book"]
+Sourced = tuple[LoreEntry, EntrySource | None]
+Object = dict[str, Any]
+
+_WRITERS: Final = {
+    "world_info": world_info.write_entry,
+    "character_book": character_book.write_entry,
+}
+_KNOWN: Final[dict[Format, frozenset[str]]] = {
+    "world_info": world_info.KNOWN | world_info.BOOKKEEPING,
+    "character_book": character_book.KNOWN | {"id", "extensions"},
+    "agnai": others.AGNAI,
+    "risu": others.RISU,
+    "novelai": others.NOVELAI,
+    "kobold": others.KOBOLD | {"title"},
+}
+_NOTHING: Final = object()
+
+
+def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -> Object:
+    """An entry as `target` holds it."""
+    write = _WRITERS[target]
+    written = write(entry)
+    if source is None:
+        return written
+    if source.format != target:
+        return _moved(written, source, target)
+    raw = _whole(source, entry)
+    before = write(READERS[target](raw, Notes()))
+    if before == written:
+        return raw
+    if target == "character_book" and character_book.has_bare_patterns(raw):
+        # Slashes from here on: once it has extensions of SillyTavern's, `use_regex` says nothing.
+        before = {**before, "keys": None, "secondary_keys": None}
+    return _overlaid(raw, before, written)
+
+
+def _whole(source: EntrySource, entry: LoreEntry) -> Object:
+    """An entry's source with its content, as it is now."""
+    said = CONTENT[source.format]
+    return {**source.raw, said: entry.content} if source.is_short else source.raw
+
+
+def _overlaid(raw: Object, before: Mapping[str, Any], written: Mapping[str, Any]) -> Object:
+    """`raw` with the members that differ between what was and what is, member by member."""
+    found = dict(raw)
+    for member in {**before, **written}:
+        was, now = before.get(member, _NOTHING), written.get(member, _NOTHING)
+        if was == now:
+            continue
+        if now is _NOTHING:
+            found.pop(member, None)
+        elif isinstance(now, dict):
+            inner = cast("Object", now)
+            before_inner = cast("Object", was) if isinstance(was, dict) else {}
+            raw_inner = raw.get(member)
+            outer = cast("Object", raw_inner) if isinstance(raw_inner, dict) else {}
+            found[member] = _overlaid(outer, before_inner, inner)
+        else:
+            found[member] = now
+    return found
+
+
+def _moved(written: Object, source: EntrySource, target: Target) -> Object:
+    raw = source.raw
+    rest = {member: each for member, each in raw.items() if member not in _KNOWN[source.format]}
+    extensions = {
+        member: each
+        for member, each in character_book.extensions(raw).items()
+        if member not in fields.EXTENSION_NAMES
+    }
+    kept = {**extensions, **rest}
+    if target == "world_info":
+        own = {"extensions": kept} if kept else {}
+        return {**written, **own, **_numbered(raw.get("id"), "uid")}
+    priority = {"priority": kept.pop("priority")} if "priority" in kept else {}
+    written["extensions"] = {**kept, **written["extensions"]}
+    return {**written, **priority, **_numbered(raw.get("uid"), "id")}
+
+
+def _numbered(value: object, member: str) -> Object:
+    return {member: value} if isinstance(value, int) and not isinstance(value, bool) else {}
+
+
+def world_info_object(
+    book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
+) -> Object:
+    """A book as World Info: an object of entries by their `uid`."""
+    listed = [entry_object(entry, own, "world_info") for entry, own in entries]
+    found = _beside(book, source, "world_info")
+    if source is None or not _is_untouched(source, entries, listed):
+        # SillyTavern's copy of the card's book that this was made of: out of date by now.
+        found.pop("originalData", None)
+    for member in ("description", "extensions"):
+        if not found.get(member) and (source is None or member not in source.raw):
+            found.pop(member, None)
+    return {**found, "entries": _by_uid(listed, [own for _, own in entries])}
+
+
+def _is_untouched(source: BookSource, entries: Sequence[Sourced], listed: Sequence[Object]) -> bool:
+    return len(listed) == source.count and all(
+        own is not None and each == _whole(own, entry)
+        for each, (entry, own) in zip(listed, entries, strict=True)
+    )
+
+
+def _by_uid(listed: Iterable[Object], sources: Iterable[EntrySource | None]) -> Object:
+    """Entries by key, each with a `uid` of its own; keys and uids that are sound stay."""
+    pairs = list(zip(listed, sources, strict=True))
+    numbers = [each["uid"] for each, _ in pairs if _numbered(each.get("uid"), "uid")]
+    highest = max((number for number in numbers if number < 2**53), default=-1)
+    free = iter(range(max(highest, -1) + 1, max(highest, -1) + 2 + 2 * len(pairs)))
+    taken: set[int] = set()
+    wanted = {own.key for _, own in pairs if own and own.key}
+    found: Object = {}
+    for each, own in pairs:
+        uid = each.get("uid")
+        if not _numbered(uid, "uid") or uid in taken:
+            uid = next(number for number in free if str(number) not in wanted)
+        taken.add(cast("int", uid))
+        key = own.key if own and own.key and own.key not in found else str(uid)
+        while key in found:
+            key = f"{key}_"
+        found[key] = {**each, "uid": uid}
+    return found
+
+
+def book_object(
+    book: BookFields,
+    source: BookSource | None,
+    entries: Sequence[Sourced],
+    *,
+    required: Sequence[str] = (),
+) -> Object:
+    """A book as a card's `character_book`; entries get those `required` members they lack."""
+    listed: list[Object] = []
+    for place, (entry, own) in enumerate(entries):
+        each = entry_object(entry, own, "character_book")
+        if own is None or own.format != "character_book":
+            each.setdefault("id", place)
+        lacking = [member for member in required if member not in each]
+        if lacking:
+            # Whose `extensions` say nothing, and so do not change what `use_regex` means.
+            written: Object = {**character_book.write_entry(entry), "extensions": {}}
+            each = {**each, **{member: written[member] for member in lacking}}
+        listed.append(each)
+    found = _beside(book, source, "character_book")
+    if required:
+        found.setdefault("extensions", {})
+    return {**found, "entries": listed}
+
+
+def lorebook_v3_object(
+    book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
+) -> Object:
+    """A book as a file of its own, as Character Card V3 has it."""
+    data = book_object(book, source, entries, required=character_book.REQUIRED_BY_V3)
+    return {"spec": "lorebook_v3", "data": data, **(source.envelope if source else {})}
+
+
+def _beside(book: BookFields, source: BookSource | None, target: Target) -> Object:
+    """The members of a book beside its entries."""
+    written = books.write_fields(book)
+    if source is None:
+        return written
+    if source.format == target:
+        read = books.read_fields(source.raw, Notes(), given_name=source.given_name)
+        return _overlaid(source.raw, books.write_fields(read), written)
+    rest = {
+        member: each
+        for member, each in source.raw.items()
+        if member not in books.KNOWN and member != "originalData"
+    }
+    former = {
+        member: each
+        for member, each in character_book.extensions(source.raw).items()
+        if member != books.OURS
+    }
+    return {**written, "extensions": {**rest, **former, **written["extensions"]}}

@@ -1,0 +1,176 @@
+"""Rows of lorebooks. Nothing here commits; what is someone else's does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
+
+from backend.database.base import now
+from backend.lorebooks.errors import LorebookNotFoundError, LoreEntryNotFoundError
+from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.schemas import LorebookLinks
+
+_WITHOUT_SOURCE = defer(Lorebook.sealed_source, raiseload=True)
+_ENTRY_WITHOUT_SOURCE = defer(EntryRow.sealed_source, raiseload=True)
+
+
+async def get_book(
+    session: AsyncSession,
+    book_id: UUID,
+    *,
+    owner_id: UUID,
+    lock: bool = False,
+    source: bool = False,
+) -> Lorebook:
+    """Raises `LorebookNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change the book and its entries. `source` loads the book
+    as it came in, too.
+    """
+    query = select(Lorebook).where(Lorebook.id == book_id, Lorebook.user_id == owner_id)
+    if not source:
+        query = query.options(_WITHOUT_SOURCE)
+    book = await session.scalar(query.with_for_update() if lock else query)
+    if book is None:
+        raise LorebookNotFoundError
+    return book
+
+
+async def find_card_book(
+    session: AsyncSession,
+    character_id: UUID,
+    *,
+    owner_id: UUID,
+    lock: bool = False,
+    source: bool = False,
+) -> Lorebook | None:
+    """The book of a character's card."""
+    query = select(Lorebook).where(
+        Lorebook.character_id == character_id, Lorebook.user_id == owner_id
+    )
+    if not source:
+        query = query.options(_WITHOUT_SOURCE)
+    return await session.scalar(query.with_for_update() if lock else query)
+
+
+async def list_books(
+    session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
+) -> list[Lorebook]:
+    """Books of a user, newest first, from behind `after`."""
+    query = (
+        select(Lorebook)
+        .where(Lorebook.user_id == owner_id)
+        .order_by(Lorebook.id.desc())
+        .limit(limit)
+        .options(_WITHOUT_SOURCE)
+    )
+    if after is not None:
+        query = query.where(Lorebook.id < after)
+    return list(await session.scalars(query))
+
+
+async def find_books(
+    session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
+) -> dict[UUID, Lorebook]:
+    """Those of the books that are the owner's."""
+    query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.user_id == owner_id)
+    return {book.id: book for book in await session.scalars(query.options(_WITHOUT_SOURCE))}
+
+
+async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
+    """How many books a user has, those of cards among them."""
+    query = select(func.count()).select_from(Lorebook).where(Lorebook.user_id == owner_id)
+    return await session.scalar(query) or 0
+
+
+async def entry_counts(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """How many entries each of some books has; a book without any is left out."""
+    rows = await session.execute(
+        select(EntryRow.lorebook_id, func.count())
+        .where(EntryRow.lorebook_id.in_(book_ids))
+        .group_by(EntryRow.lorebook_id)
+    )
+    return dict(rows.all())
+
+
+async def links_of(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, LorebookLinks]:
+    """What each of some books is linked to, in the order it was linked."""
+    found = {book_id: LorebookLinks() for book_id in book_ids}
+    links = await session.scalars(
+        select(LorebookLink).where(LorebookLink.lorebook_id.in_(book_ids)).order_by(LorebookLink.id)
+    )
+    for link in links:
+        if link.character_id is not None:
+            found[link.lorebook_id].character_ids.append(link.character_id)
+        if link.persona_id is not None:
+            found[link.lorebook_id].persona_ids.append(link.persona_id)
+    chats = await session.execute(
+        select(ChatLorebook.lorebook_id, ChatLorebook.chat_id)
+        .where(ChatLorebook.lorebook_id.in_(book_ids), ChatLorebook.state == "linked")
+        .order_by(ChatLorebook.chat_id)
+    )
+    for book_id, chat_id in chats:
+        found[book_id].chat_ids.append(chat_id)
+    return found
+
+
+async def get_entry(
+    session: AsyncSession, book_id: UUID, entry_id: UUID, *, owner_id: UUID
+) -> EntryRow:
+    """Raises `LoreEntryNotFoundError`: absent, in another book, or someone else's."""
+    entry = await session.scalar(
+        select(EntryRow)
+        .where(
+            EntryRow.id == entry_id,
+            EntryRow.lorebook_id == book_id,
+            EntryRow.user_id == owner_id,
+        )
+        .options(_ENTRY_WITHOUT_SOURCE)
+    )
+    if entry is None:
+        raise LoreEntryNotFoundError
+    return entry
+
+
+async def list_entries(
+    session: AsyncSession,
+    book_id: UUID,
+    *,
+    limit: int | None = None,
+    after: int | None = None,
+    source: bool = False,
+) -> list[EntryRow]:
+    """A book's entries in their order, from behind the place `after`."""
+    query = select(EntryRow).where(EntryRow.lorebook_id == book_id).order_by(EntryRow.place)
+    if not source:
+        query = query.options(_ENTRY_WITHOUT_SOURCE)
+    if limit is not None:
+        query = query.limit(limit)
+    if after is not None:
+        query = query.where(EntryRow.place > after)
+    return list(await session.scalars(query))
+
+
+async def places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
+    """Where each of a book's entries stands, by its id."""
+    query = select(EntryRow.id, EntryRow.place).where(EntryRow.lorebook_id == book_id)
+    return dict((await session.execute(query)).all())
+
+
+async def end_of_book(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
+    """How many entries a book has, and the place behind its last."""
+    behind = func.coalesce(func.max(EntryRow.place) + 1, 0)
+    query = select(func.count(), behind).where(EntryRow.lorebook_id == book_id)
+    count, place = (await session.execute(query)).one()
+    return count, place
+
+
+def touch(row: Lorebook | EntryRow) -> None:
+    """Note that a book or an entry was changed. An entry's change is its book's, too."""
+    row.revision += 1
+    row.updated_at = now()

@@ -1,0 +1,147 @@
+"""An embedder as the rest of Talekeeper uses it: with a memory, and with patience that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from backend.database.engine import Database
+from backend.memory.embedding.cache import EmbeddingCache, digests, halved
+from backend.memory.embedding.limits import Breaker, Clock, Retries
+from backend.memory.embedding.protocol import Embedder, EmbedderError, EmbedderSpec, Floats
+from backend.vault.sealing import Sealer
+
+QUERIES_KEPT = 512
+"""Vectors of queries in memory: 1.5 MB at 768 dimensions."""
+
+
+class CachedEmbedder:
+    """Embeds documents once each, and queries quickly or not at all.
+
+    Args:
+        database: Where vectors of documents are kept.
+        embedder: What makes them.
+        batch: Documents that are embedded and stored at a time.
+        query_timeout: Seconds that a query may take.
+        retries: For documents. A query gets one attempt.
+        clock: For the breaker in front of queries.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        embedder: Embedder,
+        *,
+        batch: int = 100,
+        query_timeout: float = 5.0,
+        retries: Retries | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._embedder = embedder
+        self._batch = batch
+        self._query_timeout = query_timeout
+        self._retries = retries or Retries()
+        self._breaker = Breaker(clock=clock)
+        self._cache = EmbeddingCache()
+        self._queries: OrderedDict[bytes, Floats] = OrderedDict()
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """See `Embedder`: which model this is, where that is known."""
+        return self._embedder.spec
+
+    async def ready(self) -> EmbedderSpec:
+        """See `Embedder`: which model this is. May ask a server."""
+        return await self._retries.run(self._embedder.ready)
+
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
+        """Vectors of a user's texts, shape (n, d), each row of unit length.
+
+        Equal texts are embedded once. What was made before an error is stored, and costs nothing
+        when the rest is tried again. Call it outside of any transaction.
+
+        Raises:
+            EmbedderError: `retry_after` says when to come back, where the provider did.
+        """
+        if not texts:
+            return np.empty((0, (await self.ready()).dimension), np.float32)
+        spec = await self.ready()
+        keys = digests(sealer, spec, "document", texts)
+        wanted = dict(zip(keys, texts, strict=True))
+        async with self._database.read() as session:
+            found = await self._cache.lookup(session, sealer, spec, [*wanted])
+        if found.stale or found.broken:
+            async with self._database.write() as session:
+                await self._cache.tidy(session, sealer, found)
+        vectors = dict(found.vectors)
+        for batch in _batches([key for key in wanted if key not in vectors], self._batch):
+            made = await self._embed([wanted[key] for key in batch])
+            some = dict(zip(batch, halved(made), strict=True))
+            async with self._database.write() as session:
+                await self._cache.store(session, sealer, some)
+            vectors |= some
+        return np.stack([vectors[key] for key in keys])
+
+    async def embed_query(self, sealer: Sealer, text: str) -> Floats:
+        """The vector of what a user looks for, shape (d,), of unit length.
+
+        The last few hundred are remembered, in this process alone.
+
+        Raises:
+            EmbedderError: The model failed or took too long; or it did so a moment ago several
+                times, and is not asked. Search can go on without.
+        """
+        key = self._remembered(sealer, text)
+        if key is not None and key in self._queries:
+            self._queries.move_to_end(key)
+            return self._queries[key]
+        vector = await self._ask(text)
+        key = self._remembered(sealer, text)
+        if key is not None:
+            self._queries[key] = vector
+            if len(self._queries) > QUERIES_KEPT:
+                self._queries.popitem(last=False)
+        return vector
+
+    async def aclose(self) -> None:
+        """Let go of the embedder."""
+        await self._embedder.aclose()
+
+    async def _embed(self, texts: Sequence[str]) -> Floats:
+        return await self._retries.run(lambda: self._embedder.embed(texts, "document"))
+
+    async def _ask(self, text: str) -> Floats:
+        """One attempt, within the time there is, unless the breaker is open."""
+        self._breaker.check()
+        try:
+            async with asyncio.timeout(self._query_timeout):
+                vector: Floats = (await self._embedder.embed([text], "query"))[0]
+        except TimeoutError:
+            error = EmbedderError(
+                f"The embedding model did not answer within {self._query_timeout:g} seconds.",
+                retryable=True,
+            )
+            self._breaker.failed(error)
+            raise error from None
+        except EmbedderError as error:
+            self._breaker.failed(error)
+            raise
+        self._breaker.succeeded()
+        return vector
+
+    def _remembered(self, sealer: Sealer, text: str) -> bytes | None:
+        """What a query is remembered under; None while it is not known which model answers."""
+        try:
+            return digests(sealer, self.spec, "query", [text])[0]
+        except EmbedderError:
+            return None
+
+
+def _batches(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]

@@ -1,0 +1,94 @@
+"""Gemini's embeddings, over the same connection to Google as its chat models use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.generation.gemini import WHO, GeminiProvider
+from backend.generation.model import ModelError
+from backend.generation.registry import GeminiConfig
+from backend.memory.embedding._texts import batches, prepared
+from backend.memory.embedding._vectors import table, unit_rows
+from backend.memory.embedding._vendors import answer, as_embedder_error
+from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
+
+DEFAULT_MODEL = "gemini-embedding-001"
+DEFAULT_DIMENSION = 768
+
+MOST_TEXTS = 100
+"""In one request. Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents"""
+
+_TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETRIEVAL_QUERY"}
+
+
+class GeminiEmbedder:
+    """An `Embedder` of Google's.
+
+    Args:
+        config: How Gemini is reached. `answer_timeout` is the longest wait for one request.
+        model: Its name, such as `gemini-embedding-001`.
+        dimension: Length of the vectors that it is asked for.
+        batch: Texts a request, 100 at most.
+    """
+
+    def __init__(
+        self,
+        config: GeminiConfig,
+        *,
+        model: str = DEFAULT_MODEL,
+        dimension: int = DEFAULT_DIMENSION,
+        batch: int = MOST_TEXTS,
+    ) -> None:
+        self._provider = GeminiProvider(config)
+        self._spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
+        self._batch = min(batch, MOST_TEXTS)
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        return self._spec
+
+    async def ready(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        return self._spec
+
+    async def embed(self, texts: Sequence[str], task: Task) -> Floats:
+        """See `Embedder`."""
+        parts = [
+            await self._ask(batch, task)
+            for batch in batches([*map(prepared, texts)], most=self._batch)
+        ]
+        return np.concatenate([np.empty((0, self._spec.dimension), np.float32), *parts])
+
+    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
+        try:
+            connection = await self._provider.connect()
+        except ModelError as error:
+            raise as_embedder_error(error) from None
+        # Of bare texts the SDK makes one single content for models that it takes to be multimodal:
+        # one vector for all of them.
+        contents: Any = [{"parts": [{"text": text}]} for text in texts]
+        response = await answer(
+            connection.client.aio.models.embed_content(
+                model=self._spec.model,
+                contents=contents,
+                config={
+                    "task_type": _TASK_TYPES[task],
+                    "output_dimensionality": self._spec.dimension,
+                },
+            ),
+            provider=self._provider,
+            who=WHO,
+        )
+        rows = [embedding.values or [] for embedding in response.embeddings or ()]
+        # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
+        return unit_rows(
+            table(rows, who=WHO), who=WHO, count=len(texts), dimension=self._spec.dimension
+        )
+
+    async def aclose(self) -> None:
+        """See `Embedder`."""
+        await self._provider.aclose()

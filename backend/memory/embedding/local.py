@@ -1,0 +1,198 @@
+"""Embeddings computed on this machine, by fastembed, out of a folder on disk.
+
+Nothing is ever downloaded: fastembed is given the folder, and looks nowhere else. What would report
+to its makers is switched off in `backend.memory`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from backend.memory.embedding._folders import ModelFolder, Pooling, read_folder
+from backend.memory.embedding._texts import repaired
+from backend.memory.embedding._vectors import unit_rows
+from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
+
+if TYPE_CHECKING:
+    from fastembed import TextEmbedding
+
+T = TypeVar("T")
+
+WHO = "The embedding model on this machine"
+HOW_TO_INSTALL = "uv sync --inexact --extra local"
+
+_GROUP_CHARS = 800
+"""Characters that go through the model at once, padding included. On a CPU more are slower, not
+faster, and take memory: measured with MiniLM int8 on one core, 30 words a text, 380 texts a second
+in groups of 4 and 240 in groups of 64; 150 words a text, 62 one by one, 26 in groups of 64, which
+took 1.4 GB. It also is what a query may have to wait for."""
+
+_LONGEST_CHARS = 40_000
+"""No tokenizer needs to see more of a text: models end at some thousand tokens."""
+
+
+def is_installed() -> bool:
+    """Whether fastembed is there, without the second that importing it takes."""
+    return find_spec("fastembed") is not None
+
+
+class LocalEmbedder:
+    """A model in a folder. It is loaded when the first text comes.
+
+    Args:
+        folder: Where it is.
+        model: fastembed's name for it, where its files do not say how it pools. Empty: by its
+            files.
+        dimension: Length of its vectors, where its files do not say so rightly.
+        workers: Texts are computed in so many threads. Each uses one core.
+
+    Raises `EmbedderError` when the folder holds no model, or fastembed is not installed.
+    """
+
+    def __init__(
+        self, folder: Path, *, model: str = "", dimension: int | None = None, workers: int = 1
+    ) -> None:
+        if not is_installed():
+            raise EmbedderError(
+                f"fastembed is not installed, which computes embeddings here. {HOW_TO_INSTALL}"
+            )
+        self._folder = read_folder(folder)
+        self._name = model
+        name = model or folder.resolve().name
+        self._spec = EmbedderSpec(
+            provider="local",
+            model=f"{name}-{self._folder.mark}",
+            dimension=dimension or self._folder.dimension,
+        )
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="embed")
+        self._loading: asyncio.Future[TextEmbedding] | None = None
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """See `Embedder`. The model's name ends in a mark of its files."""
+        return self._spec
+
+    async def ready(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        return self._spec
+
+    async def embed(self, texts: Sequence[str], task: Task) -> Floats:
+        """See `Embedder`."""
+        model = await self._loaded()
+        prefix = self._folder.prompts[task]
+        prepared = [prefix + repaired(text[:_LONGEST_CHARS]) for text in texts]
+        vectors = np.empty((len(texts), self._spec.dimension), dtype=np.float32)
+        groups = _groups(prepared)
+
+        async def work() -> None:
+            # One group after the other, so that another caller's text gets in between.
+            for group in groups:
+                some = [prepared[index] for index in group]
+                try:
+                    rows = await self._begin(partial(_run, model, some, task))
+                except EmbedderError:
+                    raise
+                except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
+                    raise EmbedderError(f"{WHO} failed ({type(error).__name__}).") from None
+                vectors[group] = unit_rows(
+                    rows, who=WHO, count=len(some), dimension=self._spec.dimension
+                )
+
+        await asyncio.gather(*(work() for _ in range(self._workers)))
+        return vectors
+
+    async def aclose(self) -> None:
+        """Let go of the model; a group under way is computed to its end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loading = None
+
+    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Do `work` in a thread of the pool. Raises `EmbedderError` once that is closed."""
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except RuntimeError:
+            raise EmbedderError(f"{WHO} is closed.") from None
+
+    async def _loaded(self) -> TextEmbedding:
+        if self._loading is None:
+            self._loading = self._begin(partial(_load, self._folder, self._name))
+        loading = self._loading
+        try:
+            # A caller who has no more time does not stop it: the next one finds it loaded.
+            return await asyncio.shield(loading)
+        except Exception as error:
+            self._loading = None
+            raise EmbedderError(
+                f"{WHO}, in {self._folder.path}, does not load ({type(error).__name__})."
+            ) from error
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Indices of texts of like length: what is computed together is padded to the longest."""
+    group: list[int] = []
+    for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
+        if group and (len(group) + 1) * len(texts[index]) > _GROUP_CHARS:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _run(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
+    embed = model.query_embed if task == "query" else model.passage_embed
+    return np.asarray(list(embed(texts)), dtype=np.float32)
+
+
+def _load(folder: ModelFolder, name: str) -> TextEmbedding:
+    """Load the model; takes a second or two, most of it to import fastembed."""
+    from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
+
+    known = {str(each["model"]).lower() for each in TextEmbedding.list_supported_models()}
+    if name.lower() not in known:
+        name = f"talekeeper/{folder.mark}-{folder.pooling}"
+        if name not in known:
+            _describe(folder, name)
+    return TextEmbedding(
+        name,
+        specific_model_path=str(folder.path),
+        # Else it makes a folder for downloads.
+        cache_dir=str(folder.path),
+        local_files_only=True,
+        providers=["CPUExecutionProvider"],
+        # More threads in one computation wait for each other more than they help.
+        threads=1,
+    )
+
+
+def _describe(folder: ModelFolder, name: str) -> None:
+    """Tell fastembed of a model that it does not know."""
+    from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
+    from fastembed.common.model_description import (  # noqa: PLC0415  # likewise
+        ModelSource,
+        PoolingType,
+    )
+
+    poolings: dict[Pooling, PoolingType] = {
+        "mean": PoolingType.MEAN,
+        "cls": PoolingType.CLS,
+        "last": PoolingType.LAST_TOKEN,
+    }
+    TextEmbedding.add_custom_model(
+        name,
+        pooling=poolings[folder.pooling],
+        normalization=True,
+        # It wants one; with a folder given it is never asked.
+        sources=ModelSource(hf="none"),
+        dim=folder.dimension,
+        model_file=folder.model_file,
+    )

@@ -1,0 +1,112 @@
+"""Embeddings of any server that speaks OpenAI's `/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.generation.model import ModelError
+from backend.generation.openai_compatible import OpenAICompatibleProvider
+from backend.generation.registry import OpenAICompatibleConfig
+from backend.memory.embedding._texts import batches, prepared
+from backend.memory.embedding._vectors import table, unit_rows
+from backend.memory.embedding._vendors import answer, as_embedder_error
+from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
+
+WHO = "The embeddings server"
+DEFAULT_BATCH = 100
+
+
+class OpenAICompatibleEmbedder:
+    """An `Embedder` on an OpenAI-compatible server.
+
+    Args:
+        config: Where the server is. `answer_timeout` is the longest wait for one request.
+        model: The model's name there.
+        dimension: Length of the vectors that it is asked for. None: whatever the first answer has;
+            many servers refuse to be asked for one.
+        batch: Texts a request.
+    """
+
+    def __init__(
+        self,
+        config: OpenAICompatibleConfig,
+        *,
+        model: str,
+        dimension: int | None = None,
+        batch: int = DEFAULT_BATCH,
+    ) -> None:
+        self._provider = OpenAICompatibleProvider(config)
+        self._model = model
+        self._asked_dimension = dimension
+        self._dimension = dimension
+        self._batch = batch
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        if self._dimension is None:
+            raise EmbedderError(
+                f"{WHO} has not answered yet, and how long its vectors are is not configured."
+            )
+        return EmbedderSpec(provider="openai", model=self._model, dimension=self._dimension)
+
+    async def ready(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        if self._dimension is None:
+            await self.embed(["dimension"], "document")
+        return self.spec
+
+    async def embed(self, texts: Sequence[str], task: Task) -> Floats:  # noqa: ARG002  # the API knows no tasks
+        """See `Embedder`."""
+        parts = [
+            await self._ask(batch) for batch in batches([*map(prepared, texts)], most=self._batch)
+        ]
+        if not parts:
+            return np.empty((0, self._dimension or 0), np.float32)
+        return np.concatenate(parts)
+
+    async def _ask(self, texts: Sequence[str]) -> Floats:
+        try:
+            connection = await self._provider.connect()
+        except ModelError as error:
+            raise as_embedder_error(error) from None
+        asked: dict[str, Any] = {"model": self._model, "input": list(texts)}
+        if self._asked_dimension is not None:
+            asked["dimensions"] = self._asked_dimension
+        response = await answer(
+            # Where a format is named, the SDK leaves the answer as it is: `_rows` reads it.
+            connection.client.embeddings.create(**asked, encoding_format="base64"),
+            provider=self._provider,
+            who=WHO,
+        )
+        vectors = table(_rows(response), who=WHO)
+        rows = unit_rows(vectors, who=WHO, count=len(texts), dimension=self._dimension)
+        self._dimension = rows.shape[1]
+        return rows
+
+    async def aclose(self) -> None:
+        """See `Embedder`."""
+        await self._provider.aclose()
+
+
+def _rows(response: Any) -> list[Any]:
+    """The vectors in the texts' order. Some servers send numbers whatever form is asked for.
+
+    Raises `EmbedderError` when the answer holds none.
+    """
+    try:
+        data = list(response.data)
+        if all(isinstance(getattr(each, "index", None), int) for each in data):
+            data.sort(key=lambda each: each.index)
+        return [
+            np.frombuffer(base64.b64decode(each.embedding, validate=True), "<f4")
+            if isinstance(each.embedding, str)
+            else each.embedding
+            for each in data
+        ]
+    except (AttributeError, TypeError, ValueError):
+        raise EmbedderError(f"{WHO} sent an answer that holds no embeddings.") from None

@@ -1,0 +1,104 @@
+"""Which embedder this installation has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from backend.database.engine import Database
+from backend.generation.registry import GeminiConfig, OpenAICompatibleConfig
+from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
+from backend.memory.embedding.local import LocalEmbedder, is_installed
+from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.protocol import Embedder
+from backend.settings import Settings
+
+Choice = Literal["none", "gemini", "openai", "local"]
+
+_ANSWER_SECONDS = 60.0
+"""The longest wait for one request's vectors, where no turn waits for them."""
+
+
+def choose(settings: Settings) -> Choice:
+    """The embedder that the settings name, or what `auto` comes to with them."""
+    if settings.embedder != "auto":
+        return settings.embedder
+    if settings.gemini_api_key is not None:
+        return "gemini"
+    if settings.embedding_model_path is not None and is_installed():
+        return "local"
+    return "none"
+
+
+def build_embedder(settings: Settings) -> Embedder | None:
+    """The embedder that the settings name; None where there is none.
+
+    Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
+    """
+    choice = choose(settings)
+    if choice == "gemini":
+        return _gemini(settings)
+    if choice == "openai":
+        return _openai(settings)
+    if choice == "local":
+        return _local(settings)
+    return None
+
+
+def build_cached_embedder(settings: Settings, database: Database) -> CachedEmbedder | None:
+    """The same, as the rest of Talekeeper uses it."""
+    if (embedder := build_embedder(settings)) is None:
+        return None
+    return CachedEmbedder(
+        database,
+        embedder,
+        batch=settings.embedding_batch,
+        query_timeout=settings.embedding_timeout_seconds,
+    )
+
+
+def _gemini(settings: Settings) -> GeminiEmbedder:
+    key = settings.gemini_api_key
+    config = GeminiConfig(
+        api_key=key.get_secret_value() if key else "",
+        base_url=settings.gemini_base_url or None,
+        answer_timeout=_ANSWER_SECONDS,
+    )
+    return GeminiEmbedder(
+        config,
+        model=settings.embedding_model or DEFAULT_MODEL,
+        dimension=settings.embedding_dimension or DEFAULT_DIMENSION,
+        batch=settings.embedding_batch,
+    )
+
+
+def _openai(settings: Settings) -> OpenAICompatibleEmbedder:
+    key = settings.embedding_api_key
+    if key is None and not settings.embedding_base_url:
+        # A key goes to the server that it was given for, and to no other.
+        key = settings.openai_api_key
+    config = OpenAICompatibleConfig(
+        base_url=settings.embedding_base_url or settings.openai_base_url,
+        api_key=key.get_secret_value() if key else None,
+        models=(),
+        context_window=settings.openai_context_window,
+        max_output_tokens=settings.openai_max_output_tokens,
+        answer_timeout=_ANSWER_SECONDS,
+    )
+    return OpenAICompatibleEmbedder(
+        config,
+        model=settings.embedding_model,
+        dimension=settings.embedding_dimension,
+        batch=settings.embedding_batch,
+    )
+
+
+def _local(settings: Settings) -> LocalEmbedder:
+    if settings.embedding_model_path is None:
+        raise ValueError("A local embedder needs a folder.")
+    return LocalEmbedder(
+        settings.embedding_model_path,
+        model=settings.embedding_model,
+        dimension=settings.embedding_dimension,
+        workers=settings.embedding_threads,
+    )

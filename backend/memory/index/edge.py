@@ -1,0 +1,290 @@
+"""Qdrant Edge: the engine inside this process, one folder a collection.
+
+The engine is synchronous and holds Python's lock while it works, so a thread spares the event loop
+little: what counts is that each call is short. A search is one call a query (1 to 2 ms where a user
+has 10,000 points of 384 numbers), writes go in small batches. Putting segments in order takes
+seconds for 100,000 points and can't be cut up, so it is done when a collection is opened, before
+anybody is served. There is no graph (HNSW): within one user's points a look at every vector is
+exact, fast enough, and costs nothing to keep up.
+
+A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
+engine leaves it to the system when the log gets to the disk; `_sync` does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import numpy as np
+import qdrant_edge as engine  # noqa: TID251  this is its adapter
+
+from backend.memory.index import edge_wire as wire
+from backend.memory.index import payload as fields
+from backend.memory.index.edge_lock import locked
+from backend.memory.index.protocol import (
+    Floats,
+    Hit,
+    IndexUnavailableError,
+    Payload,
+    Point,
+    Query,
+)
+from backend.memory.index.scopes import check_dimensions, is_empty
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Raised when what is kept in a folder changes: folders of other formats are made anew."""
+
+_BATCH = 32
+_PAGE = 500
+_MOST_OWNERS = 1_000_000
+_FLUSH_AFTER = 10_000
+"""Points written after which the write-ahead log is emptied: 60 MB or so at 384 numbers."""
+
+
+async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex:
+    """Open the collection `name` below `folder`, or make it.
+
+    What is damaged, or of another format or dimension, is thrown away and made anew: everything in
+    it can be made again from the database (`is_new` says so).
+
+    Args:
+        folder: Where collections live, each in a folder of its name.
+        name: Letters, digits, `_` and `-`.
+        dimension: Of the dense vectors; None for a collection without any.
+
+    Raises:
+        IndexUnavailableError: When another process has it open, or the disk is at fault.
+    """
+    index = EdgeIndex(folder, name, dimension)
+    await index.open()
+    return index
+
+
+class EdgeIndex:
+    """A `VectorIndex` in this process. Made by `open_edge`."""
+
+    def __init__(self, folder: Path, name: str, dimension: int | None) -> None:
+        self.name = name
+        self.is_new = False
+        self._dimension = dimension
+        self._path = folder / f"{name}.{FORMAT}"
+        self._shard: Any = None
+        self._lock: int | None = None
+        self._unflushed = 0
+        self._is_closed = False
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="index-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="index-write")
+
+    async def open(self) -> None:
+        """Open the engine. Raises `IndexUnavailableError`."""
+        try:
+            await self._in(self._writer, self._open)
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def upsert(self, points: Sequence[Point]) -> None:
+        """Store points, in place of those with their ids. Durable when it returns."""
+        check_dimensions(points, self._dimension)
+        for start in range(0, len(points), _BATCH):
+            batch = points[start : start + _BATCH]
+
+            def write(batch: Sequence[Point] = batch) -> None:
+                made = [wire.point(each) for each in batch]
+                self._shard.update(engine.UpdateOperation.upsert_points(made))
+                self._unflushed += len(made)
+                if self._unflushed >= _FLUSH_AFTER:
+                    self._unflushed = 0
+                    self._shard.flush()
+
+            await self._in(self._writer, write)
+        await self._in(self._writer, self._sync)
+
+    async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
+        """Answer all queries, each with its hits, best first."""
+        found: list[list[Hit]] = []
+        for query in queries:
+
+            def read(query: Query = query) -> list[Hit]:
+                hits = self._shard.query(wire.request(query))
+                return [Hit(hit.id, hit.score, fields.decode(hit.payload)) for hit in hits]
+
+            found.append([] if is_empty(query) else await self._in(self._reader, read))
+        return found
+
+    async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
+        """The `dense` vectors of points, for those that have one."""
+        if self._dimension is None or not ids:
+            return {}
+
+        def read() -> dict[UUID, Floats]:
+            found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
+            return {
+                each.id: np.asarray(each.vector["dense"], dtype=np.float32)
+                for each in found
+                if each.vector and "dense" in each.vector
+            }
+
+        return await self._in(self._reader, read)
+
+    async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
+        """Delete every point of these rows."""
+        if source_ids:
+            await self._delete(wire.owned(owner_id, wire.among(fields.SOURCE, source_ids)))
+
+    async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
+        """Delete every point of a container."""
+        await self._delete(wire.owned(owner_id, wire.equal(fields.CONTAINER, container_id)))
+
+    async def delete_owner(self, owner_id: UUID) -> None:
+        """Delete every point of a user's."""
+        await self._delete(wire.owned(owner_id))
+
+    async def scan(
+        self, owner_id: UUID, *, container_id: UUID | None = None
+    ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
+        """Every point of a user's, in pages, without vectors."""
+        within = () if container_id is None else (wire.equal(fields.CONTAINER, container_id),)
+        offset: Any = None
+        while True:
+
+            def read(start: Any = offset) -> tuple[list[tuple[UUID, Payload]], Any]:
+                records, following = self._shard.scroll(
+                    engine.ScrollRequest(
+                        offset=start,
+                        limit=_PAGE,
+                        filter=wire.owned(owner_id, *within),
+                        with_payload=True,
+                        with_vector=False,
+                    )
+                )
+                page = [(each.id, fields.decode(each.payload)) for each in records]
+                return page, following
+
+            page, offset = await self._in(self._reader, read)
+            if page:
+                yield page
+            if offset is None:
+                return
+
+    async def owners(self) -> set[UUID]:
+        """Everybody who has points."""
+
+        def read() -> set[UUID]:
+            request = engine.FacetRequest(fields.OWNER, limit=_MOST_OWNERS, exact=True)
+            # Of those who are gone the engine still has the name, with no points.
+            return {UUID(str(hit.value)) for hit in self._shard.facet(request).hits if hit.count}
+
+        return await self._in(self._reader, read)
+
+    async def count(self, owner_id: UUID | None = None) -> int:
+        """How many points there are, of one user or of all."""
+
+        def read() -> int:
+            owned = None if owner_id is None else wire.owned(owner_id)
+            count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
+            return count
+
+        return await self._in(self._reader, read)
+
+    async def ping(self) -> None:
+        """Raise `IndexUnavailableError` unless it answers."""
+
+        def read() -> None:
+            self._shard.info()
+
+        await self._in(self._reader, read)
+
+    async def aclose(self) -> None:
+        """Write everything out and let go. Twice is as good as once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._reader, int)  # what is being read has been read
+            await loop.run_in_executor(self._writer, self._close)
+        except Exception as error:
+            raise IndexUnavailableError(self._failed) from error
+        finally:
+            self._let_go()
+
+    async def _delete(self, which: engine.Filter) -> None:
+        def write() -> None:
+            self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
+            self._sync()
+
+        await self._in(self._writer, write)
+
+    def _open(self) -> None:
+        folder = self._path.parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = locked(folder / f"{self.name}.lock")
+        for other in folder.glob(f"{self.name}.*"):
+            if other != self._path and other.suffix[1:].isdigit():
+                shutil.rmtree(other)
+        config = wire.config(self._dimension)
+        if self._path.is_dir():
+            try:
+                self._shard = engine.EdgeShard.load(str(self._path), config)
+            except Exception:  # noqa: BLE001  the engine raises nothing narrower
+                # Nobody else has it open, so it is damaged or of another shape.
+                shutil.rmtree(self._path)
+        if self._shard is None:
+            self.is_new = True
+            self._path.mkdir(mode=0o700)
+            self._shard = engine.EdgeShard.create(str(self._path), config)
+        for name, schema in wire.payload_indexes().items():
+            self._shard.update(engine.UpdateOperation.create_field_index(name, schema))
+        self._shard.optimize()
+        self._shard.flush()
+
+    def _sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        for path in (self._path / "wal").iterdir():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _close(self) -> None:
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.flush()
+            shard.close()
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        for pool in (self._reader, self._writer):
+            pool.shutdown(wait=False)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def _failed(self) -> str:
+        return (
+            f"The index {self.name} in the data folder failed. Look whether the disk is full; "
+            "otherwise restart, and rebuild it with `talekeeper reindex`."
+        )
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run in a thread. Raises `IndexUnavailableError` whatever goes wrong there."""
+        if self._is_closed:
+            raise IndexUnavailableError("The index is closed.")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except IndexUnavailableError:
+            raise
+        except Exception as error:
+            raise IndexUnavailableError(self._failed) from error

@@ -1,0 +1,215 @@
+"""What is asked for, read out of the text that asks, and the queries that go to the index.
+
+Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
+of `ranking`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from backend.memory.index.protocol import Floats, Kind, Part, Query, Scope, Sparse, SparseName
+from backend.memory.ranking import Signal
+from backend.memory.spans import Span, spans_in
+from backend.memory.terms import TermCounter, blinded
+from backend.vault.blinding import Blinder
+
+LIMIT = 100
+"""Hits of each signal."""
+
+SCENES = 20
+
+CONTEXT_WEIGHT = 0.3
+"""How much a term of the last exchange counts against one of the line itself."""
+
+NAME_WEIGHT = 1.5
+"""How much a term counts that is the name of a person or a thing."""
+
+_MESSAGE_SIGNALS: tuple[SparseName, ...] = ("sparse", "sparse_window")
+_SHORTEST_PART = 3
+"""Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
+
+_ASKING = frozenset(
+    (
+        "how", "kind", "kinds", "type", "types", "sort", "sorts", "many", "much", "could", "would",
+        "should", "might", "likely", "also", "tell", "told", "say", "said", "says", "mention",
+        "mentioned", "remember", "recall", "us",
+    )
+)  # fmt: skip
+"""Words of a question that are about the asking. What they would find says nothing of the answer.
+English alone: in other languages they count like any word."""
+
+_RECENT = re.compile(
+    r"\b(?:last time|the last one|most recent(?:ly)?|latest|lately|recently|just now|newest)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a text asks for.
+
+    Attributes:
+        meaning: What to embed. Those who take part are not in it: their names are in half of all
+            lines, and drown what is asked about them.
+        terms: Text whose terms count fully, for lines of a chat: without their names as well.
+        lore_terms: The same for everything else, with them.
+        context: Text whose terms count for less.
+        names: Of those who take part, who is named.
+        boosted: Names of persons and things that occur in the text.
+        spans: Times that it names.
+        wants_recent: It asks for what is new.
+    """
+
+    meaning: str
+    terms: str
+    lore_terms: str
+    context: str = ""
+    names: Sequence[str] = ()
+    boosted: Sequence[str] = ()
+    spans: Sequence[Span] = ()
+    wants_recent: bool = False
+
+
+def read(
+    text: str,
+    *,
+    now: datetime,
+    context: str = "",
+    cast: Sequence[str] = (),
+    things: Iterable[str] = (),
+) -> Reading:
+    """Read what a text asks for.
+
+    Args:
+        text: The user's line, or words to search for.
+        now: In the time zone of who asks, for "yesterday".
+        context: What was said just before.
+        cast: Names of those who speak in what is searched.
+        things: Names of entities and of terms, which are boosted where they occur.
+    """
+    named = [name for name in cast if _occurs(name, text)]
+    bare = without_names(text, named)
+    return Reading(
+        meaning=bare,
+        terms=_without_asking(bare),
+        lore_terms=_without_asking(text),
+        context=without_names(context, cast) if context else "",
+        names=named,
+        boosted=[thing for thing in things if _occurs(thing, text)],
+        spans=spans_in(text, now),
+        wants_recent=_RECENT.search(text) is not None,
+    )
+
+
+def dense_text(text: str, context: str = "", cast: Sequence[str] = ()) -> str:  # noqa: ARG001  # what was said before turns the vector away from the line itself
+    """What to embed of a query: its own words, without the names of those who take part."""
+    return without_names(text, cast)
+
+
+def plan(
+    reading: Reading,
+    *,
+    owner_id: UUID,
+    parts: Sequence[Part],
+    kinds: Collection[Kind],
+    dense: Floats | None,
+    terms: TermCounter,
+    blinder: Blinder,
+) -> list[tuple[Signal, Query]]:
+    """The queries of a search, for one batch.
+
+    Lines of chats are asked for apart from the rest: there are so many of them that a hundred hits
+    would leave no room for anything else.
+
+    Args:
+        reading: What is asked for.
+        owner_id: Whose memory.
+        parts: Where to look.
+        kinds: What to look for; none is everything.
+        dense: The vector of `reading.meaning`, shape (d,), blinded; None without an embedder.
+        terms: Counts the terms.
+        blinder: The owner's.
+
+    Returns:
+        Which signal each query is for. At most seven.
+    """
+    wanted = set(kinds) or {"message", "lore", "event"}
+    others = sorted(wanted - {"message", "scene"})
+    queries: list[tuple[Signal, Query]] = []
+
+    def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
+        name = "sparse" if signal == "scene" else signal
+        scope = Scope(owner_id=owner_id, parts=parts, kinds=kinds)
+        queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
+
+    if "message" in wanted:
+        sparse = blinded(term_weights(reading, reading.terms, terms), blinder)
+        if dense is not None:
+            add("dense", dense, ["message"], LIMIT)
+            add("dense_window", dense, ["message"], LIMIT)
+        for signal in _MESSAGE_SIGNALS:
+            add(signal, sparse, ["message"], LIMIT)
+        add("scene", sparse, ["scene"], SCENES)
+    if others:
+        if dense is not None:
+            add("dense", dense, others, LIMIT)
+        add(
+            "sparse",
+            blinded(term_weights(reading, reading.lore_terms, terms), blinder),
+            others,
+            LIMIT,
+        )
+    return queries
+
+
+def term_weights(reading: Reading, text: str, terms: TermCounter) -> dict[str, float]:
+    """Terms with their weights: those of `text` fully, names more, the context's less."""
+    weights = {
+        term: weight * CONTEXT_WEIGHT for term, weight in terms.query(reading.context).items()
+    }
+    weights |= terms.query(text)
+    for name in reading.boosted:
+        for term in terms.query(name):
+            if term in weights:
+                weights[term] *= NAME_WEIGHT
+    return weights
+
+
+def without_names(text: str, names: Iterable[str]) -> str:
+    """A text without names (and their 's); the text itself where nothing else is in it."""
+    bare = text
+    for name in names:
+        bare = _pattern(name).sub(" ", bare)
+    bare = re.sub(r"\s+(?=[?!.,;:])", "", re.sub(r"\s+", " ", bare)).strip()
+    return bare if re.search(r"\w", bare) else text
+
+
+def _without_asking(text: str) -> str:
+    kept = [word for word in text.split() if word.strip("?!.,;:'\"").casefold() not in _ASKING]
+    return " ".join(kept) or text
+
+
+def _occurs(name: str, text: str) -> bool:
+    return bool(name.strip()) and _pattern(name).search(text) is not None
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """A name, or a part of it that is long enough, as a word of its own.
+
+    Scripts without spaces have no words of their own: there any place will do.
+    """
+    whole = name.strip()
+    parts = [part for part in whole.split() if len(part) >= _SHORTEST_PART]
+    forms = sorted({whole, *parts}, key=lambda form: (-len(form), form))
+    either = "|".join(re.escape(form) for form in forms)
+    if whole and not _HAS_NO_SPACES.search(whole):
+        either = rf"\b(?:{either})(?:['’]s)?\b"  # noqa: RUF001  # the typographic apostrophe
+    return re.compile(either, re.IGNORECASE)
+
+
+_HAS_NO_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")

@@ -1,0 +1,241 @@
+"""From what each signal found to one ranked list.
+
+Pure. A search goes like this (`querying` is the other half):
+
+    reading = querying.read(text, cast=names, now=now)        # what is asked for
+    plan = querying.plan(reading, dense=..., terms=..., ...)  # the queries, one a signal
+    hits = await index.search([query for _, query in plan])
+    found = ranking.gather([signal for signal, _ in plan], hits)
+    ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
+    ranked = ranking.relevant(ranked)                         # nothing rather than noise
+    ...                                                       # SQL: drop what is not active
+    chosen = mmr.select(...)                                  # drop what says the same
+
+Scores are fused, not ranks: rank fusion gives the tenth hit of a signal that found nothing much
+the same say as the tenth of one that found a lot. What each signal brings: docs/retrieval.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backend.memory.index.protocol import Hit, Payload
+from backend.memory.spans import Span
+
+Signal = Literal["dense", "sparse", "dense_window", "sparse_window", "scene"]
+SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
+Found = Mapping[Signal, Sequence[Hit]]
+
+FEW = 10
+"""Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
+
+_LONG = 4.0
+"""Natural logarithm of the length in words, less one, that counts as long: 54 words."""
+_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How much each signal counts. The first six sum to 1; chosen by `scripts/bench_locomo.py`.
+
+    Attributes:
+        dense: Cosine with the text itself.
+        sparse: BM25 of the text itself.
+        dense_window: Cosine with the text and the lines next to it.
+        sparse_window: BM25 of the text and the lines around it.
+        scene: BM25 of the whole scene that a line belongs to.
+        speaker: The query names who speaks.
+        length: A long line says more than a short one.
+        question: A bare question answers nothing; negative.
+        span: It was said in the time that the query names.
+        recent: How new it is, where the query asks for what is new.
+    """
+
+    dense: float = 0.19
+    sparse: float = 0.10
+    dense_window: float = 0.15
+    sparse_window: float = 0.31
+    scene: float = 0.14
+    speaker: float = 0.11
+    length: float = 0.18
+    question: float = -0.14
+    span: float = 0.3
+    recent: float = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What a memory must reach, by its meaning or by its words, to be brought up at all.
+
+    On cosine and BM25 as they come from the index, never on the fused score: its best is near 1
+    whatever was asked. Who reaches one of them stays.
+    """
+
+    dense: float = 0.3
+    sparse: float = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A point that some signal found, with what each said.
+
+    Attributes:
+        score: The fused score, for the order alone.
+        signals: By signal, the score as it came from the index; who did not find it is missing.
+    """
+
+    id: UUID
+    payload: Payload
+    score: float
+    signals: Mapping[Signal, float]
+
+
+def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
+    """The answers of a batch by signal; those of one signal (of several kinds) come together."""
+    found: dict[Signal, list[Hit]] = {}
+    for signal, some in zip(signals, hits, strict=True):
+        found.setdefault(signal, []).extend(some)
+    return found
+
+
+def rank(
+    found: Found,
+    *,
+    weights: Weights | None = None,
+    speakers: Collection[int] = (),
+    spans: Sequence[Span] = (),
+    wants_recent: bool = False,
+) -> list[Candidate]:
+    """Fuse what the signals found.
+
+    Args:
+        found: Hits by signal, best first. Hits of `scene` are scenes: they lift the lines of theirs
+            and are no candidates.
+        weights: The shipped ones where None.
+        speakers: Keyed ids of those whom the query names.
+        spans: Times that the query names.
+        wants_recent: The query asks for what is new. Else age only breaks ties.
+
+    Returns:
+        Candidates, best first; each row of the database once, by its best chunk.
+
+    O(n) time and memory for n hits, and the sorting.
+    """
+    weights = weights or Weights()
+    payloads = {
+        hit.id: hit.payload for signal, hits in found.items() if signal != "scene" for hit in hits
+    }
+    if not payloads:
+        return []
+    ids = list(payloads)
+    rows = {each: row for row, each in enumerate(ids)}
+    lines = list(payloads.values())
+    total = features(found, lines, rows, speakers=speakers, spans=spans) @ vector(weights)
+    said_at = np.array([line.said_at for line in lines], dtype=np.float64)
+    if wants_recent:
+        total += weights.recent * _scaled(said_at)
+    signals: list[dict[Signal, float]] = [{} for _ in ids]
+    for signal, hits in found.items():
+        if signal != "scene":
+            for hit in hits:
+                signals[rows[hit.id]][signal] = hit.score
+    order = np.lexsort((-said_at, -total))
+    return _each_once(
+        Candidate(id=ids[row], payload=lines[row], score=float(total[row]), signals=signals[row])
+        for row in order
+    )
+
+
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span")
+
+
+def vector(weights: Weights) -> NDArray[np.float64]:
+    """The weights in the order of `FEATURES`, shape (9,)."""
+    return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
+
+
+def features(
+    found: Found,
+    lines: Sequence[Payload],
+    rows: Mapping[UUID, int],
+    *,
+    speakers: Collection[int],
+    spans: Sequence[Span],
+) -> NDArray[np.float64]:
+    """What is weighed of each candidate.
+
+    Args:
+        found: As for `rank`.
+        lines: The candidates, n of them.
+        rows: Where each stands in `lines`, by id of its point.
+        speakers: As for `rank`.
+        spans: As for `rank`.
+
+    Returns:
+        Shape (n, 9), columns as `FEATURES`. A signal's column is its scores brought to 0 to 1
+        (`_scaled`), and 0 where it found nothing.
+    """
+    table = np.zeros((len(lines), len(FEATURES)))
+    for column, signal in enumerate(SIGNALS):
+        hits = found.get(signal, ())
+        scaled = _scaled(np.array([hit.score for hit in hits], dtype=np.float64))
+        if signal == "scene":
+            scenes = {hit.payload.scene_id: score for hit, score in zip(hits, scaled, strict=True)}
+            scenes.pop(None, None)
+            table[:, column] = [scenes.get(line.scene_id, 0.0) for line in lines]
+        elif hits:
+            table[[rows[hit.id] for hit in hits], column] = scaled
+    for row, line in enumerate(lines):
+        if line.kind != "message":
+            # What has no lines around it stands for itself there: else every message would have
+            # two signals more than it.
+            table[row, 2:4] = table[row, 0:2]
+            continue
+        table[row, 5:] = (
+            line.speaker in speakers,
+            min(1.0, np.log1p(line.words) / _LONG),
+            line.is_question,
+            any(start <= line.said_at < end for start, end in spans),
+        )
+    return table
+
+
+def relevant(ranked: Iterable[Candidate], thresholds: Thresholds | None = None) -> list[Candidate]:
+    """Those that reach a threshold, in their order."""
+    least = thresholds or Thresholds()
+    return [
+        candidate
+        for candidate in ranked
+        if max(_least(candidate, "dense"), _least(candidate, "dense_window")) >= least.dense
+        or max(_least(candidate, "sparse"), _least(candidate, "sparse_window")) >= least.sparse
+    ]
+
+
+def _least(candidate: Candidate, signal: Signal) -> float:
+    return candidate.signals.get(signal, float("-inf"))
+
+
+def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scores, shape (n,), brought to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
+    if not len(scores):
+        return scores
+    low = scores.min() if len(scores) >= FEW else min(0.0, scores.min())
+    span = scores.max() - low
+    return (scores - low) / span if span > 0 else np.ones_like(scores)
+
+
+def _each_once(ranked: Iterable[Candidate]) -> list[Candidate]:
+    """The first of each row of the database."""
+    seen: set[UUID] = set()
+    kept: list[Candidate] = []
+    for candidate in ranked:
+        if candidate.payload.source_id not in seen:
+            seen.add(candidate.payload.source_id)
+            kept.append(candidate)
+    return kept

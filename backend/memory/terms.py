@@ -1,0 +1,216 @@
+"""Terms: what a text is about in words, as the sparse half of the index has it.
+
+Words are folded (NFKC, case), freed of stop words and stemmed with Snowball. Scripts that put no
+spaces between words are cut into pairs of characters. Weights are BM25's; how rare a term is, the
+index weighs in when it is asked.
+
+**Which language.** A word of another script than Latin says its language by itself, as far as
+Snowball goes. For Latin words the text's stop words vote. A document that nobody votes for is
+taken to be in the default language. A query of a few words has no safe guess, and need not have
+one: it is stemmed in every language that got as many votes as any other, so that a document is met
+whatever its language was found to be. Stems that no document has cost nothing. Those of another
+language than the default's weigh half, because a few of them are stems of other words.
+"""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import regex  # type: ignore[import-untyped]  # it has no types
+import Stemmer
+
+from backend.memory.index.protocol import Sparse
+from backend.memory.stop_words import ELIDED, STOP_WORDS
+from backend.vault.blinding import Blinder
+
+K1 = 1.2
+B = 0.75
+AVERAGE_LENGTH = 256
+"""Length, in terms, of the text whose terms are neither lifted nor lowered for its length."""
+
+OTHER_LANGUAGE_WEIGHT = 0.5
+LONGEST_TERM = 64
+"""Characters of a word that count: nothing longer is a word."""
+
+_UNSPACED = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+)
+_TOKEN = regex.compile(
+    rf"(?P<unspaced>[{_UNSPACED}]+)"
+    rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+"
+    rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+)*)",
+    regex.VERSION1,
+)
+_HAN = regex.compile(r"\p{Han}")
+_SCRIPTS = {
+    "CYRILLIC": "russian",
+    "GREEK": "greek",
+    "ARABIC": "arabic",
+    "DEVANAGARI": "hindi",
+    "TAMIL": "tamil",
+    "ARMENIAN": "armenian",
+}
+LATIN = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
+"""Languages that can't be told by their letters."""
+
+_APOSTROPHES = str.maketrans(dict.fromkeys((0x2019, 0x02BC, 0xFF07, 0x60, 0xB4), "'"))
+_STEMS_KEPT = 20_000
+
+_here = threading.local()
+
+
+class TermCounter:
+    """Finds the terms of texts. Safe to use from several threads.
+
+    Args:
+        default: Snowball's name of the language of texts that do not say theirs.
+
+    Raises:
+        ValueError: For a language that is none of `LATIN`.
+    """
+
+    def __init__(self, default: str = "english") -> None:
+        if default not in LATIN:
+            raise ValueError(f"{default} is none of {', '.join(LATIN)}.")
+        self.default = default
+
+    def document(self, text: str) -> Counter[str]:
+        """How often each term is in a document."""
+        tokens = list(_tokens(text))
+        language = self._likeliest(tokens)[0]
+        counts: Counter[str] = Counter()
+        for token, is_word in tokens:
+            if is_word:
+                counts.update(_terms(token, language))
+            else:
+                counts.update(_pairs(token))
+                if len(token) > 1:
+                    # A word of one character is common in Chinese, and no pair stands for it.
+                    counts.update(_HAN.findall(token))
+        return counts
+
+    def query(self, text: str) -> dict[str, float]:
+        """The terms of a query, each with its weight; a term that is said twice counts once."""
+        tokens = list(_tokens(text))
+        languages = self._likeliest(tokens)
+        weights: dict[str, float] = {}
+        for token, is_word in tokens:
+            if not is_word:
+                weights.update(dict.fromkeys(_pairs(token), 1.0))
+                continue
+            for rank, language in enumerate(languages):
+                for term in _terms(token, language):
+                    weight = OTHER_LANGUAGE_WEIGHT if rank else 1.0
+                    weights[term] = max(weight, weights.get(term, 0.0))
+        return weights
+
+    def sparse(
+        self,
+        text: str,
+        blinder: Blinder,
+        *,
+        k1: float = K1,
+        b: float = B,
+        average_length: float = AVERAGE_LENGTH,
+    ) -> Sparse:
+        """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
+        counts = self.document(text)
+        norm = k1 * (1 - b + b * counts.total() / average_length)
+        return blinded(
+            {term: count * (k1 + 1) / (count + norm) for term, count in counts.items()}, blinder
+        )
+
+    def sparse_query(self, text: str, blinder: Blinder) -> Sparse:
+        """A query's vector. For weights of one's own, see `query` and `blinded`."""
+        return blinded(self.query(text), blinder)
+
+    def _likeliest(self, tokens: Iterable[tuple[str, bool]]) -> list[str]:
+        """Languages with as many votes as any other, the default first where it is among them.
+
+        Without a vote that is all of them.
+        """
+        votes = dict.fromkeys(LATIN, 0)
+        for token, is_word in tokens:
+            if is_word:
+                for language in _VOTES.get(token, ()):
+                    votes[language] += 1
+        most = max(votes.values())
+        found = [language for language, count in votes.items() if count == most]
+        return sorted(found, key=lambda language: language != self.default)
+
+
+def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
+    """A vector of terms under the user's ids. Two terms with one id become one, with their sum."""
+    by_id: dict[int, float] = {}
+    for term, weight in weights.items():
+        number = blinder.term_id(term)
+        by_id[number] = by_id.get(number, 0.0) + weight
+    return Sparse(
+        np.fromiter(by_id.keys(), dtype=np.uint32, count=len(by_id)),
+        np.fromiter(by_id.values(), dtype=np.float32, count=len(by_id)),
+    )
+
+
+def _tokens(text: str) -> Iterator[tuple[str, bool]]:
+    """Words, and runs of characters without spaces between words; True for words."""
+    folded = unicodedata.normalize("NFKC", text).casefold().translate(_APOSTROPHES)
+    for match in _TOKEN.finditer(folded):
+        if match.lastgroup == "unspaced":
+            yield match.group(), False
+            continue
+        word = match.group()
+        head, _, tail = word.partition("'")
+        yield (tail if tail and head in ELIDED else word)[:LONGEST_TERM], True
+
+
+def _terms(word: str, language: str) -> tuple[str, ...]:
+    """A word's stem; nothing for a stop word."""
+    if not word.isascii():
+        language = _language_of(word, language)
+    if word in STOP_WORDS.get(language, ()):
+        return ()
+    return (_stem(word, language),)
+
+
+def _language_of(word: str, latin: str) -> str:
+    """The language that a word's script stands for, `latin` where that is Latin; else ''."""
+    first = next((each for each in word if each.isalpha()), "")
+    script = unicodedata.name(first, "").partition(" ")[0] if first else "LATIN"
+    return latin if script == "LATIN" else _SCRIPTS.get(script, "")
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
+
+
+def _stem(word: str, language: str) -> str:
+    """Snowball's stem; the word itself in a language that it lacks.
+
+    A stemmer belongs to a thread: it keeps state while it works.
+    """
+    if not language:
+        return word
+    stemmers: dict[str, Callable[[str], str]] | None = getattr(_here, "stemmers", None)
+    if stemmers is None:
+        stemmers = _here.stemmers = {}
+    stem = stemmers.get(language)
+    if stem is None:
+        stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, _STEMS_KEPT).stemWord)
+        stemmers[language] = stem
+    return stem(word)
+
+
+def _votes() -> dict[str, tuple[str, ...]]:
+    by_word: dict[str, list[str]] = {}
+    for language in LATIN:
+        for word in STOP_WORDS[language]:
+            by_word.setdefault(word, []).append(language)
+    return {word: tuple(languages) for word, languages in by_word.items()}
+
+
+_VOTES = _votes()

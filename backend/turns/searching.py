@@ -1,0 +1,197 @@
+"""The search of turns, given to people: `GET /search`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, QueryParameter
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters import repository as characters
+from backend.chats import repository as chats
+from backend.chats.errors import ChatNotFoundError
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.lorebooks.reading import books_for_chat
+from backend.memory.index.protocol import Kind, Part
+from backend.memory.search import Ask, Memory, MemorySearch
+from backend.memory.sources import Source
+from backend.wire import RAISES
+
+MOST = 100
+
+SourceName = Literal["lore", "message"]
+SOURCE_NAMES: tuple[SourceName, ...] = ("lore", "message")
+
+
+class FoundMemory(msgspec.Struct, kw_only=True):
+    """Something that was found. `signals` says what each of them scored, `score` what they came to.
+
+    `container_id` is the lorebook or the chat. `position` is a message's place in its chat.
+    """
+
+    kind: str
+    source_id: UUID
+    container_id: UUID
+    title: str
+    text: str
+    said_at: datetime | None
+    position: int | None
+    rank: int
+    score: float
+    signals: dict[str, float]
+
+
+class SearchAnswer(msgspec.Struct, kw_only=True):
+    """What was found, best first. `notes` tells what the search had to do without."""
+
+    items: list[FoundMemory]
+    notes: list[str]
+
+
+class SearchService:
+    """Searches everything of a user's, or what a chat would look in."""
+
+    def __init__(self, database: Database, search: MemorySearch, sources: Sequence[Source]) -> None:
+        self._database = database
+        self._search = search
+        self._sources = {source.kind: source for source in sources}
+
+    async def search(
+        self,
+        identity: Identity,
+        text: str,
+        *,
+        kinds: Sequence[Kind],
+        chat_id: UUID | None,
+        limit: int,
+    ) -> SearchAnswer:
+        """Look for a text. Raises `ChatNotFoundError`."""
+        async with self._database.read() as session:
+            if chat_id is None:
+                parts = await self._everywhere(session, identity, kinds)
+                names: list[str] = []
+            else:
+                parts, names = await _in_chat(session, identity, chat_id, kinds)
+        ask = Ask(
+            text=text,
+            names=names,
+            parts=parts,
+            kinds=kinds,
+            limit=limit,
+            min_relevance=0,
+            now=now(),
+        )
+        findings = await self._search.find(identity.sealer, ask)
+        async with self._database.read() as session:
+            memories = await self._search.recall(session, identity.sealer, findings)
+        return SearchAnswer(items=list(map(_shown, memories)), notes=list(findings.notes))
+
+    async def _everywhere(
+        self, session: AsyncSession, identity: Identity, kinds: Sequence[Kind]
+    ) -> list[Part]:
+        found: list[UUID] = []
+        for kind in kinds:
+            source = self._sources[kind]
+            found += await source.containers(session, owner_id=identity.user_id)
+        return [Part(containers=found)] if found else []
+
+
+class SearchController(Controller):
+    """Searching memory."""
+
+    path = "/search"
+    tags = ("Memory",)
+
+    @get(
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="search",
+        summary="Search lore and messages",
+    )
+    async def search(
+        self,
+        identity: NamedDependency[Identity],
+        searching: NamedDependency[SearchService],
+        q: Annotated[str, QueryParameter(min_length=1, max_length=2000)],
+        sources: Annotated[str, QueryParameter(max_length=100)] = "",
+        chat_id: FromQuery[UUID | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> SearchAnswer:
+        """Find lorebook entries and messages by their words and by their meaning, best first.
+
+        It is the search that fills prompts, without its threshold. `sources` names what to look
+        for, with commas between (`lore`, `message`; all of them without it); `chat_id` keeps to
+        that chat's messages and lorebooks. Messages count that are on a chat's active path and not
+        hidden.
+        """
+        if not 1 <= limit <= MOST:
+            raise ValidationError(f"limit must be from 1 to {MOST}.")
+        if not q.strip():
+            raise ValidationError("q holds nothing but blanks.")
+        return await searching.search(
+            identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit
+        )
+
+
+CONTROLLERS = (SearchController,)
+
+
+async def _in_chat(
+    session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
+) -> tuple[list[Part], list[str]]:
+    """Where a chat's turns look, and who takes part in it."""
+    owner_id = identity.user_id
+    chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
+    member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+    persona_id = chat.persona_id or identity.settings.persona_id
+    names = await characters.find_names(
+        session, member_ids, owner_id=owner_id, sealer=identity.sealer
+    )
+    parts: list[Part] = []
+    if "message" in kinds:
+        parts.append(Part(containers=[chat.id]))
+    if "lore" in kinds:
+        books = await books_for_chat(
+            session,
+            owner_id=owner_id,
+            chat_id=chat.id,
+            character_ids=member_ids,
+            persona_id=persona_id,
+        )
+        if books:
+            parts.append(Part(containers=[book.id for book in books]))
+    return parts, list(names.values())
+
+
+def _kinds(sources: str) -> list[Kind]:
+    """The kinds that a list names. Raises `ValidationError` for one that is none."""
+    named = [part.strip() for part in sources.split(",") if part.strip()]
+    if unknown := sorted(set(named) - set(SOURCE_NAMES)):
+        raise ValidationError(
+            f"There is no source {', '.join(unknown)}; there are {', '.join(SOURCE_NAMES)}."
+        )
+    return [name for name in SOURCE_NAMES if not named or name in named]
+
+
+def _shown(memory: Memory) -> FoundMemory:
+    recalled = memory.recalled
+    return FoundMemory(
+        kind=recalled.kind,
+        source_id=recalled.source_id,
+        container_id=recalled.container_id,
+        title=recalled.title,
+        text=recalled.text,
+        said_at=recalled.said_at,
+        position=recalled.position if recalled.kind == "message" else None,
+        rank=memory.rank,
+        score=round(memory.score, 4),
+        signals={name: round(value, 4) for name, value in memory.signals.items()},
+    )

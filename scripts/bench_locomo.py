@@ -1,0 +1,451 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""How much of what answers a question memory's search brings back, on the dialogues of LoCoMo.
+
+    scripts/bench_locomo.py [--data FILE] [--model-path DIR] [--weights loo|default] [--json]
+
+Each dialogue is a user's chat: its turns become messages, scenes and points by the code that a
+server runs, in an index of Qdrant Edge in a temporary folder, and its questions, word for word, go
+through the search that a turn goes through. A unit is one turn; recall@k is the mean over the
+questions of |first k and gold| / |gold|; what stands before the first that does not fit counts
+within a budget of word pieces (of `Speaker: text`, by the model's own tokenizer).
+
+Beside it, in the same run and from the same index: BM25 alone, dense alone, their reciprocal rank
+fusion with k=60 and with Qdrant's default k=2 (prefetch 100).
+
+With `--weights loo` a dialogue is scored with weights that were chosen on the others; with
+`--weights default` with the shipped ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid5
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from backend.chats.models import Message
+from backend.chats.scenes import place_in_scene
+from backend.logs import configure_logging
+from backend.memory import querying, ranking
+from backend.memory.documents import Line, message_documents, scene_document
+from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.embedding.protocol import Embedder, Floats
+from backend.memory.index.edge import EdgeIndex, open_edge
+from backend.memory.index.protocol import Part
+from backend.memory.points import PointMaker, speaker_id
+from backend.memory.ranking import Found, Weights
+from backend.memory.terms import TermCounter
+from backend.vault.blinding import Blinder
+from backend.vault.sealing import Sealer
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+KS = (5, 10, 20, 50)
+BUDGETS = (256, 512, 1024, 2048, 4096)
+CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0000")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and the turns that answer it."""
+
+    text: str
+    category: int
+    gold: frozenset[UUID]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A dialogue as a chat of one user's."""
+
+    user_id: UUID
+    chat_id: UUID
+    speakers: Sequence[str]
+    lines: Sequence[Line]
+    questions: Sequence[Question]
+    ended: datetime
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A question with what the index brought back for it."""
+
+    question: Question
+    found: Found
+    speakers: frozenset[int]
+    reading: querying.Reading
+
+
+@dataclass
+class Bench:
+    """What was done and what it cost."""
+
+    dialogues: list[Dialogue] = field(default_factory=list)
+    searched: list[list[Searched]] = field(default_factory=list)
+    pieces: dict[UUID, int] = field(default_factory=dict)
+    points: int = 0
+    size: int = 0
+    indexing: float = 0
+    searching: list[float] = field(default_factory=list)
+    embedding: list[float] = field(default_factory=list)
+
+
+class WithoutCache:
+    """What `PointMaker` asks for its vectors: the model itself."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    async def embed_documents(self, _: Sealer, texts: Sequence[str]) -> Floats:
+        """Vectors, shape (n, d)."""
+        return await self._embedder.embed(texts, "document")
+
+
+def read_dialogues(path: Path) -> list[Dialogue]:
+    """LoCoMo's dialogues. Ids of evidence are mended as far as they can be, else dropped."""
+    return [_dialogue(raw) for raw in json.loads(path.read_text())]
+
+
+def _dialogue(raw: Mapping[str, Any]) -> Dialogue:
+    name, talk = str(raw["sample_id"]), raw["conversation"]
+    chat_id = uuid5(IDS, name)
+    rows: list[Message] = []
+    lines: dict[str, Line] = {}
+    numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
+    for number in numbers:
+        began = datetime.strptime(talk[f"session_{number}_date_time"], "%I:%M %p on %d %B, %Y")
+        for place, turn in enumerate(talk[f"session_{number}"]):
+            caption = turn.get("blip_caption")
+            text = f"{turn['text']} [image: {caption}]" if caption else str(turn["text"])
+            row = Message(
+                id=uuid5(chat_id, turn["dia_id"]),
+                position=len(rows),
+                created_at=began.replace(tzinfo=UTC) + timedelta(seconds=20 * place),
+            )
+            place_in_scene(row, rows[-1] if rows else None)
+            rows.append(row)
+            lines[turn["dia_id"]] = Line(
+                id=row.id,
+                container_id=chat_id,
+                author=turn["speaker"],
+                text=text,
+                said_at=row.created_at,
+                position=row.position,
+                scene_id=row.scene_id,
+                version=1,
+            )
+    questions = [
+        Question(asked["question"], asked["category"], gold)
+        for asked in raw["qa"]
+        if (gold := frozenset(lines[each].id for each in _mended(asked) if each in lines))
+    ]
+    return Dialogue(
+        user_id=uuid5(IDS, f"user/{name}"),
+        chat_id=chat_id,
+        speakers=(talk["speaker_a"], talk["speaker_b"]),
+        lines=list(lines.values()),
+        questions=questions,
+        ended=rows[-1].created_at,
+    )
+
+
+def _mended(asked: Mapping[str, Any]) -> list[str]:
+    """`D:11:26` and `D30:05` are `D11:26` and `D30:5`; several may stand in one text."""
+    found = re.findall(r"D:?(\d+):(\d+)", " ".join(asked.get("evidence", ())))
+    return [f"D{int(scene)}:{int(turn)}" for scene, turn in found]
+
+
+async def index_dialogue(
+    dialogue: Dialogue, index: EdgeIndex, maker: PointMaker, sealer: Sealer, blinder: Blinder
+) -> int:
+    """Index a dialogue as a server would; gives back how many points it made."""
+    lines = dialogue.lines
+    documents = [
+        document
+        for at, line in enumerate(lines)
+        for document in message_documents(
+            line, before=lines[max(0, at - 5) : at], after=lines[at + 1 : at + 6]
+        )
+    ]
+    scenes: dict[UUID, list[Line]] = {}
+    for line in lines:
+        if line.scene_id is not None:
+            scenes.setdefault(line.scene_id, []).append(line)
+    documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
+    made = await maker.make(sealer, blinder, documents)
+    if made.failure:
+        raise made.failure
+    await index.upsert(made.points)
+    return len(made.points)
+
+
+async def search(
+    question: Question,
+    dialogue: Dialogue,
+    index: EdgeIndex,
+    embedder: Embedder,
+    terms: TermCounter,
+    blinder: Blinder,
+    bench: Bench,
+) -> Searched:
+    """The sequence of a search up to the ranking, as in `backend.memory.search`."""
+    begun = time.perf_counter()
+    reading = querying.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
+    vector = (await embedder.embed([reading.meaning], "query"))[0]
+    embedded = time.perf_counter()
+    plan = querying.plan(
+        reading,
+        owner_id=dialogue.user_id,
+        parts=[Part(containers=[dialogue.chat_id])],
+        kinds=["message"],
+        dense=blinder.turn(vector),
+        terms=terms,
+        blinder=blinder,
+    )
+    hits = await index.search([query for _, query in plan])
+    found = ranking.gather([signal for signal, _ in plan], hits)
+    speakers = frozenset(speaker_id(name, blinder) for name in reading.names)
+    searched = Searched(question, found, speakers, reading)
+    ranked(searched, Weights())
+    bench.embedding.append((embedded - begun) * 1000)
+    bench.searching.append((time.perf_counter() - embedded) * 1000)
+    return searched
+
+
+def ranked(searched: Searched, weights: Weights) -> list[UUID]:
+    """Turns, best first."""
+    candidates = ranking.rank(
+        searched.found,
+        weights=weights,
+        speakers=searched.speakers,
+        spans=searched.reading.spans,
+        wants_recent=searched.reading.wants_recent,
+    )
+    return [candidate.payload.source_id for candidate in candidates]
+
+
+def fused_by_rank(found: Found, k: float) -> list[UUID]:
+    """Reciprocal rank fusion of `dense` and `sparse`. Source: Cormack et al., SIGIR 2009."""
+    scores: dict[UUID, float] = {}
+    for signal in ("dense", "sparse"):
+        for rank, hit in enumerate(found.get(signal, ())):
+            source = hit.payload.source_id
+            scores[source] = scores.get(source, 0.0) + 1 / (k + rank)
+    return sorted(scores, key=lambda source: -scores[source])
+
+
+def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) -> Weights:
+    """Weights under which gold stands highest, on average over the questions.
+
+    Softmax over the candidates of a question, maximum likelihood of its gold, by gradient (Adam).
+    Source of the loss: Cao et al., ICML 2007 (ListNet).
+    """
+    tables = [_table(searched) for searched in training]
+    tables = [(table, gold) for table, gold in tables if gold.any()]
+    most = max(len(table) for table, _ in tables)
+    count = len(ranking.FEATURES)
+    values = np.zeros((len(tables), most, count))
+    is_there = np.zeros((len(tables), most), dtype=bool)
+    target = np.zeros((len(tables), most))
+    for row, (table, gold) in enumerate(tables):
+        values[row, : len(table)] = table
+        is_there[row, : len(table)] = True
+        target[row, : len(table)] = gold / gold.sum()
+    weights, mean, square = np.full(count, 0.5), np.zeros(count), np.zeros(count)
+    for step in range(1, steps + 1):
+        scores = np.where(is_there, values @ weights, -np.inf)
+        share = np.exp(scores - scores.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        gradient = np.einsum("qc,qcf->f", share - target, values) / len(tables) + ridge * weights
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.99 * square + 0.01 * gradient**2
+        rate = np.sqrt(square / (1 - 0.99**step)) + 1e-8
+        weights -= 0.05 * (mean / (1 - 0.9**step)) / rate
+    weights /= weights[: len(ranking.SIGNALS) + 1].sum()
+    chosen = {name: round(float(w), 3) for name, w in zip(ranking.FEATURES, weights, strict=True)}
+    return replace(Weights(), **chosen)
+
+
+def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    lines = {
+        hit.id: hit.payload
+        for signal, hits in searched.found.items()
+        if signal != "scene"
+        for hit in hits
+    }
+    table = ranking.features(
+        searched.found,
+        list(lines.values()),
+        {each: row for row, each in enumerate(lines)},
+        speakers=searched.speakers,
+        spans=searched.reading.spans,
+    )
+    gold = searched.question.gold
+    return table, np.array([line.source_id in gold for line in lines.values()])
+
+
+def recalls(order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, int]) -> list[float]:
+    """Recall at each of KS, then within each of BUDGETS."""
+    values = [len(gold.intersection(order[:k])) / len(gold) for k in KS]
+    for budget in BUDGETS:
+        spent, kept = 0, 0
+        for each in order:
+            spent += pieces[each]
+            if spent > budget:
+                break
+            kept += 1
+        values.append(len(gold.intersection(order[:kept])) / len(gold))
+    return values
+
+
+def score(bench: Bench, mode: str) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
+    """(category, recalls) of each question, by method; and the weights of each dialogue."""
+    rows: dict[str, list[tuple[int, list[float]]]] = {}
+    used: list[Weights] = []
+    for held_out, part in enumerate(bench.searched):
+        weights = Weights()
+        if mode == "loo":
+            others = [some for at, some in enumerate(bench.searched) if at != held_out]
+            weights = fit([searched for some in others for searched in some])
+        used.append(weights)
+        for searched in part:
+            found = searched.found
+            orders = {
+                "dense alone": [hit.payload.source_id for hit in found.get("dense", ())],
+                "BM25 alone": [hit.payload.source_id for hit in found.get("sparse", ())],
+                "RRF k=60": fused_by_rank(found, 61),
+                "Qdrant's default (RRF k=2)": fused_by_rank(found, 2),
+                "Talekeeper": ranked(searched, weights),
+            }
+            for name, order in orders.items():
+                gold = searched.question.gold
+                values = recalls(list(dict.fromkeys(order)), gold, bench.pieces)
+                rows.setdefault(name, []).append((searched.question.category, values))
+    return rows, used
+
+
+async def run(data: Path, model_path: Path, embedder: Embedder | None = None) -> Bench:
+    """Index all dialogues and ask all questions."""
+    bench = Bench(read_dialogues(data))
+    embedder = embedder or LocalEmbedder(model_path, workers=2)
+    spec = await embedder.ready()
+    terms = TermCounter()
+    tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        index = await open_edge(Path(folder), "bench", spec.dimension)
+        maker = PointMaker(terms, WithoutCache(embedder))
+        for dialogue in bench.dialogues:
+            sealer = Sealer(dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2)
+            blinder = Blinder(sealer)
+            begun = time.perf_counter()
+            bench.points += await index_dialogue(dialogue, index, maker, sealer, blinder)
+            bench.indexing += time.perf_counter() - begun
+            texts = [f"{line.author}: {line.text}" for line in dialogue.lines]
+            for line, encoded in zip(
+                dialogue.lines, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
+            ):
+                bench.pieces[line.id] = len(encoded.ids)
+            bench.searched.append(
+                [
+                    await search(question, dialogue, index, embedder, terms, blinder, bench)
+                    for question in dialogue.questions
+                ]
+            )
+        await index.aclose()
+        bench.size = sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
+    return bench
+
+
+def summary(bench: Bench, mode: str) -> dict[str, Any]:
+    """Every figure of the run, in per cent, milliseconds and bytes."""
+    rows, used = score(bench, mode)
+    names = [f"@{k}" for k in KS] + [f"{budget}t" for budget in BUDGETS]
+    methods: dict[str, Any] = {}
+    for name, results in rows.items():
+        groups = {"1-4": [values for category, values in results if category != 5]}
+        for category, title in CATEGORIES.items():
+            groups[title] = [values for each, values in results if each == category]
+        methods[name] = {
+            title: dict(zip(names, np.round(100 * np.mean(values, axis=0), 1).tolist(), strict=True))
+            for title, values in groups.items()
+            if values
+        }
+    turns = sum(len(dialogue.lines) for dialogue in bench.dialogues)
+    return {
+        "weights": mode,
+        "dialogues": len(bench.dialogues),
+        "turns": turns,
+        "questions": sum(len(part) for part in bench.searched),
+        "recall": methods,
+        "weights_used": [asdict(weights) for weights in used],
+        "points": bench.points,
+        "indexing_seconds": round(bench.indexing, 1),
+        "messages_a_second": round(turns / bench.indexing),
+        "bytes_a_message": round(bench.size / turns),
+        "embedding_ms_p50": round(statistics.median(bench.embedding), 2),
+        "search_ms_p50": round(statistics.median(bench.searching), 2),
+        "search_ms_p95": round(statistics.quantiles(bench.searching, n=20)[-1], 2),
+    }
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Print the tables."""
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"{figures['dialogues']} dialogues, {figures['turns']:,} turns, "
+        f"{figures['questions']:,} questions, weights: {figures['weights']}"
+    )
+    for name, groups in figures["recall"].items():
+        heads = list(next(iter(groups.values())))
+        print(f"\n{name:<28}" + "".join(f"{head:>8}" for head in heads))
+        for title, values in groups.items():
+            print(f"  {title:<26}" + "".join(f"{values[head]:>8}" for head in heads))
+    print(f"\n{'weights':<15}" + "".join(f"{at + 1:>8}" for at in range(figures["dialogues"])))
+    for name in figures["weights_used"][0]:
+        print(f"{name:<15}" + "".join(f"{each[name]:>8}" for each in figures["weights_used"]))
+    print()
+    for name in list(figures)[6:]:
+        print(f"{name:<20} {figures[name]:>10,}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED / "locomo" / "locomo_first5.json", help="LoCoMo's file"
+    )
+    parser.add_argument(
+        "--model-path",
+        type=Path,
+        default=SHARED / "minilm-l6-v2-int8",
+        help="folder of the embedding model (ONNX)",
+    )
+    parser.add_argument("--weights", choices=("loo", "default"), default="loo")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    configure_logging("error", "json")
+    figures = summary(asyncio.run(run(options.data, options.model_path)), options.weights)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        show(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""Jobs that fail, workers that disappear, and what they may still do afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select, update
+
+from backend.accounts.models import LoginFailures
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.errors import UnavailableError
+from backend.jobs.errors import LostLeaseError, RetryLaterError
+from backend.jobs.models import Job
+from backend.jobs.queue import JobQueue
+from backend.jobs.running import RunningJob
+from backend.jobs.service import DONE_STAYS, JobService
+from tests.integration.jobs.working import (
+    Person,
+    Workshop,
+    is_empty,
+    jobs,
+    kind_of,
+    one,
+    put,
+    state_of,
+    until,
+)
+from tests.support.clock import Clock
+from tests.support.logs import caught_logs
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "the-canary-sings-in-the-cellar"
+
+
+async def lapse(database: Database, job_id: UUID | None) -> None:
+    """Let a lease run out, as it does for a worker that sleeps."""
+    async with database.write() as session:
+        query = update(Job).where(Job.id == job_id)
+        await session.execute(query.values(lease_until=now() - timedelta(seconds=1)))
+
+
+async def note(job: RunningJob, key: bytes) -> None:
+    """Finish with an effect that shows: a row."""
+    async with job.finish() as session:
+        session.add(LoginFailures(key=key, failures=job.attempt, last_at=now()))
+
+
+async def notes(database: Database) -> dict[bytes, int]:
+    async with database.read() as session:
+        return {row.key: row.failures for row in await session.scalars(select(LoginFailures))}
+
+
+async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, clock, waits = queue.database, Clock(), list[float]()
+
+    async def handle(_: RunningJob) -> None:
+        raise UnavailableError(SECRET)
+
+    job_id = await put(queue, "note", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    clock.at = now()
+    workshop.worker({"note": kind_of(handle)}, clock=clock, draw=lambda: 0.5)
+    for attempt in range(1, 8):
+
+        async def waits_again(attempt: int = attempt) -> Job | None:
+            job = await one(database, job_id)
+            return job if (job.state, job.attempts) == ("queued", attempt) else None
+
+        job: Job = await until(waits_again)
+        assert job.error == "unavailable"
+        assert job.wrapped_key is not None
+        waits.append((job.run_after - clock.at).total_seconds())
+        clock.at = job.run_after
+
+    async def is_dead() -> bool:
+        return await state_of(database, job_id) == "dead"
+
+    await until(is_dead)
+    assert waits == [2.5, 7.5, 22.5, 67.5, 202.5, 607.5, 1800]
+    job = await one(database, job_id)
+    assert (job.attempts, job.error, job.lease_owner) == (8, "unavailable", None)
+    assert (job.wrapped_key, job.root_version, job.key_until) == (None, None, None)
+
+
+async def test_of_an_unexpected_error_nothing_but_its_kind_is_kept(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    async def handle(_: RunningJob) -> None:
+        raise ValueError(SECRET)
+
+    with caught_logs() as logged:
+        job_id = await put(queue, "note", user_id=ada.id)
+        workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
+
+        async def failed() -> bool:
+            return (await one(queue.database, job_id)).error is not None
+
+        await until(failed)
+    assert (await one(queue.database, job_id)).error == "internal-error"
+    (line,) = logged.lines("job.failed")
+    assert line["job_id"] == str(job_id)
+    assert SECRET not in json.dumps(line)
+
+
+async def test_a_rate_limit_uses_up_no_attempt(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    seen: list[int] = []
+
+    async def handle(job: RunningJob) -> None:
+        seen.append(job.attempt)
+        if len(seen) < 12:
+            raise RetryLaterError(after=0)
+
+    await put(queue, "note", user_id=ada.id)
+    workshop.worker({"note": kind_of(handle)})
+    await until(lambda: is_empty(queue.database))
+    assert seen == [1] * 12
+
+
+async def test_a_dead_job_holds_its_lane_up_no_longer(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    lane = new_id()
+    dead = await put(queue, "note", user_id=ada.id, lane=lane)
+    async with queue.database.write() as session:
+        await session.execute(update(Job).where(Job.id == dead).values(state="dead"))
+
+    async def handle(_: RunningJob) -> None: ...
+
+    await put(queue, "note", user_id=ada.id, lane=lane)
+    workshop.worker({"note": kind_of(handle)})
+
+    async def is_alone() -> bool:
+        return [job.id for job in await jobs(queue.database)] == [dead]
+
+    await until(is_alone)
+
+
+async def test_a_worker_that_slept_past_its_lease_changes_nothing(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, gates = queue.database, [asyncio.Event(), asyncio.Event()]
+    outcomes: list[str] = []
+
+    async def handle(job: RunningJob) -> None:
+        await gates[job.attempt - 1].wait()
+        try:
+            await note(job, b"by attempt %d" % job.attempt)
+        except LostLeaseError:
+            outcomes.append(f"attempt {job.attempt} lost")
+            raise
+        outcomes.append(f"attempt {job.attempt} done")
+
+    job_id = await put(queue, "note", user_id=ada.id)
+    sleeper = workshop.worker({"note": kind_of(handle)})
+
+    async def runs() -> bool:
+        return await state_of(database, job_id) == "running"
+
+    await until(runs)
+    await lapse(database, job_id)
+    workshop.worker({"note": kind_of(handle)})
+
+    async def claimed_again() -> bool:
+        return (await one(database, job_id)).fence == 2
+
+    await until(claimed_again)
+    gates[0].set()
+
+    async def gave_up() -> bool:
+        return not len(sleeper)
+
+    await until(gave_up)
+    assert await notes(database) == {}
+    gates[1].set()
+    await until(lambda: is_empty(database))
+    assert await notes(database) == {b"by attempt 2": 2}
+    assert outcomes == ["attempt 1 lost", "attempt 2 done"]
+
+
+async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, ended = queue.database, list[str]()
+
+    async def handle(_: RunningJob) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("interrupted")
+            raise
+
+    job_id, other = [await put(queue, "note", user_id=ada.id) for _ in range(2)]
+    worker = workshop.worker({"note": kind_of(handle)})
+
+    async def both_run() -> bool:
+        return {job.state for job in await jobs(database)} == {"running"}
+
+    await until(both_run)
+    await worker.renew()
+    before = await one(database, other)
+    async with database.write() as session:
+        await session.delete(await session.get_one(Job, job_id))
+    await worker.renew()
+
+    async def one_left() -> bool:
+        return len(worker) == 1
+
+    await until(one_left)
+    assert ended == ["interrupted"]
+    after = await one(database, other)
+    assert before.lease_until is not None
+    assert after.lease_until is not None
+    assert after.lease_until > before.lease_until
+
+
+async def test_a_worker_that_stops_gives_its_jobs_back_at_once(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database = queue.database
+
+    async def wait(job: RunningJob) -> None:
+        async with job.finish() as session:
+            session.add(LoginFailures(key=b"half", failures=1, last_at=now()))
+            await session.flush()
+            started.set()
+            await asyncio.Event().wait()
+
+    started = asyncio.Event()
+    job_id = await put(queue, "note", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    worker = workshop.worker({"note": kind_of(wait)})
+    await started.wait()
+    await worker.aclose()
+    job = await one(database, job_id)
+    assert (job.state, job.attempts, job.lease_owner) == ("queued", 0, None)
+    assert job.wrapped_key is not None
+    assert await notes(database) == {}
+
+
+async def test_one_that_is_given_back_absorbs_the_one_that_came_meanwhile(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, started = queue.database, asyncio.Event()
+
+    async def wait(_: RunningJob) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    first = await put(queue, "note", user_id=ada.id, dedupe_key="index")
+    worker = workshop.worker({"note": kind_of(wait)})
+    await started.wait()
+    await put(queue, "strange", user_id=ada.id, dedupe_key="index")
+    await worker.aclose()
+    assert [(job.id, job.state) for job in await jobs(database)] == [(first, "queued")]
+
+
+async def test_one_that_brings_down_every_worker_dies_at_last(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database = queue.database
+    job_id = await put(queue, "note", user_id=ada.id)
+    async with database.write() as session:
+        query = update(Job).where(Job.id == job_id)
+        past = now() - timedelta(seconds=1)
+        await session.execute(query.values(state="running", attempts=8, lease_until=past))
+
+    async def handle(_: RunningJob) -> None:
+        raise AssertionError
+
+    workshop.worker({"note": kind_of(handle)})
+
+    async def is_dead() -> bool:
+        return await state_of(database, job_id) == "dead"
+
+    await until(is_dead)
+    assert (await one(database, job_id)).error == "job-worker-lost"
+
+
+async def test_long_work_goes_on_from_its_checkpoint(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, begun = queue.database, list[int]()
+
+    async def handle(job: RunningJob) -> None:
+        begun.append(job.payload["from"])
+        for number in range(job.payload["from"], 4):
+            if number == 2 and job.attempt == 1:
+                raise UnavailableError
+            async with job.step() as session:
+                row = LoginFailures(key=b"%d" % number, failures=job.attempt, last_at=now())
+                session.add(row)
+                job.checkpoint({"from": number + 1})
+                await job.progress(number + 1, 4)
+
+    job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
+    workshop.worker({"note": kind_of(handle, keep=True)}, draw=lambda: 0.0)
+
+    async def is_done() -> bool:
+        return await state_of(database, job_id) == "done"
+
+    await until(is_done)
+    assert begun == [0, 2]
+    assert await notes(database) == {b"0": 1, b"1": 1, b"2": 2, b"3": 2}
+    job = await one(database, job_id)
+    assert (job.progress_done, job.progress_total, job.lease_owner) == (4, 4, None)
+
+    service = JobService(queue)
+    await service.clean(at=now())
+    assert await state_of(database, job_id) == "done"
+    await service.clean(at=now() + DONE_STAYS)
+    assert await is_empty(database)
+
+
+async def test_a_step_that_fails_keeps_neither_effects_nor_checkpoint(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    async def handle(job: RunningJob) -> None:
+        async with job.step() as session:
+            session.add(LoginFailures(key=b"half", failures=1, last_at=now()))
+            job.checkpoint({"from": 1})
+            await session.flush()
+            raise UnavailableError
+
+    job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
+    workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
+
+    async def failed() -> bool:
+        return (await one(queue.database, job_id)).error is not None
+
+    await until(failed)
+    assert (await one(queue.database, job_id)).payload == '{"from":0}'
+    assert await notes(queue.database) == {}

@@ -1,0 +1,328 @@
+"""How a job comes by its user's key, in each mode, and where no key is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import delete, func, or_, select, update
+
+from backend.accounts.identity import Identity
+from backend.accounts.keyring import settings_mac
+from backend.accounts.lent import end_job_keys, give_standing
+from backend.accounts.models import DataKey, KeyMode, KeySlot, User
+from backend.accounts.names import load_instance_keys
+from backend.accounts.open_keys import OpenKeys
+from backend.accounts.rotation import rotate_root_key
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.queue import GRANT_LASTS, JobQueue
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
+from backend.vault.root import RootKeyError, RootKeys, load_root_keys
+from backend.vault.sealing import Column
+from backend.vault.slots import unwrap_lent
+from tests.integration.jobs.working import (
+    ROOT,
+    Person,
+    Workshop,
+    is_empty,
+    new_person,
+    one,
+    put,
+    state_of,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+
+PLACE = Column("jobs", "sealed_nothing")
+
+
+class Reader:
+    """A handler that needs the user's key, and uses it."""
+
+    def __init__(self, person: Person) -> None:
+        self._row_id = new_id()
+        self._blob = person.sealer.seal(PLACE, self._row_id, "a letter")
+        self.read: list[str] = []
+
+    async def __call__(self, job: RunningJob) -> None:
+        self.read.append(job.keys.open(PLACE, self._row_id, self._blob))
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        return {"read": JobKind(self)}
+
+
+async def identity_of(
+    database: Database, person: Person, *, mode: KeyMode, slot_id: UUID | None = None
+) -> Identity:
+    """As the door makes one, with a session's slot behind it."""
+    slot_id = slot_id or new_id()
+    async with database.write() as session:
+        session.add(KeySlot(id=slot_id, user_id=person.id, kind="session", wrapped=b""))
+    return Identity(
+        user_id=person.id,
+        slot_id=slot_id,
+        kind="session",
+        scope="manage",
+        is_administrator=False,
+        key_mode=mode,
+        sealer=person.sealer,
+        user_key=person.user_key,
+        sealed_settings=None,
+        settings_revision=0,
+        created_at=now(),
+        wrapped_name=b"",
+    )
+
+
+async def wrapped_keys(database: Database) -> int:
+    query = select(func.count()).select_from(Job)
+    query = query.where(or_(Job.wrapped_key.is_not(None), Job.root_version.is_not(None)))
+    async with database.read() as session:
+        return await session.scalar(query) or 0
+
+
+async def waits_for_key(database: Database, job_id: UUID | None) -> bool:
+    return await state_of(database, job_id) == "waiting_key"
+
+
+async def test_a_job_carries_its_key_until_it_ends(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    reader = Reader(ada)
+    await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    assert await wrapped_keys(queue.database) == 1
+    workshop.worker({"read": JobKind(reader, keep=True)})
+
+    async def is_read() -> bool:
+        async with queue.database.read() as session:
+            return set(await session.scalars(select(Job.state))) == {"done"}
+
+    await until(is_read)
+    assert reader.read == ["a letter"]
+    assert await wrapped_keys(queue.database) == 0
+
+
+async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
+    queue: JobQueue, ada: Person, ben: Person
+) -> None:
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    job = await one(queue.database, job_id)
+    assert job.wrapped_key is not None
+    assert job.root_version is not None
+
+    def opened(root: RootKeys, job_id: UUID, user_id: UUID) -> bytes:
+        assert job.wrapped_key is not None
+        return unwrap_lent("job", job_id, user_id, blob=job.wrapped_key, root_version=1, root=root)
+
+    assert opened(ROOT, job.id, ada.id) == ada.user_key
+    for root, other_job, user_id in (
+        (ROOT, new_id(), ada.id),
+        (ROOT, job.id, ben.id),
+        (RootKeys({1: b"x" * 32}), job.id, ada.id),
+    ):
+        with pytest.raises(RootKeyError):
+            opened(root, other_job, user_id)
+    with pytest.raises(ValueError, match="own user"):
+        await put(queue, "read", user_id=ben.id, key=queue.grant(ada.sealer, "per_job"))
+
+
+async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_user_comes(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader, keys = queue.database, Reader(ada), OpenKeys()
+    keys.on_arrival(queue.wake)
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        await session.execute(update(Job).values(key_until=now() - timedelta(seconds=1)))
+    workshop.worker(reader.kinds, open_keys=keys)
+    await until(lambda: waits_for_key(database, job_id))
+    assert await wrapped_keys(database) == 0
+    assert (await one(database, job_id)).attempts == 0
+    assert reader.read == []
+
+    keys.seen(await identity_of(database, ada, mode="per_job"))
+    await until(lambda: is_empty(database))
+    assert reader.read == ["a letter"]
+
+
+async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person) -> None:
+    database = queue.database
+    await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+    await JobService(queue).clean(at=now() + GRANT_LASTS)
+    assert await wrapped_keys(database) == 0
+    await JobService(queue).clean(at=now() + timedelta(days=31))
+    async with database.read() as session:
+        kinds = set(await session.scalars(select(KeySlot.kind)))
+    assert "standing" not in kinds
+
+
+async def test_a_sealed_users_job_waits_until_a_process_has_the_key_in_memory(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader, keys = queue.database, Reader(ada), OpenKeys()
+    keys.on_arrival(queue.wake)
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
+    workshop.worker(reader.kinds)
+    workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
+    await asyncio.sleep(0.3)
+    assert await waits_for_key(database, job_id)
+    assert await wrapped_keys(database) == 0
+    keys.seen(await identity_of(database, ada, mode="sealed"))
+    await until(lambda: is_empty(database))
+    assert reader.read == ["a letter"]
+
+
+async def test_a_key_in_memory_counts_only_while_its_session_is_open(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader, keys = queue.database, Reader(ada), OpenKeys()
+    identity = await identity_of(database, ada, mode="sealed")
+    keys.seen(identity)
+    async with database.write() as session:
+        await session.execute(delete(KeySlot).where(KeySlot.id == identity.slot_id))
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
+    workshop.worker(reader.kinds, open_keys=keys)
+
+    async def is_forgotten() -> bool:
+        return keys.get(ada.id) is None
+
+    await until(is_forgotten)
+    await until(lambda: waits_for_key(database, job_id))
+    assert reader.read == []
+
+
+async def test_a_worker_that_takes_only_what_waits_leaves_the_rest_to_others(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader, keys = queue.database, Reader(ada), OpenKeys()
+    keys.seen(await identity_of(database, ada, mode="per_job"))
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
+    await asyncio.sleep(0.3)
+    assert await state_of(database, job_id) == "queued"
+
+
+async def test_a_managed_users_jobs_carry_no_key_and_run_while_the_user_is_away(
+    queue: JobQueue, workshop: Workshop, database: Database
+) -> None:
+    ada = await new_person(database, "Ada", mode="managed")
+    reader = Reader(ada)
+    async with database.write() as session:
+        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+    await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "managed"))
+    assert await wrapped_keys(database) == 0
+    workshop.worker(reader.kinds)
+    await until(lambda: is_empty(database))
+    assert reader.read == ["a letter"]
+
+
+@pytest.mark.parametrize("what", ["expired", "switched off", "other hands", "disabled"])
+async def test_a_standing_slot_opens_only_as_its_user_allows(
+    queue: JobQueue, workshop: Workshop, database: Database, what: str
+) -> None:
+    ada = await new_person(database, "Ada", mode="managed")
+    reader = Reader(ada)
+    async with database.write() as session:
+        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        if what == "expired":
+            standing = update(KeySlot).where(KeySlot.kind == "standing")
+            await session.execute(standing.values(expires_at=now()))
+        elif what == "switched off":
+            mac = settings_mac(ada.user_key, key_mode="per_job", kdf=b"")
+            await session.execute(update(User).values(key_mode="per_job", settings_mac=mac))
+        elif what == "other hands":
+            mac = settings_mac(b"x" * 32, key_mode="managed", kdf=b"")
+            await session.execute(update(User).values(settings_mac=mac))
+        else:
+            await session.execute(update(User).values(is_disabled=True))
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "managed"))
+    workshop.worker(reader.kinds)
+    await until(lambda: waits_for_key(database, job_id))
+    assert reader.read == []
+
+
+async def test_with_no_key_left_of_the_account_nothing_opens(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader = queue.database, Reader(ada)
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        await session.execute(delete(DataKey).where(DataKey.user_id == ada.id))
+    workshop.worker(reader.kinds)
+    await until(lambda: waits_for_key(database, job_id))
+    assert reader.read == []
+
+
+async def test_switching_to_sealed_takes_the_keys_out_of_what_is_queued(
+    queue: JobQueue, ada: Person, ben: Person
+) -> None:
+    for person in (ada, ben):
+        await put(queue, "read", user_id=person.id, key=queue.grant(person.sealer, "per_job"))
+    async with queue.database.write() as session:
+        await end_job_keys(session, ada.id)
+    assert await wrapped_keys(queue.database) == 1
+
+
+async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
+    database: Database, tmp_path: Path
+) -> None:
+    path = tmp_path / "root.key"
+    before = load_root_keys(path, create=True)
+    await load_instance_keys(database, before)
+    ada = await new_person(database, "Ada")
+    ben = await new_person(database, "Ben", mode="managed")
+    queue = JobQueue(database, before)
+    await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    await put(queue, "again", user_id=ben.id, key=queue.grant(ben.sealer, "managed"))
+    damaged = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        await give_standing(session, ben.id, user_key=ben.user_key, root=before, at=now())
+        await session.execute(update(Job).where(Job.id == damaged).values(wrapped_key=bytes(60)))
+
+    result = await rotate_root_key(database, path=path, value=None, report=lambda *_: None)
+
+    assert (result.version, result.rewrapped, result.dropped) == (2, 4, (1,))
+    after = load_root_keys(path)
+    assert after.versions == [2]
+    job = await one(database, damaged)
+    assert (job.wrapped_key, job.root_version, job.key_until) == (None, None, None)
+    adas, bens = Reader(ada), Reader(ben)
+    kinds = {"read": JobKind(adas), "again": JobKind(bens)}
+    worker = Worker(JobQueue(database, after), kinds, JobKeys(database, after), poll=0.05)
+    worker.start()
+    await until(lambda: waits_for_key(database, damaged))
+
+    async def is_alone() -> bool:
+        async with database.read() as session:
+            return await session.scalar(select(func.count()).select_from(Job)) == 1
+
+    await until(is_alone)
+    await worker.aclose()
+    assert (adas.read, bens.read) == (["a letter"], ["a letter"])
+
+
+async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_path: Path) -> None:
+    database = Database(sqlite_url)
+    ada = await new_person(database, "Ada", mode="managed")
+    queue = JobQueue(database, ROOT)
+    await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+    await database.dispose()
+    for file in tmp_path.iterdir():
+        data = file.read_bytes()
+        assert ada.user_key not in data
+        assert base64.b64encode(ada.user_key) not in data

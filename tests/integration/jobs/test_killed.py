@@ -1,0 +1,60 @@
+"""Workers that are killed in the middle of their work: nothing is lost, nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from backend.accounts.models import LoginFailures
+from backend.database.engine import Database
+from backend.jobs.queue import JobQueue, NewJob
+from tests.integration.jobs.working import Person, is_empty, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+ROOT_FOLDER = Path(__file__).parents[3]
+JOBS = 300
+KILLS = 6
+
+
+@contextmanager
+def working(url: str) -> Generator[subprocess.Popen[str]]:
+    """A worker process that has begun."""
+    command = [sys.executable, "-m", "tests.integration.jobs.worker_process", url]
+    with subprocess.Popen(
+        command, cwd=ROOT_FOLDER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "works\n"
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_once(
+    database: Database, database_url: str, queue: JobQueue, ada: Person
+) -> None:
+    async with database.write() as session:
+        for number in range(JOBS):
+            job = NewJob("count", ada.id if number % 2 else None, payload={"number": number})
+            await queue.enqueue(session, job)
+    with working(database_url):
+        for _ in range(KILLS):
+            with working(database_url) as victim:
+                await asyncio.sleep(random.uniform(0.02, 0.3))
+                victim.kill()
+                victim.wait()
+        await until(lambda: is_empty(database), seconds=60)
+    async with database.read() as session:
+        rows = list(await session.scalars(select(LoginFailures)))
+    assert {row.key for row in rows} == {b"%d" % number for number in range(JOBS)}
+    assert {row.failures for row in rows} == {1}

@@ -1,0 +1,354 @@
+"""`/jobs`, key modes and the account's end, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import func, select, update
+
+from backend.accounts.models import KeySlot, LoginFailures
+from backend.accounts.open_keys import OpenKeys
+from backend.database.base import now
+from backend.jobs.errors import LostLeaseError
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.queue import JobKey
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.worker import Worker
+from tests.integration.jobs.working import Workshop, kind_of, one, put, state_of, until
+from tests.support.clock import Clock
+from tests.support.server import (
+    PASSWORD,
+    ROOT,
+    Account,
+    Event,
+    Running,
+    ok,
+    problem,
+    read_events,
+    running,
+)
+
+pytestmark = pytest.mark.anyio
+
+JOBS = "/api/v1/jobs"
+ME = "/api/v1/me"
+
+
+@pytest.fixture
+async def server(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(database_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account("Ada") as account:
+        yield account
+
+
+@pytest.fixture
+async def workshop(server: Running) -> AsyncGenerator[Workshop]:
+    workshop = Workshop(server.parts.queue)
+    yield workshop
+    await workshop.close()
+
+
+def key_of(server: Running, account: Account) -> JobKey:
+    """What a request of theirs grants jobs, in the mode that their account is in."""
+    here = server.parts.sessions._open_keys.get(UUID(account.user["id"]))
+    assert here is not None
+    mode = account.user["key_mode"]
+    return server.parts.queue.grant(here.sealer, mode)
+
+
+async def put_for(server: Running, account: Account, kind: str = "note", **fields: Any) -> str:
+    user_id = UUID(account.user["id"])
+    job_id = await put(server.parts.queue, kind, user_id=user_id, **fields)
+    return str(job_id)
+
+
+async def change(server: Running, job_id: str, **values: Any) -> None:
+    async with server.parts.database.write() as session:
+        await session.execute(update(Job).where(Job.id == UUID(job_id)).values(**values))
+
+
+async def follow(account: Account, job_id: str, events: list[Event]) -> None:
+    async with account.client.stream("GET", f"{JOBS}/{job_id}/events") as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for event in read_events(response):
+            events.append(event)
+
+
+async def standing_slots(server: Running) -> list[KeySlot]:
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(select(KeySlot).where(KeySlot.kind == "standing")))
+
+
+async def wrapped_keys(server: Running) -> int:
+    query = select(func.count()).select_from(Job).where(Job.wrapped_key.is_not(None))
+    async with server.parts.database.read() as session:
+        return await session.scalar(query) or 0
+
+
+def keyed_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None) -> Worker:
+    async def handle(job: RunningJob) -> None:
+        assert job.keys.user_id == job.user_id
+        seen.append(job.id)
+
+    queue = server.parts.queue
+    job_keys = JobKeys(queue.database, ROOT, keys)
+    return Worker(queue, {"note": JobKind(handle)}, job_keys, poll=0.05)
+
+
+async def test_jobs_are_listed_newest_first_page_by_page(server: Running, ada: Account) -> None:
+    ids = [await put_for(server, ada) for _ in range(5)]
+    await change(server, ids[1], state="dead", error="unavailable", attempts=8)
+    page = ok(await ada.client.get(JOBS, params={"limit": 3}))
+    assert [item["id"] for item in page["items"]] == ids[:1:-1]
+    rest = ok(await ada.client.get(JOBS, params={"limit": 3, "after": page["next"]}))
+    assert [item["id"] for item in rest["items"]] == [ids[1], ids[0]]
+    assert rest["next"] is None
+    (dead,) = ok(await ada.client.get(JOBS, params={"state": "dead"}))["items"]
+    assert dead == ok(await ada.client.get(f"{JOBS}/{ids[1]}"))
+    assert (dead["state"], dead["error"], dead["attempts"]) == ("dead", "unavailable", 8)
+    assert dead["progress"] == {"done": 0, "total": 0}
+    problem(await ada.client.get(JOBS, params={"limit": 0}), 422, "validation-failed")
+    problem(await ada.client.get(JOBS, params={"state": "lost"}), 422, "validation-failed")
+
+
+async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
+    server: Running, ada: Account
+) -> None:
+    job_id, seen = await put_for(server, ada), list[UUID]()
+    await change(server, job_id, state="dead", error="unavailable", attempts=8)
+    view = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
+    assert (view["state"], view["error"], view["attempts"]) == ("queued", None, 0)
+    assert await wrapped_keys(server) == 1
+    worker = keyed_worker(server, seen)
+    worker.start()
+
+    async def is_gone() -> bool:
+        return (await ada.client.get(f"{JOBS}/{job_id}")).status_code == 404
+
+    await until(is_gone)
+    await worker.aclose()
+    assert seen == [UUID(job_id)]
+
+
+async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
+    server: Running, ada: Account
+) -> None:
+    job_id = await put_for(server, ada, dedupe_key="index")
+    for state in ("running", "done"):
+        await change(server, job_id, state=state, lease_until=now() + timedelta(hours=1))
+        problem(await ada.client.post(f"{JOBS}/{job_id}/retry"), 409, "job-not-retryable")
+    await change(server, job_id, state="dead")
+    await put_for(server, ada, dedupe_key="index")
+    problem(await ada.client.post(f"{JOBS}/{job_id}/retry"), 409, "job-not-retryable")
+    assert await state_of(server.parts.database, UUID(job_id)) == "dead"
+
+
+async def test_a_stream_tells_of_progress_and_of_the_end(
+    server: Running, ada: Account, workshop: Workshop
+) -> None:
+    gate, events = asyncio.Event(), list[Event]()
+
+    async def handle(job: RunningJob) -> None:
+        await job.progress(1, 2)
+        await gate.wait()
+        async with job.finish():
+            pass
+
+    job_id = await put_for(server, ada)
+    following = asyncio.create_task(follow(ada, job_id, events))
+
+    async def begun() -> bool:
+        return bool(events)
+
+    await until(begun)
+    workshop.worker({"note": kind_of(handle)})
+
+    async def progressed() -> bool:
+        return "progress" in {event.name for event in events}
+
+    await until(progressed)
+    gate.set()
+    await following
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert events[0].name == "state"
+    assert events[0].data["state"] == "queued"
+    told = [event.data for event in events if event.name == "progress"]
+    assert told[0] == {"done": 1, "total": 2}
+    assert "running" in {event.data["state"] for event in events if event.name == "state"}
+    assert events[-1].name == "done"
+    assert events[-1].data["state"] == "done"
+    problem(await ada.client.get(f"{JOBS}/{job_id}/events"), 404, "job-not-found")
+
+
+async def test_a_stream_ends_when_its_job_has_died(server: Running, ada: Account) -> None:
+    job_id, events = await put_for(server, ada), list[Event]()
+    await change(server, job_id, state="dead")
+    await follow(ada, job_id, events)
+    assert [(event.name, event.data["state"]) for event in events] == [("state", "dead")]
+
+
+async def test_a_stream_ends_with_the_session_that_opened_it(server: Running, ada: Account) -> None:
+    job_id, events = await put_for(server, ada, "strange"), list[Event]()
+    async with server.signed_in("Ada") as other:
+        following = asyncio.create_task(follow(other, job_id, events))
+
+        async def begun() -> bool:
+            return bool(events)
+
+        await until(begun)
+        body = {"current_password": PASSWORD, "new_password": "another fine password"}
+        assert (await ada.client.post(f"{ME}/password", json=body)).status_code == 204
+        async with asyncio.timeout(20):
+            await following
+    assert [event.name for event in events] == ["state"]
+
+
+async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
+    server: Running, ada: Account
+) -> None:
+    ada.user = ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
+    key, seen = key_of(server, ada), list[UUID]()
+    keys = server.parts.sessions._open_keys
+    keys.drop(UUID(ada.user["id"]))
+    job_id = await put_for(server, ada, key=key)
+    worker = keyed_worker(server, seen, keys)
+    worker.start()
+    await asyncio.sleep(0.3)
+    assert await state_of(server.parts.database, UUID(job_id)) == "waiting_key"
+    ok(await ada.client.get(ME))
+
+    async def is_done() -> bool:
+        return bool(seen)
+
+    await until(is_done)
+    await worker.aclose()
+    assert seen == [UUID(job_id)]
+
+
+@pytest.mark.parametrize("way", ["sign-out", "password", "deletion"])
+async def test_a_key_in_memory_goes_with_the_session(
+    server: Running, ada: Account, way: str
+) -> None:
+    keys, user_id = server.parts.sessions._open_keys, UUID(ada.user["id"])
+    ok(await ada.client.get(ME))
+    assert keys.get(user_id) is not None
+    if way == "sign-out":
+        answer = await ada.client.delete("/api/v1/sessions/current")
+    elif way == "password":
+        body = {"current_password": PASSWORD, "new_password": "another fine password"}
+        answer = await ada.client.post(f"{ME}/password", json=body)
+    else:
+        answer = await ada.client.request("DELETE", ME, json={"password": PASSWORD})
+    assert answer.status_code == 204, answer.text
+    assert keys.get(user_id) is None
+
+
+async def test_managed_is_switched_on_by_a_session_and_off_again(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ok(
+        await ada.client.post("/api/v1/api-keys", json={"label": "x", "scope": "manage"}), 201
+    )
+    async with server.program(made["token"]) as script:
+        problem(await script.patch(ME, json={"key_mode": "managed"}), 403, "forbidden")
+    assert await standing_slots(server) == []
+    ada.user = ok(await ada.client.patch(ME, json={"key_mode": "managed"}))
+    assert ada.user["key_mode"] == "managed"
+    (slot,) = await standing_slots(server)
+    assert slot.expires_at is not None
+
+    seen = list[UUID]()
+    worker = keyed_worker(server, seen)
+    worker.start()
+    job_id = await put_for(server, ada, key=key_of(server, ada))
+    assert await wrapped_keys(server) == 0
+
+    async def is_done() -> bool:
+        return bool(seen)
+
+    await until(is_done)
+    await worker.aclose()
+    assert seen == [UUID(job_id)]
+
+    clock = Clock()
+    clock.hang_at_the_door(monkeypatch)
+    clock.forward(days=10)
+    ok(await ada.client.get(ME))
+    (later,) = await standing_slots(server)
+    assert later.expires_at == clock.at + timedelta(days=30)
+    ok(await ada.client.patch(ME, json={"key_mode": "per_job"}))
+    assert await standing_slots(server) == []
+
+
+async def test_switching_to_sealed_takes_the_keys_out_of_queued_jobs(
+    server: Running, ada: Account
+) -> None:
+    await put_for(server, ada, "strange", key=key_of(server, ada))
+    assert await wrapped_keys(server) == 1
+    ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
+    assert await wrapped_keys(server) == 0
+
+
+async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Account) -> None:
+    await put_for(server, ada, "strange", key=key_of(server, ada))
+    ok(await ada.client.patch(ME, json={"key_mode": "managed"}))
+    assert (await wrapped_keys(server), len(await standing_slots(server))) == (1, 1)
+    body = {
+        "username": "Ada",
+        "recovery_code": ada.recovery_code,
+        "new_password": "another fine password",
+    }
+    async with server.browser() as client:
+        back = ok(await client.post("/api/v1/recoveries", json=body), 201)
+        assert back["user"]["key_mode"] == "per_job"
+        assert ok(await client.get(ME))["key_mode"] == "per_job"
+    assert (await wrapped_keys(server), len(await standing_slots(server))) == (0, 0)
+
+
+async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
+    server: Running, ada: Account, workshop: Workshop
+) -> None:
+    database = server.parts.database
+    begun, gate, outcomes = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def handle(job: RunningJob) -> None:
+        begun.set()
+        await gate.wait()
+        try:
+            async with job.finish() as session:
+                session.add(LoginFailures(key=b"late", failures=1, last_at=now()))
+        except LostLeaseError:
+            outcomes.append("lost")
+            raise
+
+    async with server.account("Ben") as ben:
+        await put_for(server, ben, key=key_of(server, ben))
+        await put_for(server, ben, "strange", key=key_of(server, ben))
+        adas = await put_for(server, ada, "strange")
+        workshop.worker({"note": JobKind(handle)})
+        await begun.wait()
+        gone = await ben.client.request("DELETE", ME, json={"password": PASSWORD})
+        assert gone.status_code == 204
+        gate.set()
+
+        async def is_lost() -> bool:
+            return bool(outcomes)
+
+        await until(is_lost)
+    async with database.read() as session:
+        assert [str(job_id) for job_id in await session.scalars(select(Job.id))] == [adas]
+        assert await session.get(LoginFailures, b"late") is None
+    assert (await one(database, UUID(adas))).state == "queued"

@@ -1,0 +1,50 @@
+"""A worker in a process of its own: each job adds one to a row of its own, and sometimes dawdles.
+
+Arguments: the database's URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from datetime import timedelta
+
+from backend.accounts.models import LoginFailures
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.database.upsert import upsert
+from backend.jobs.keys import JobKeys
+from backend.jobs.queue import JobQueue
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.worker import Worker
+from backend.logs import configure_logging
+from tests.integration.jobs.working import ROOT
+
+LEASE = timedelta(seconds=2)
+
+
+async def count_up(job: RunningJob) -> None:
+    """One more in the job's row, in two statements with a moment between them."""
+    await asyncio.sleep(random.uniform(0, 0.01))
+    async with job.finish() as session:
+        key = b"%d" % job.payload["number"]
+        fresh = {"key": key, "failures": 1, "last_at": now()}
+        more = {"failures": LoginFailures.failures + 1}
+        await upsert(session, LoginFailures, fresh, key=["key"], update=more)
+        await asyncio.sleep(random.uniform(0, 0.005))
+
+
+async def main(url: str) -> None:
+    configure_logging("error", "json")
+    database = Database(url)
+    queue = JobQueue(database, ROOT)
+    kinds = {"count": JobKind(count_up, needs_key=False)}
+    worker = Worker(queue, kinds, JobKeys(database, ROOT), lease=LEASE, poll=0.1)
+    worker.start()
+    print("works", flush=True)  # noqa: T201  # the parent waits for it
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

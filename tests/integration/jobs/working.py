@@ -1,0 +1,125 @@
+"""What tests of jobs need: people, workers, and a look at the table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+
+from backend.accounts.keyring import new_data_key, open_sealer, settings_mac
+from backend.accounts.models import KeyMode, KeySlot, User
+from backend.accounts.open_keys import OpenKeys
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.worker import Worker
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
+
+ROOT = RootKeys({1: b"r" * 32})
+
+
+@dataclass(frozen=True)
+class Person:
+    """An account with its keys at hand."""
+
+    id: UUID
+    user_key: bytes
+    sealer: Sealer
+
+
+async def new_person(database: Database, name: str, *, mode: KeyMode = "per_job") -> Person:
+    """An account without a password that works: enough to own jobs."""
+    user_id, user_key = new_id(), os.urandom(32)
+    data_key = new_data_key(user_id, 1, user_key=user_key)
+    async with database.write() as session:
+        session.add(
+            User(
+                id=user_id,
+                name_lookup=name.encode(),
+                wrapped_name=b"",
+                key_mode=mode,
+                settings_mac=settings_mac(user_key, key_mode=mode, kdf=b""),
+            )
+        )
+        await session.flush()
+        session.add(data_key)
+        session.add(KeySlot(user_id=user_id, kind="password", wrapped=b"", kdf=b""))
+    return Person(user_id, user_key, open_sealer(user_id, [data_key], user_key=user_key))
+
+
+class Workshop:
+    """Workers on one queue."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self.queue = queue
+        self.workers: list[Worker] = []
+
+    def worker(
+        self,
+        kinds: Mapping[str, JobKind],
+        *,
+        open_keys: OpenKeys | None = None,
+        start: bool = True,
+        **options: Any,
+    ) -> Worker:
+        keys = JobKeys(self.queue.database, ROOT, open_keys)
+        settings: dict[str, Any] = {"poll": 0.05, **options}
+        worker = Worker(self.queue, kinds, keys, **settings)
+        self.workers.append(worker)
+        if start:
+            worker.start()
+        return worker
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            await worker.aclose()
+
+
+def kind_of(handler: Callable[[RunningJob], Awaitable[None]], **options: Any) -> JobKind:
+    settings: dict[str, Any] = {"needs_key": False, **options}
+    return JobKind(handler, **settings)
+
+
+async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> Any:
+    """Ask again and again until the answer is true."""
+    async with asyncio.timeout(seconds):
+        while not (answer := await found()):
+            await asyncio.sleep(0.01)
+    return answer
+
+
+async def put(queue: JobQueue, kind: str, **fields: Any) -> UUID | None:
+    """Enqueue a job in a transaction of its own."""
+    key = fields.pop("key", None)
+    async with queue.database.write() as session:
+        return await queue.enqueue(session, NewJob(kind=kind, **fields), key=key)
+
+
+async def jobs(database: Database) -> list[Job]:
+    async with database.read() as session:
+        return list(await session.scalars(select(Job).order_by(Job.id)))
+
+
+async def one(database: Database, job_id: UUID | None) -> Job:
+    assert job_id is not None
+    async with database.read() as session:
+        return await session.get_one(Job, job_id)
+
+
+async def is_empty(database: Database) -> bool:
+    async with database.read() as session:
+        return not await session.scalar(select(func.count()).select_from(Job))
+
+
+async def state_of(database: Database, job_id: UUID | None) -> str | None:
+    async with database.read() as session:
+        return await session.scalar(select(Job.state).where(Job.id == job_id))

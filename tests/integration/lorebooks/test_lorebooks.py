@@ -1,0 +1,237 @@
+"""Lorebooks and their entries: made, read, changed, listed, deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.lorebooks.readers import WORLD, Reader
+from tests.support.server import ok, problem
+
+pytestmark = pytest.mark.anyio
+
+FULL_ENTRY: dict[str, Any] = {
+    "title": "The lens",
+    "content": "The lens cracked in the gale. ☕",
+    "keys": ["lamp", "/len(s|ses)/i"],
+    "secondary_keys": ["broken"],
+    "selective": False,
+    "logic": "not_all",
+    "enabled": False,
+    "constant": True,
+    "vectorized": True,
+    "order": -5,
+    "position": "at_depth",
+    "depth": 2,
+    "role": "assistant",
+    "outlet": "tower",
+    "ignore_budget": True,
+    "exclude_recursion": True,
+    "prevent_recursion": True,
+    "delay_until_recursion": 2,
+    "probability": 12.5,
+    "use_probability": False,
+    "group": "glass",
+    "group_override": True,
+    "group_weight": 7.0,
+    "use_group_scoring": False,
+    "scan_depth": 9,
+    "case_sensitive": True,
+    "match_whole_words": False,
+    "sticky": 3,
+    "cooldown": 4,
+    "delay": 5,
+    "character_filter": {"is_exclude": True, "names": ["Mara"], "tags": ["sea"]},
+    "triggers": ["swipe", "normal"],
+    "match_fields": ["scenario", "creator_notes"],
+    "automation_id": "a",
+}
+AROUND_THE_ENTRY = ("id", "lorebook_id", "place", "revision", "created_at", "updated_at")
+
+
+async def test_a_book_starts_empty_with_what_it_was_given(ada: Reader) -> None:
+    made = await ada.post("/lorebooks", name="Lore", scan_depth=4, is_global=True)
+    assert (made["name"], made["scan_depth"], made["is_global"]) == ("Lore", 4, True)
+    assert (made["entry_count"], made["revision"], made["character_id"]) == (0, 1, None)
+    assert made["recursive_scanning"] is None
+    assert made["semantic"] is True
+    answer = await ada.ask("GET", f"/lorebooks/{made['id']}")
+    assert ok(answer) == made
+    assert answer.headers["etag"] == '"1"'
+
+
+async def test_an_entry_holds_every_field(ada: Reader) -> None:
+    book = await ada.new_book()
+    made = await ada.new_entry(book, **FULL_ENTRY)
+    shown = {name: value for name, value in made.items() if name not in AROUND_THE_ENTRY}
+    assert shown == FULL_ENTRY
+    assert await ada.get(f"/lorebooks/{book}/entries/{made['id']}") == made
+    assert await ada.entries(book) == [made]
+
+
+async def test_an_entry_of_nothing_is_as_world_info_has_it(ada: Reader) -> None:
+    made = await ada.new_entry(await ada.new_book())
+    assert (made["order"], made["depth"], made["probability"]) == (100, 4, 100)
+    assert (made["position"], made["logic"]) == ("before_character", "and_any")
+    assert made["selective"] is True
+    assert made["scan_depth"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("", {"name": " "}),
+        ("", {}),
+        ("", {"name": "Lore", "nmae": "Lore"}),
+        ("", {"name": "L" * 501}),
+        ("", {"name": "Lore", "scan_depth": -1}),
+        ("/{book}/entries", {"keys": "lamp"}),
+        ("/{book}/entries", {"position": 4}),
+        ("/{book}/entries", {"content": "c" * 200_001}),
+        ("/{book}/entries", {"keys": ["k"] * 201}),
+        ("/{book}/entries", {"probability": 101}),
+        ("/{book}/entries", {"unknown": 1}),
+    ],
+)
+async def test_what_is_not_of_the_right_form_is_refused(
+    ada: Reader, path: str, body: dict[str, Any]
+) -> None:
+    book = await ada.new_book()
+    answer = await ada.ask("POST", f"/lorebooks{path.format(book=book)}", json=body)
+    problem(answer, 422, "validation-failed")
+    assert await ada.entries(book) == []
+    assert len((await ada.get("/lorebooks"))["items"]) == 1
+
+
+async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(ada: Reader) -> None:
+    book = await ada.new_book(scan_depth=4, token_budget=500)
+    path = f"/lorebooks/{book}"
+    changed = await ada.patch(path, scan_depth=None, description="Of the light.", is_global=True)
+    assert (changed["scan_depth"], changed["token_budget"]) == (None, 500)
+    assert (changed["description"], changed["is_global"]) == ("Of the light.", True)
+    assert changed["revision"] == 2
+    problem(await ada.ask("PATCH", path, json={"name": None}), 422, "validation-failed")
+    problem(await ada.ask("PATCH", path, json={"entries": []}), 422, "validation-failed")
+    entry = await ada.new_entry(book, **FULL_ENTRY)
+    path = f"{path}/entries/{entry['id']}"
+    changed = await ada.patch(path, keys=["lens"], role=None, character_filter={"names": None})
+    assert (changed["keys"], changed["role"]) == (["lens"], "system")
+    assert changed["character_filter"] == {"is_exclude": True, "names": [], "tags": ["sea"]}
+    assert (changed["content"], changed["revision"]) == (FULL_ENTRY["content"], 2)
+    assert await ada.get(path) == changed
+    problem(await ada.ask("PATCH", path, json={"place": 3}), 422, "validation-failed")
+
+
+async def test_every_change_of_an_entry_is_a_change_of_its_book(ada: Reader) -> None:
+    book = await ada.new_book()
+    entry = await ada.new_entry(book, keys=["lamp"])
+    other = await ada.new_entry(book, keys=["stair"])
+    assert await ada.revision(book) == 3
+    await ada.patch(f"/lorebooks/{book}/entries/{entry['id']}", keys=["lens"])
+    assert await ada.revision(book) == 4
+    await ada.put(f"/lorebooks/{book}/entries/order", entry_ids=[other["id"], entry["id"]])
+    assert await ada.revision(book) == 5
+    await ada.delete(f"/lorebooks/{book}/entries/{entry['id']}")
+    assert await ada.revision(book) == 6
+
+
+async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Reader) -> None:
+    book = await ada.new_book()
+    entry = (await ada.new_entry(book))["id"]
+    for path, stale in (
+        (f"/lorebooks/{book}", '"1"'),
+        (f"/lorebooks/{book}/entries/{entry}", '"9"'),
+    ):
+        for method, body in (("PATCH", {"json": {}}), ("DELETE", {})):
+            headers = {"If-Match": stale}
+            answer = await ada.ask(method, path, headers=headers, **body)
+            problem(answer, 412, "revision-mismatch")
+        tag = (await ada.ask("GET", path)).headers["etag"]
+        ok(await ada.ask("PATCH", path, headers={"If-Match": tag}, json={}))
+
+
+async def test_a_deleted_book_takes_its_entries_and_links_along(ada: Reader) -> None:
+    book = await ada.new_book()
+    entry = (await ada.new_entry(book))["id"]
+    persona = (await ada.post("/personas", name="Wanderer"))["id"]
+    await ada.put(f"/personas/{persona}/lorebooks/{book}")
+    await ada.delete(f"/lorebooks/{book}")
+    problem(await ada.ask("GET", f"/lorebooks/{book}"), 404, "lorebook-not-found")
+    answer = await ada.ask("GET", f"/lorebooks/{book}/entries/{entry}")
+    problem(answer, 404, "lore-entry-not-found")
+    assert (await ada.get(f"/personas/{persona}/lorebooks"))["items"] == []
+
+
+async def test_an_entry_is_found_in_its_own_book_alone(ada: Reader) -> None:
+    book, other = await ada.new_book(), await ada.new_book("Another")
+    entry = (await ada.new_entry(book))["id"]
+    for method in ("GET", "PATCH", "DELETE"):
+        answer = await ada.ask(method, f"/lorebooks/{other}/entries/{entry}", json={})
+        problem(answer, 404, "lore-entry-not-found")
+
+
+async def test_entries_are_listed_page_by_page_in_their_order(ada: Reader) -> None:
+    book = await ada.new_book()
+    made = [(await ada.new_entry(book, title=str(n)))["id"] for n in range(5)]
+    await ada.delete(f"/lorebooks/{book}/entries/{made[1]}")
+    order = [made[4], made[0], made[2], made[3]]
+    path = f"/lorebooks/{book}/entries/order"
+    await ada.put(path, entry_ids=order)
+    for wrong in (order[:3], [*order, order[0]], [*order[:3], made[1]]):
+        problem(await ada.ask("PUT", path, json={"entry_ids": wrong}), 422, "validation-failed")
+    order.append((await ada.new_entry(book))["id"])
+    pages: list[list[str]] = []
+    query: dict[str, Any] = {}
+    while True:
+        page = await ada.get(f"/lorebooks/{book}/entries", limit=2, **query)
+        pages.append([item["id"] for item in page["items"]])
+        if page["next"] is None:
+            break
+        query = {"after": page["next"]}
+    assert pages == [order[:2], order[2:4], order[4:]]
+
+
+async def test_books_are_listed_newest_first_with_their_counts_and_links(ada: Reader) -> None:
+    old, new = await ada.new_book("The old light"), await ada.new_book("Straße")
+    await ada.new_entry(old)
+    character = (await ada.account.new_character())["id"]
+    chat = (await ada.account.new_chat())["id"]
+    await ada.put(f"/characters/{character}/lorebooks/{old}")
+    await ada.put(f"/chats/{chat}/lorebooks/{old}", 200, state="linked")
+    first, second = (await ada.get("/lorebooks"))["items"]
+    assert (first["id"], second["id"]) == (new, old)
+    assert (first["entry_count"], second["entry_count"]) == (0, 1)
+    links = {"character_ids": [character], "persona_ids": [], "chat_ids": [chat]}
+    assert second["links"] == links
+    assert (await ada.get(f"/lorebooks/{old}"))["links"] == links
+    for search, found in (
+        ("LIGHT the", [old]),
+        ("strasse", [new]),
+        ("dark", []),
+        ("e", [new, old]),
+    ):
+        page = await ada.get("/lorebooks", search=search)
+        assert [item["id"] for item in page["items"]] == found
+    page = await ada.get("/lorebooks", limit=1)
+    rest = await ada.get("/lorebooks", limit=1, after=page["next"])
+    assert [item["id"] for item in rest["items"]] == [old]
+    assert rest["next"] is None
+
+
+async def test_world_info_comes_in_and_goes_out_as_it_was(ada: Reader) -> None:
+    found = await ada.import_book(WORLD, filename="C:\\books\\The light.json")
+    book = found["lorebook"]
+    assert (book["name"], book["entry_count"], book["revision"]) == ("The light", 2, 1)
+    assert (found["warnings"], found["skipped"]) == ([], 0)
+    lens, stair = await ada.entries(book["id"])
+    assert (lens["title"], lens["logic"], lens["position"]) == ("The lens", "and_all", "at_depth")
+    assert (lens["role"], lens["probability"], lens["order"]) == ("user", 50, 90)
+    assert lens["match_fields"] == ["scenario"]
+    assert lens["character_filter"] == {"is_exclude": True, "names": ["Mara"], "tags": []}
+    assert (stair["order"], stair["selective"]) == (10, True)
+    assert await ada.export(book["id"]) == WORLD
+    await ada.patch(f"/lorebooks/{book['id']}/entries/{stair['id']}", order=5, sticky=2)
+    changed = {**WORLD["entries"]["7"], "order": 5, "sticky": 2}
+    entries = {**WORLD["entries"], "7": changed}
+    assert await ada.export(book["id"]) == {**WORLD, "entries": entries}

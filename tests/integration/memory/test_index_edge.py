@@ -1,0 +1,229 @@
+"""Qdrant Edge in a folder: what is on the disk, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
+
+from backend.memory.index.edge import EdgeIndex, open_edge
+from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
+from backend.memory.terms import TermCounter
+from backend.vault.blinding import Blinder
+from backend.vault.sealing import Sealer
+from tests.support.canary import disguises, sightings_in
+from tests.support.points import DIMENSION, point, query, scope, terms, unit
+
+pytestmark = pytest.mark.anyio
+
+OWNER, CHAT = uuid4(), uuid4()
+WORD = "zephyrquill"
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from uuid import UUID
+from backend.memory.index.edge import open_edge
+from tests.support.points import DIMENSION, point
+
+async def main() -> None:
+    index = await open_edge(Path(sys.argv[1]), "tales", DIMENSION)
+    owner, chat = UUID(sys.argv[2]), UUID(sys.argv[3])
+    kept, gone = UUID(int=0), UUID(int=1)
+    await index.upsert([point(owner, chat, source=UUID(int=i)) for i in range(100)])
+    await index.delete_sources(owner, [gone])
+    print("written", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def start_writer(folder: Path) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(OWNER), str(CHAT)],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    process.stdout.close()
+    return process
+
+
+async def test_what_was_stored_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    try:
+        assert not index.is_new
+        assert await index.count(OWNER) == 99
+        [hits] = await index.search([query(unit(1), scope(OWNER, CHAT), limit=200)])
+        assert {hit.payload.source_id for hit in hits} == {
+            UUID(int=number) for number in range(100) if number != 1
+        }
+    finally:
+        await index.aclose()
+
+
+async def test_a_folder_that_another_process_has_open_is_refused_and_left_alone(
+    tmp_path: Path,
+) -> None:
+    writer = start_writer(tmp_path)
+    try:
+        with pytest.raises(IndexUnavailableError, match="Another process.*TALEKEEPER_QDRANT_URL"):
+            await open_edge(tmp_path, "tales", DIMENSION)
+    finally:
+        writer.kill()
+        writer.wait()
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    await index.aclose()
+    assert not index.is_new
+
+
+async def made(folder: Path) -> None:
+    index = await open_edge(folder, "tales", DIMENSION)
+    await index.upsert([point(OWNER, CHAT) for _ in range(3)])
+    await index.aclose()
+
+
+@pytest.mark.parametrize("what", ["edge_config.json", "segments", "wal"])
+async def test_a_damaged_folder_is_made_anew(tmp_path: Path, what: str) -> None:
+    await made(tmp_path)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and what in path.parts:
+            path.write_bytes(os.urandom(100))
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    try:
+        assert index.is_new
+        assert await index.count() == 0
+        await index.upsert([point(OWNER, CHAT)])
+        assert await index.count() == 1
+    finally:
+        await index.aclose()
+
+
+async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Path) -> None:
+    await made(tmp_path)
+    (tmp_path / "tales.0").mkdir()
+    index = await open_edge(tmp_path, "tales", DIMENSION * 2)
+    await index.aclose()
+    assert index.is_new
+    assert not (tmp_path / "tales.0").exists()
+
+
+async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:
+    await made(tmp_path)
+    other = await open_edge(tmp_path, "tales-1", DIMENSION)
+    assert await other.count() == 0
+    await other.aclose()
+    first = await open_edge(tmp_path, "tales", DIMENSION)
+    assert await first.count() == 3
+    await first.aclose()
+
+
+async def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "index").write_text("a file where the folder should be")
+    with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+        await open_edge(tmp_path / "index", "tales", DIMENSION)
+
+
+async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(7)
+    vectors = random.standard_normal((12_000, DIMENSION)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    ids = random.integers(0, 500, (12_000, 5))
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    await index.upsert(
+        [
+            point(
+                OWNER,
+                CHAT,
+                dense={"dense": vector},
+                sparse={"sparse": terms(dict.fromkeys(map(int, row), 1.0))},
+            )
+            for vector, row in zip(vectors, ids, strict=True)
+        ]
+    )
+    within = scope(OWNER, CHAT)
+    asked = [query(vectors[0], within), query(terms({3: 1}), within, limit=500)]
+    before = await index.search(asked)
+    await index.aclose()
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    after = await index.search(asked)
+    await index.aclose()
+    assert {hit.id for hit in after[0]} == {hit.id for hit in before[0]}
+    assert {hit.id for hit in after[1]} == {hit.id for hit in before[1]}
+    exact = np.sort(vectors @ vectors[0])[::-1][:10]
+    assert [hit.score for hit in after[0]] == pytest.approx(list(exact), abs=1e-5)
+
+
+async def stored_tale(folder: Path) -> EdgeIndex:
+    """An index in which a text with `WORD` lies, as it would be indexed."""
+    blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))
+    words = TermCounter()
+    index = await open_edge(folder, "tales", DIMENSION)
+    for number in range(20):
+        text = f"{WORD.title()} of {WORD}, the {WORD}s' number {number}: {WORD.upper()}"
+        source = uuid4()
+        payload = Payload(
+            owner_id=OWNER,
+            kind="message",
+            container_id=CHAT,
+            source_id=source,
+            scene_id=uuid4(),
+            speaker=blinder.term_id(WORD),
+            words=9,
+            is_question=True,
+        )
+        turned = blinder.turn(np.stack([unit(1, number)]))[0]
+        await index.upsert(
+            [
+                Point(
+                    id=point_id("message", source),
+                    payload=payload,
+                    dense={"dense": turned},
+                    sparse={"sparse": words.sparse(text, blinder)},
+                )
+            ]
+        )
+    return index
+
+
+async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) -> None:
+    index = await stored_tale(tmp_path)
+    stem = next(iter(TermCounter().document(WORD)))
+    needles = [*disguises(WORD), *disguises(stem)]
+    assert sightings_in(needles, tmp_path) == {}
+    await index.aclose()
+    assert sightings_in(needles, tmp_path) == {}
+    # What is stored as text is found by this search.
+    assert sightings_in(disguises(str(CHAT)), tmp_path)
+
+
+async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:
+    await (await stored_tale(tmp_path)).aclose()
+    shard = engine.EdgeShard.load(str(tmp_path / "tales.1"))
+    records, following = shard.scroll(engine.ScrollRequest(limit=100, with_payload=True))
+    shard.close()
+    assert (len(records), following) == (20, None)
+    for record in records:
+        assert record.payload is not None
+        fields = dict(record.payload)
+        assert fields.pop("k") == "message"
+        texts = [value for value in fields.values() if isinstance(value, str)]
+        assert len(texts) == 4
+        assert all(str(UUID(text)) == text for text in texts)
+        assert {type(value) for value in fields.values()} <= {str, int, bool}

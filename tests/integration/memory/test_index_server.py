@@ -1,0 +1,415 @@
+"""The adapter for a Qdrant server, over real HTTP: what leaves, and what failures become."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from backend.memory.index.protocol import IndexUnavailableError, Part, Scope, VectorIndex
+from backend.memory.index.server import open_server
+from backend.settings import Settings
+from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
+from tests.fakes.scripted_server import Answer
+from tests.support.points import point, query, scope, terms, unit
+
+pytestmark = pytest.mark.anyio
+
+NAME = "talekeeper-tales"
+KEY = "qdrant-key-for-tests"
+OWNER, CHAT, BOOK = uuid4(), uuid4(), uuid4()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[QdrantServer]:
+    async with QdrantServer() as running:
+        yield running
+
+
+def settings(server: QdrantServer, **more: Any) -> Settings:
+    given = {"qdrant_url": server.url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
+    return Settings(_env_file=None, **(given | more))
+
+
+@pytest.fixture
+async def index(server: QdrantServer) -> AsyncIterator[VectorIndex]:
+    """An index whose collection is there already."""
+    server.collections[NAME] = collection_info()
+    opened = await open_server(settings(server, qdrant_api_key=KEY), "tales", DIMENSION)
+    server.requests.clear()
+    yield opened
+    await opened.aclose()
+
+
+def is_equal(field: str, value: UUID) -> dict[str, Any]:
+    return {"key": field, "match": {"value": str(value)}}
+
+
+def is_any(field: str, *values: object) -> dict[str, Any]:
+    return {"key": field, "match": {"any": [str(each) for each in values]}}
+
+
+async def test_a_missing_collection_is_made_with_all_that_was_set(server: QdrantServer) -> None:
+    chosen = settings(
+        server,
+        qdrant_collection_prefix="two-",
+        qdrant_shard_number=3,
+        qdrant_replication_factor=2,
+        qdrant_hnsw_m=24,
+        qdrant_quantization="scalar",
+        qdrant_storage="disk",
+    )
+    index = await open_server(chosen, "tales", DIMENSION)
+    await index.aclose()
+    assert (index.name, index.is_new) == ("two-tales", True)
+    [made] = server.asked("PUT", "/collections/two-tales")
+    vector = {
+        "size": DIMENSION,
+        "distance": "Dot",
+        "on_disk": True,
+        "quantization_config": {"scalar": {"type": "int8", "quantile": 0.99, "always_ram": True}},
+    }
+    sparse = {"modifier": "idf", "index": {"on_disk": True}}
+    assert made.body == {
+        "vectors": {"dense": vector, "dense_window": vector},
+        "sparse_vectors": {"sparse": sparse, "sparse_window": sparse},
+        "hnsw_config": {"m": 0, "payload_m": 24, "on_disk": True},
+        "shard_number": 3,
+        "replication_factor": 2,
+        "on_disk_payload": True,
+    }
+
+
+async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServer) -> None:
+    await (await open_server(settings(server), "tales", DIMENSION)).aclose()
+    asked = server.asked("PUT", f"/collections/{NAME}/index")
+    made = {each.body["field_name"]: each.body["field_schema"] for each in asked}
+    assert made.pop("o") == {"type": "uuid", "is_tenant": True}
+    assert {name: schema["type"] for name, schema in made.items()} == {
+        "c": "uuid",
+        "s": "uuid",
+        "k": "keyword",
+        "p": "integer",
+    }
+
+
+async def test_a_collection_that_fits_is_left_as_it_is(server: QdrantServer) -> None:
+    server.collections[NAME] = collection_info(indexed=("o", "c", "k", "p"))
+    index = await open_server(settings(server), "tales", DIMENSION)
+    await index.aclose()
+    assert not index.is_new
+    written = [each for each in server.requests if each.method != "GET"]
+    assert [each.body["field_name"] for each in written] == ["s"]
+
+
+async def test_a_collection_without_dense_vectors_is_made_and_found_again(
+    server: QdrantServer,
+) -> None:
+    for is_new in (True, False):
+        index = await open_server(settings(server), "words", None)
+        assert index.is_new is is_new
+        assert await index.dense_vectors([uuid4()]) == {}
+        await index.aclose()
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        (collection_info(16), "dense \\(16, Dot\\).*must be dense \\(8, Dot\\)"),
+        (collection_info(None), "dense vectors are none"),
+        (collection_info(distance="Euclid"), "dense \\(8, Euclid\\)"),
+        (collection_info(modifier=None), "lack the modifier `idf`"),
+    ],
+)
+async def test_a_collection_that_does_not_fit_is_refused_and_left_alone(
+    server: QdrantServer, info: dict[str, Any], says: str
+) -> None:
+    server.collections[NAME] = info
+    with pytest.raises(IndexUnavailableError, match=says):
+        await open_server(settings(server), "tales", DIMENSION)
+    assert {each.method for each in server.requests} == {"GET"}
+
+
+async def test_of_two_that_start_at_once_the_slower_takes_the_others_collection(
+    server: QdrantServer,
+) -> None:
+    server.collections[NAME] = collection_info()
+    absent = Answer(body={"result": {"exists": False}, "status": "ok", "time": 0.0})
+    version = Answer(body={"title": "qdrant", "version": "1.19.3"})
+    taken = failed(409, f"Wrong input: Collection `{NAME}` already exists!")
+    server.script(version, absent, taken)
+    index = await open_server(settings(server), "tales", DIMENSION)
+    await index.aclose()
+    assert not index.is_new
+
+
+@pytest.mark.parametrize("version", ["1.18.9", "1.9.0", "0.11.1"])
+async def test_a_server_that_is_too_old_is_refused(server: QdrantServer, version: str) -> None:
+    server.version = version
+    with pytest.raises(IndexUnavailableError, match=r"needs 1\.19 or newer"):
+        await open_server(settings(server), "tales", DIMENSION)
+
+
+@pytest.mark.parametrize("version", ["1.19.0", "1.20.1-dev", "2.0.0"])
+async def test_a_newer_server_is_taken(server: QdrantServer, version: str) -> None:
+    server.version = version
+    await (await open_server(settings(server), "tales", DIMENSION)).aclose()
+
+
+async def test_a_point_leaves_as_vectors_ids_and_numbers(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    item = point(
+        OWNER,
+        CHAT,
+        position=4,
+        dense={"dense": unit(1), "dense_window": unit(0, 1)},
+        sparse={"sparse": terms({7: 0.5}), "sparse_window": terms({2**32 - 1: 2})},
+    )
+    await index.upsert([item])
+    [request] = server.requests
+    assert (request.method, request.path) == ("PUT", f"/collections/{NAME}/points")
+    assert request.query == {"wait": "true"}
+    assert request.body == {
+        "points": [
+            {
+                "id": str(item.id),
+                "vector": {
+                    "dense": [1, 0, 0, 0, 0, 0, 0, 0],
+                    "dense_window": [0, 1, 0, 0, 0, 0, 0, 0],
+                    "sparse": {"indices": [7], "values": [0.5]},
+                    "sparse_window": {"indices": [2**32 - 1], "values": [2.0]},
+                },
+                "payload": {
+                    "o": str(OWNER),
+                    "k": "message",
+                    "c": str(CHAT),
+                    "s": str(item.payload.source_id),
+                    "p": 4,
+                },
+            }
+        ]
+    }
+
+
+async def test_many_points_leave_in_several_requests(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    await index.upsert([point(OWNER, CHAT) for _ in range(250)])
+    assert [len(each.body["points"]) for each in server.requests] == [100, 100, 50]
+
+
+async def test_queries_leave_in_one_batch_each_with_its_owner_and_corpus(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    within = Scope(
+        owner_id=OWNER,
+        parts=[Part(containers=[BOOK]), Part(containers=[CHAT], before_position=9)],
+        kinds=["lore", "message"],
+    )
+    await index.search(
+        [
+            query(unit(1), within, limit=100),
+            query(terms({}), within),
+            query(terms({7: 1}), within, vector="sparse_window", limit=20),
+        ]
+    )
+    [request] = server.requests
+    assert request.path == f"/collections/{NAME}/points/query/batch"
+    before = {"must": [is_any("c", CHAT), {"key": "p", "range": {"lt": 9.0}}]}
+    found_within = {
+        "must": [
+            is_equal("o", OWNER),
+            is_any("k", "lore", "message"),
+            {"should": [is_any("c", BOOK), before]},
+        ]
+    }
+    assert request.body == {
+        "searches": [
+            {
+                "query": {"nearest": [1, 0, 0, 0, 0, 0, 0, 0]},
+                "using": "dense",
+                "filter": found_within,
+                "limit": 100,
+                "with_payload": True,
+            },
+            {
+                "query": {"nearest": {"indices": [7], "values": [1.0]}},
+                "using": "sparse_window",
+                "filter": found_within,
+                "params": {"idf": {"corpus": {"must": [is_equal("o", OWNER)]}}},
+                "limit": 20,
+                "with_payload": True,
+            },
+        ]
+    }
+
+
+async def test_what_small_copies_find_is_scored_anew(server: QdrantServer) -> None:
+    server.collections[NAME] = collection_info()
+    chosen = settings(server, qdrant_quantization="binary")
+    index = await open_server(chosen, "tales", DIMENSION)
+    await index.search([query(unit(1), scope(OWNER, CHAT))])
+    await index.aclose()
+    [search] = server.requests[-1].body["searches"]
+    assert search["params"] == {"quantization": {"rescore": True, "oversampling": 2.0}}
+
+
+async def test_answers_come_back_to_the_queries_that_they_belong_to(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    item = point(OWNER, CHAT)
+    payload = {"o": str(OWNER), "k": "message", "c": str(CHAT), "s": str(uuid4()), "p": 3, "a": 9}
+    hit = {"id": str(item.id), "version": 1, "score": 0.5, "payload": payload}
+    server.answers["batch"] = [{"points": []}, {"points": [hit]}]
+    within = scope(OWNER, CHAT)
+    found = await index.search(
+        [query(unit(1), within), query(unit(1), scope(OWNER)), query(terms({7: 1}), within)]
+    )
+    assert [len(hits) for hits in found] == [0, 0, 1]
+    assert (found[2][0].id, found[2][0].score) == (item.id, 0.5)
+    assert (found[2][0].payload.position, found[2][0].payload.speaker) == (3, 9)
+
+
+async def test_counts_owners_and_vectors_are_read(server: QdrantServer, index: VectorIndex) -> None:
+    item = uuid4()
+    gone = {"value": str(uuid4()), "count": 0}
+    server.answers = {
+        "count": {"count": 12},
+        "facet": {"hits": [{"value": str(OWNER), "count": 12}, gone]},
+        "points": [{"id": str(item), "vector": {"dense": [0.5] * 8}}, {"id": str(uuid4())}],
+    }
+    assert await index.count(OWNER) == 12
+    assert await index.count() == 12
+    assert await index.owners() == {OWNER}
+    vectors = await index.dense_vectors([item, uuid4()])
+    assert {name: list(vector) for name, vector in vectors.items()} == {item: [0.5] * 8}
+    filters = [each.body.get("filter") for each in server.requests[:2]]
+    assert filters == [{"must": [is_equal("o", OWNER)]}, None]
+
+
+async def test_a_scan_goes_on_from_page_to_page(server: QdrantServer, index: VectorIndex) -> None:
+    ids = [uuid4(), uuid4()]
+    payload = {"o": str(OWNER), "k": "lore", "c": str(BOOK), "s": str(uuid4()), "p": 0}
+
+    def page(number: int, following: UUID | None) -> Answer:
+        points = [{"id": str(ids[number]), "payload": payload}]
+        offset = None if following is None else str(following)
+        return Answer(body={"result": {"points": points, "next_page_offset": offset}})
+
+    server.script(page(0, ids[1]), page(1, None))
+    pages = [each async for each in index.scan(OWNER, container_id=BOOK)]
+    assert [[item for item, _ in each] for each in pages] == [[ids[0]], [ids[1]]]
+    first, second = server.requests
+    assert first.body["filter"] == {"must": [is_equal("o", OWNER), is_equal("c", BOOK)]}
+    assert "offset" not in first.body
+    assert second.body["offset"] == str(ids[1])
+
+
+async def test_deleting_names_the_owner_and_waits(server: QdrantServer, index: VectorIndex) -> None:
+    row = uuid4()
+    await index.delete_sources(OWNER, [row])
+    await index.delete_sources(OWNER, [])
+    await index.delete_container(OWNER, CHAT)
+    await index.delete_owner(OWNER)
+    asked = server.asked("POST", f"/collections/{NAME}/points/delete")
+    assert asked == server.requests
+    assert {each.query["wait"] for each in asked} == {"true"}
+    assert [each.body["filter"]["must"] for each in asked] == [
+        [is_equal("o", OWNER), is_any("s", row)],
+        [is_equal("o", OWNER), is_equal("c", CHAT)],
+        [is_equal("o", OWNER)],
+    ]
+
+
+async def test_the_key_goes_with_every_request_and_stands_in_no_error(
+    server: QdrantServer, index: VectorIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await index.upsert([point(OWNER, CHAT)])
+    assert [each.headers["api-key"] for each in server.requests] == [KEY]
+    server.script(failed(401, f"Invalid API key {KEY}"))
+    with pytest.raises(IndexUnavailableError) as caught:
+        await index.ping()
+    assert KEY not in json.dumps(caught.value.to_problem())
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (failed(401, "Must provide an API key"), "refuses the key"),
+        (failed(403, "Forbidden"), "refuses the key"),
+        (failed(404, "Not found: Collection doesn't exist!"), "gone from the Qdrant server"),
+        (failed(500, "Service internal error"), "failed \\(500\\)"),
+        (failed(503, "Service unavailable"), "failed \\(503\\)"),
+        (Answer(429, {"retry-after": "3"}, {"status": {"error": "slow down"}}), "too much to do"),
+        (Answer(body=b"<html>Welcome</html>"), "does not answer as a Qdrant server"),
+        (Answer(body={"result": "yes"}), "does not answer as a Qdrant server"),
+        (Answer(body={"result": None}), "does not answer as a Qdrant server"),
+    ],
+)
+async def test_a_failure_is_told_in_words(
+    server: QdrantServer, index: VectorIndex, answer: Answer, says: str
+) -> None:
+    server.script(answer)
+    with pytest.raises(IndexUnavailableError, match=says):
+        await index.count(OWNER)
+    assert await index.count(OWNER) == 0
+
+
+async def test_an_answer_that_is_too_few_is_a_failure(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    server.answers["batch"] = []
+    with pytest.raises(IndexUnavailableError, match="left out"):
+        await index.search([query(unit(1), scope(OWNER, CHAT))])
+
+
+async def test_a_point_that_is_none_of_ours_is_a_failure(
+    server: QdrantServer, index: VectorIndex
+) -> None:
+    foreign = {"id": str(uuid4()), "version": 1, "score": 1.0, "payload": {"text": "a tale"}}
+    server.answers["batch"] = [{"points": [foreign]}]
+    with pytest.raises(IndexUnavailableError, match="none of Talekeeper's"):
+        await index.search([query(unit(1), scope(OWNER, CHAT))])
+
+
+async def test_a_server_that_is_silent_is_given_up() -> None:
+    hung = asyncio.Event()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hung.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    chosen = Settings(
+        _env_file=None,
+        qdrant_url=f"http://127.0.0.1:{port}",
+        qdrant_protocol="http",
+        qdrant_timeout_seconds=1,
+    )
+    try:
+        with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
+            await open_server(chosen, "tales", DIMENSION)
+    finally:
+        hung.set()
+        listener.close()
+
+
+async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
+    async with QdrantServer() as gone:
+        chosen = settings(gone, qdrant_protocol="grpc", qdrant_grpc_port=1)
+    with pytest.raises(IndexUnavailableError, match="cannot be reached"):
+        await open_server(chosen, "tales", DIMENSION)
+
+
+async def test_where_grpc_does_not_answer_http_is_spoken(server: QdrantServer) -> None:
+    chosen = settings(server, qdrant_protocol="grpc", qdrant_grpc_port=1)
+    await (await open_server(chosen, "tales", DIMENSION)).aclose()
+    assert server.asked("PUT", f"/collections/{NAME}")

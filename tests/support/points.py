@@ -1,0 +1,85 @@
+"""Points for an index, made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID, uuid4
+
+import numpy as np
+
+from backend.memory.index.protocol import (
+    DenseName,
+    Floats,
+    Kind,
+    Part,
+    Payload,
+    Point,
+    Query,
+    Scope,
+    Sparse,
+    SparseName,
+    VectorName,
+    point_id,
+)
+
+DIMENSION = 8
+
+
+def unit(*numbers: float) -> Floats:
+    """A vector of unit length that begins with these numbers."""
+    vector = np.zeros(DIMENSION, dtype=np.float32)
+    vector[: len(numbers)] = numbers
+    scaled: Floats = vector / np.linalg.norm(vector)
+    return scaled
+
+
+def terms(weights: Mapping[int, float]) -> Sparse:
+    """A vector of terms."""
+    return Sparse(
+        np.array(list(weights), dtype=np.uint32), np.array(list(weights.values()), dtype=np.float32)
+    )
+
+
+def point(
+    owner: UUID,
+    container: UUID,
+    *,
+    kind: Kind = "message",
+    source: UUID | None = None,
+    position: int = 0,
+    dense: Mapping[DenseName, Floats] | None = None,
+    sparse: Mapping[SparseName, Sparse] | None = None,
+) -> Point:
+    """A point; with a dense vector of no meaning where none is given."""
+    source = source or uuid4()
+    return Point(
+        id=point_id(kind, source),
+        payload=Payload(
+            owner_id=owner,
+            kind=kind,
+            container_id=container,
+            source_id=source,
+            position=position,
+        ),
+        dense={"dense": unit(1)} if dense is None else dense,
+        sparse=sparse or {},
+    )
+
+
+def scope(
+    owner: UUID, *containers: UUID, before: int | None = None, kinds: Sequence[Kind] = ("message",)
+) -> Scope:
+    """An owner's points in these containers."""
+    return Scope(
+        owner_id=owner,
+        parts=[Part(containers=containers, before_position=before)],
+        kinds=kinds,
+    )
+
+
+def query(
+    near: Floats | Sparse, within: Scope, *, vector: VectorName | None = None, limit: int = 10
+) -> Query:
+    """A query by the vector `dense` or `sparse`, unless another is named."""
+    usual: VectorName = "sparse" if isinstance(near, Sparse) else "dense"
+    return Query(vector=vector or usual, near=near, scope=within, limit=limit)

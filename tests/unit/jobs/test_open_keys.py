@@ -1,0 +1,84 @@
+"""Keys in memory: who is here, and for how long."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+
+from backend.accounts import open_keys
+from backend.accounts.identity import Identity, Scope
+from backend.accounts.open_keys import STAYS_SECONDS, OpenKeys
+from backend.database.base import now
+from backend.vault.sealing import Sealer
+
+
+def somebody(user_id: UUID | None = None, scope: Scope = "manage") -> Identity:
+    user_id = user_id or uuid4()
+    return Identity(
+        user_id=user_id,
+        slot_id=uuid4(),
+        kind="session",
+        scope=scope,
+        is_administrator=False,
+        key_mode="sealed",
+        sealer=Sealer(user_id, {1: b"d" * 32}, user_key=b"u" * 32),
+        user_key=b"u" * 32,
+        sealed_settings=None,
+        settings_revision=0,
+        created_at=now(),
+        wrapped_name=b"",
+    )
+
+
+class Seconds:
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_key_stays_for_some_minutes_after_the_last_request() -> None:
+    clock = Seconds()
+    keys, ada = OpenKeys(clock), somebody()
+    keys.seen(ada)
+    clock.at = STAYS_SECONDS - 1
+    keys.seen(ada)
+    clock.at += STAYS_SECONDS - 1
+    assert keys.users() == [ada.user_id]
+    assert keys.get(ada.user_id) is not None
+    clock.at += 1
+    assert keys.get(ada.user_id) is None
+    assert keys.users() == []
+
+
+def test_who_comes_is_told_of_once_until_they_have_gone() -> None:
+    clock, arrivals = Seconds(), list[int]()
+    keys, ada = OpenKeys(clock), somebody()
+    keys.on_arrival(lambda: arrivals.append(1))
+    keys.seen(ada)
+    keys.seen(ada)
+    assert len(arrivals) == 1
+    keys.drop(ada.user_id)
+    assert keys.get(ada.user_id) is None
+    keys.seen(ada)
+    clock.at = STAYS_SECONDS
+    keys.seen(ada)
+    assert len(arrivals) == 3
+
+
+def test_who_may_only_look_lends_no_key() -> None:
+    keys, script = OpenKeys(), somebody(scope="read")
+    keys.seen(script)
+    assert keys.users() == []
+
+
+def test_of_very_many_those_seen_longest_ago_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_keys, "MOST", 2)
+    keys, people = OpenKeys(), [somebody() for _ in range(3)]
+    keys.seen(people[0])
+    keys.seen(people[1])
+    keys.seen(people[0])
+    keys.seen(people[2])
+    assert keys.users() == [people[0].user_id, people[2].user_id]

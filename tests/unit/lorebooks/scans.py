@@ -1,0 +1,75 @@
+"""Books and scans of a few words, for tests of activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+from backend.lorebooks.activation.compiled import CompiledBook, compile_book
+from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
+from backend.lorebooks.activation.scan import activate
+from backend.lorebooks.entries import BookFields, LoreEntry, LoreSettings
+
+
+def id_of(title: str) -> UUID:
+    """The id of the entry or book of that title in these tests."""
+    return uuid5(NAMESPACE_OID, title)
+
+
+def entry(title: str, *keys: str, **fields: Any) -> LoreEntry:
+    """An entry whose content is "About <title>.", unless another is given."""
+    return LoreEntry(**{"title": title, "content": f"About {title}.", "keys": list(keys), **fields})
+
+
+def book(*entries: LoreEntry, name: str = "Book", **fields: Any) -> CompiledBook:
+    """A compiled book of these entries, in this order."""
+    numbered = [(id_of(one.title), place, one) for place, one in enumerate(entries)]
+    return compile_book(id_of(name), 1, BookFields(name=name, **fields), numbered)
+
+
+def lines(*texts: str) -> list[ScannedLine]:
+    """Messages, newest first: the line that was just written, then older ones."""
+    count = len(texts)
+    return [
+        ScannedLine("Anna", text, "the line" if not place else f"message {count - place}")
+        for place, text in enumerate(texts)
+    ]
+
+
+def scan_of(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes: Any) -> Scan:
+    """A scan of `texts`, newest first, in which a word is a token. Other names are settings."""
+    names = set(LoreSettings.__struct_fields__)
+    settings = {name: changes.pop(name) for name in list(changes) if name in names}
+    fields: dict[str, Any] = {
+        "books": [books] if isinstance(books, CompiledBook) else books,
+        "messages": lines(*texts),
+        "settings": LoreSettings(**settings),
+        "budget": 10_000,
+        "count": lambda text: len(text.split()),
+        "message_count": 10,
+        "reply_count": 5,
+        "seed": 7,
+        **changes,
+    }
+    return Scan(**fields)
+
+
+def scanned(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes: Any) -> Outcome:
+    """The outcome of such a scan."""
+    return activate(scan_of(books, *texts, **changes))
+
+
+def titles(outcome: Outcome) -> list[str]:
+    """Titles of what is in, in the order of the outcome."""
+    return [one.title for one in outcome.activated]
+
+
+def reasons(outcome: Outcome) -> dict[str, list[str]]:
+    """Why what is in is in."""
+    return {one.title: one.reasons for one in outcome.activated}
+
+
+def refusals(outcome: Outcome) -> dict[str, str]:
+    """Why what was considered and is out is out."""
+    return {one.title: one.reason for one in outcome.left_out}

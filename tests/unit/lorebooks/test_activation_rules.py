@@ -1,0 +1,267 @@
+"""What lets entries in without keys, and what keeps them out in spite of keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from backend.lorebooks.activation.outcome import SemanticHit
+from backend.lorebooks.entries import CharacterFilter, Trigger
+from tests.unit.lorebooks.scans import book, entry, id_of, reasons, refusals, scanned, titles
+
+
+def test_a_constant_entry_is_always_in() -> None:
+    outcome = scanned(book(entry("World", constant=True)), "Hello.")
+
+    assert reasons(outcome) == {"World": ["constant"]}
+    assert outcome.activated[0].is_constant
+
+
+def test_a_disabled_entry_is_out_even_if_it_is_constant_or_its_key_occurs() -> None:
+    lore = book(entry("Off", "inn", enabled=False), entry("World", constant=True, enabled=False))
+
+    assert refusals(scanned(lore, "The inn.")) == {"Off": "disabled", "World": "disabled"}
+
+
+@pytest.mark.parametrize(("trigger", "is_in"), [("normal", False), ("swipe", True)])
+def test_triggers_let_an_entry_in_only_for_what_they_name(trigger: Trigger, is_in: bool) -> None:
+    lore = book(entry("It", "inn", triggers=["swipe", "regenerate"]))
+    outcome = scanned(lore, "The inn.", trigger=trigger)
+
+    assert titles(outcome) == (["It"] if is_in else [])
+    assert refusals(outcome) == ({} if is_in else {"It": "trigger"})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_in"),
+    [
+        (CharacterFilter(names=["mags"]), True),
+        (CharacterFilter(names=["Otto"]), False),
+        (CharacterFilter(tags=["Elf"]), True),
+        (CharacterFilter(tags=["orc"]), False),
+        (CharacterFilter(names=["Mags"], tags=["orc"]), False),
+        (CharacterFilter(names=["Mags"], is_exclude=True), False),
+        (CharacterFilter(names=["Otto"], is_exclude=True), True),
+        (CharacterFilter(tags=["elf"], is_exclude=True), False),
+        (CharacterFilter(is_exclude=True), True),
+    ],
+)
+def test_the_character_filter_lets_an_entry_in_for_whom_it_is(
+    chosen: CharacterFilter, is_in: bool
+) -> None:
+    lore = book(entry("It", "inn", character_filter=chosen))
+    outcome = scanned(lore, "The inn.", speaker="Mags", tags=["elf", "keeper"])
+
+    assert titles(outcome) == (["It"] if is_in else [])
+    assert refusals(outcome) == ({} if is_in else {"It": "character filter"})
+
+
+def test_an_entry_found_by_meaning_is_in_without_its_keys() -> None:
+    lore = book(entry("It", "inn", secondary_keys=["x"]))
+    outcome = scanned(lore, "A bed for the night.", semantic={id_of("It"): SemanticHit(0.634, 2)})
+
+    assert reasons(outcome) == {"It": ["semantic 0.63, rank 2"]}
+    assert (outcome.activated[0].score, outcome.activated[0].rank) == (0.634, 2)
+
+
+def test_an_entry_found_by_key_and_by_meaning_stands_once_with_both_reasons() -> None:
+    hits = {id_of("It"): SemanticHit(0.5, 1)}
+    outcome = scanned(book(entry("It", "inn")), "The inn.", semantic=hits)
+
+    assert reasons(outcome) == {"It": ["semantic 0.50, rank 1", 'key "inn" in the line']}
+
+
+def test_an_entry_found_by_meaning_is_still_kept_out_by_its_gates() -> None:
+    hits = {id_of(name): SemanticHit(0.5, 1) for name in ("Off", "Late", "Other")}
+    lore = book(
+        entry("Off", enabled=False),
+        entry("Late", delay=13),
+        entry("Other", content="@@exclude_keys rain\nText."),
+    )
+
+    assert refusals(scanned(lore, "Rain.", semantic=hits)) == {
+        "Off": "disabled",
+        "Late": "delay, 3 messages to go",
+        "Other": 'exclude key "rain"',
+    }
+
+
+def test_probability_is_drawn_from_the_seed() -> None:
+    lore = book(entry("It", "inn", probability=30))
+    drawn = [tuple(titles(scanned(lore, "The inn.", seed=seed))) for seed in range(1_000)]
+
+    assert 250 < Counter(drawn)[("It",)] < 350
+    assert drawn == [tuple(titles(scanned(lore, "The inn.", seed=seed))) for seed in range(1_000)]
+
+
+def test_a_probability_of_nothing_or_everything_is_no_draw() -> None:
+    lore = book(
+        entry("Never", "inn", probability=0),
+        entry("Always", "inn", probability=100),
+        entry("Ignored", "inn", probability=0, use_probability=False),
+    )
+    for seed in range(50):
+        outcome = scanned(lore, "The inn.", seed=seed)
+        assert titles(outcome) == ["Always", "Ignored"]
+        assert refusals(outcome) == {"Never": "probability 0%"}
+
+
+def test_a_failed_probability_holds_for_the_whole_scan() -> None:
+    lore = book(
+        entry("First", "inn", content="The rain."),
+        entry("Rain", "inn", "rain", probability=50),
+    )
+    drawn = Counter(
+        tuple(sorted(titles(scanned(lore, "The inn.", seed=seed)))) for seed in range(1_000)
+    )
+
+    assert 420 < drawn[("First",)] < 580  # drawn again in the recursion it would be 250
+
+
+def test_draws_of_entries_do_not_depend_on_each_other() -> None:
+    first, second = entry("A", "inn", probability=50), entry("B", "inn", probability=50)
+    for seed in range(50):
+        alone = titles(scanned(book(first), "inn", seed=seed))
+        together = titles(scanned(book(second, first), "inn", seed=seed))
+        assert alone == [title for title in together if title == "A"]
+
+
+def test_of_a_group_one_entry_is_in_by_its_weight() -> None:
+    lore = book(
+        entry("Rain", "sky", group="weather", group_weight=300),
+        entry("Sun", "sky", group="weather", group_weight=100),
+        entry("Never", "sky", group="weather", group_weight=0),
+    )
+    drawn: Counter[str] = Counter()
+    for seed in range(1_000):
+        outcome = scanned(lore, "The sky.", seed=seed)
+        winner = titles(outcome)[0]
+        assert set(refusals(outcome).values()) == {f'group "weather" lost to "{winner}"'}
+        drawn.update(titles(outcome))
+
+    assert drawn.total() == 1_000
+    assert 700 < drawn["Rain"] < 800
+    assert drawn["Never"] == 0
+
+
+def test_a_group_s_override_goes_by_order_and_not_by_weight() -> None:
+    lore = book(
+        entry("Heavy", "sky", group="weather", group_weight=10_000, order=900),
+        entry("Low", "sky", group="weather", group_override=True, order=1),
+        entry("High", "sky", group="weather", group_override=True, order=2),
+    )
+
+    assert {tuple(titles(scanned(lore, "sky", seed=seed))) for seed in range(30)} == {("High",)}
+
+
+def test_group_scoring_prefers_the_entry_with_most_keys_in_the_texts() -> None:
+    lore = book(
+        entry("One", "sky", group="weather", group_weight=10_000),
+        entry("Two", "sky", "cloud", group="weather", group_weight=1),
+        entry("With", "sky", group="weather", secondary_keys=["cloud"], group_weight=1),
+    )
+    free = {tuple(titles(scanned(lore, "sky, cloud", seed=seed))) for seed in range(200)}
+    scored = {
+        tuple(titles(scanned(lore, "sky, cloud", seed=seed, use_group_scoring=True)))
+        for seed in range(200)
+    }
+
+    assert ("One",) in free
+    assert scored == {("Two",), ("With",)}
+
+
+def test_group_scoring_can_be_the_entry_s_own_choice() -> None:
+    lore = book(
+        entry("Scored", "sky", group="w", use_group_scoring=True, group_weight=10_000),
+        entry("Free", "sky", "cloud", group="w", group_weight=1),
+    )
+
+    assert {tuple(titles(scanned(lore, "sky cloud", seed=seed))) for seed in range(30)} == {
+        ("Free",)
+    }
+
+
+def test_a_group_with_an_entry_from_an_earlier_step_lets_no_other_in() -> None:
+    lore = book(
+        entry("Rain", "sky", group="weather", content="Clouds."),
+        entry("Storm", "clouds", group="weather", order=900, group_override=True),
+    )
+    outcome = scanned(lore, "The sky.")
+
+    assert titles(outcome) == ["Rain"]
+    assert refusals(outcome) == {"Storm": 'group "weather" lost to "Rain"'}
+
+
+def test_an_entry_in_several_groups_must_win_each() -> None:
+    lore = book(
+        entry("Both", "sky", group="a, b", group_override=True, order=1),
+        entry("A", "sky", group="a", order=5),
+        entry("B", "sky", group="b", group_override=True, order=9),
+    )
+    outcome = scanned(lore, "sky")
+
+    assert titles(outcome) == ["A", "B"]
+    assert refusals(outcome) == {"Both": 'group "b" lost to "B"'}
+
+
+def test_groups_cross_books() -> None:
+    rain = book(entry("Rain", "sky", group="weather"), name="One")
+    sun = book(entry("Sun", "sky", group="weather"), name="Two")
+
+    for seed in range(20):
+        assert len(scanned([rain, sun], "sky", seed=seed).activated) == 1
+
+
+def test_min_activations_reads_further_back_until_enough_are_in() -> None:
+    lore = book(entry("Near", "one"), entry("Far", "three"), entry("Farther", "four"))
+    texts = ("one", "two", "three", "four")
+
+    assert titles(scanned(lore, *texts)) == ["Near"]
+    assert titles(scanned(lore, *texts, min_activations=2)) == ["Near", "Far"]
+    assert len(titles(scanned(lore, *texts, min_activations=9))) == 3
+
+
+def test_min_activations_reads_no_further_than_its_depth() -> None:
+    lore = book(entry("Far", "three"), entry("Farther", "four"))
+    texts = ("one", "two", "three", "four")
+
+    assert titles(scanned(lore, *texts, min_activations=2, min_activations_depth=3)) == ["Far"]
+
+
+def test_min_activations_leaves_entries_with_a_depth_of_their_own_where_they_are() -> None:
+    lore = book(entry("Own", "three", scan_depth=1))
+
+    assert titles(scanned(lore, "one", "two", "three", min_activations=2)) == []
+
+
+def test_every_entry_that_was_considered_is_listed_and_the_rest_is_counted() -> None:
+    lore = book(
+        entry("In", "inn"),
+        entry("Off", "inn", enabled=False),
+        entry("Second", "inn", secondary_keys=["x"]),
+        entry("Never", "inn", probability=0),
+        entry("Absent", "sea"),
+    )
+    outcome = scanned(lore, "inn")
+
+    assert len(outcome.activated) + len(outcome.left_out) + outcome.not_found == 5
+    assert refusals(outcome).keys() == {"Off", "Second", "Never"}
+
+
+def test_the_record_lists_a_thousand_refusals_and_counts_the_others() -> None:
+    lore = book(*(entry(f"E{place}", "inn", enabled=False) for place in range(1_200)))
+    outcome = scanned(lore, "inn")
+
+    assert (len(outcome.left_out), outcome.left_out_more, outcome.not_found) == (1_000, 200, 0)
+
+
+def test_an_entry_without_content_takes_its_place_in_a_group_and_is_left_out() -> None:
+    lore = book(
+        entry("Nothing", "sky", content=" ", group="w", group_override=True),
+        entry("Rain", "sky", group="w"),
+    )
+    outcome = scanned(lore, "sky")
+
+    assert titles(outcome) == []
+    assert refusals(outcome)["Nothing"] == "empty content"

@@ -1,0 +1,156 @@
+"""A real model on this machine, out of a folder: all-MiniLM-L6-v2 in ONNX form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from subprocess import run
+
+import numpy as np
+import pytest
+
+from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.embedding.protocol import EmbedderError
+
+pytestmark = pytest.mark.anyio
+
+REPOSITORY = Path(__file__).parents[4]
+USUAL = REPOSITORY.parent / "shared" / "data" / "minilm-l6-v2-int8"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The folder that TEST_EMBEDDING_MODEL names, or the usual one."""
+    named = os.environ.get("TEST_EMBEDDING_MODEL")  # noqa: TID251  # no setting of the program's
+    folder = Path(named) if named else USUAL
+    if not (folder / "model.onnx").is_file():
+        pytest.skip("there is no embedding model: TEST_EMBEDDING_MODEL may name its folder")
+    return folder
+
+
+@pytest.fixture
+async def local(folder: Path) -> AsyncGenerator[LocalEmbedder]:
+    embedder = LocalEmbedder(folder)
+    yield embedder
+    await embedder.aclose()
+
+
+async def test_texts_that_mean_the_same_are_near_each_other(local: LocalEmbedder) -> None:
+    texts = ["The ferryman waits.", "A boatman is waiting.", "Quantum chromodynamics."]
+
+    vectors = await local.embed(texts, "document")
+
+    assert vectors.shape == (3, local.spec.dimension) == (3, 384)
+    assert vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
+    assert vectors[0] @ vectors[1] > 0.6
+    assert vectors[0] @ vectors[2] < 0.3
+
+
+async def test_order_and_neighbours_do_not_matter(local: LocalEmbedder) -> None:
+    texts = [f"Line {number}: " + "the ferry waits " * (number % 40) for number in range(90)]
+
+    together = await local.embed([*texts, "", "🛶 " * 5000, "\ud83d"], "document")
+    alone = np.concatenate([await local.embed([text], "document") for text in texts[::17]])
+
+    # The model's numbers are of eight bits: padding moves them a little.
+    assert np.sum(together[:90:17] * alone, axis=1) == pytest.approx(1, abs=0.02)
+    assert np.isfinite(together).all()
+
+
+async def test_no_text_gives_no_vector(local: LocalEmbedder) -> None:
+    assert (await local.embed([], "document")).shape == (0, 384)
+
+
+async def test_several_threads_come_to_the_same(folder: Path, local: LocalEmbedder) -> None:
+    texts = [f"The {number}th ferry waits." for number in range(60)]
+    two = LocalEmbedder(folder, workers=2)
+
+    assert np.allclose(await two.embed(texts, "query"), await local.embed(texts, "query"))
+    await two.aclose()
+
+
+async def test_fastembed_s_own_name_for_a_model_comes_to_the_same(
+    folder: Path, local: LocalEmbedder
+) -> None:
+    named = LocalEmbedder(folder, model="sentence-transformers/all-MiniLM-L6-v2")
+
+    one, other = [await each.embed(["The ferry waits."], "query") for each in (local, named)]
+
+    assert np.allclose(one, other, atol=1e-5)
+    await named.aclose()
+
+
+async def test_a_caller_who_leaves_does_not_stop_the_loading(local: LocalEmbedder) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await local.embed(["The ferry waits."], "query")
+
+    assert (await local.embed(["The ferry waits."], "query")).shape == (1, 384)
+
+
+async def test_a_model_that_does_not_load_is_an_embedder_error(
+    folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)
+    (copy / "model.onnx").write_bytes(b"no model")
+    broken = LocalEmbedder(copy)
+
+    for _ in range(2):
+        with pytest.raises(EmbedderError, match="does not load"):
+            await broken.embed(["The ferry waits."], "document")
+    await broken.aclose()
+
+
+async def test_a_folder_with_another_dimension_than_it_says_is_an_embedder_error(
+    folder: Path,
+) -> None:
+    wrong = LocalEmbedder(folder, dimension=768)
+
+    with pytest.raises(EmbedderError, match="384"):
+        await wrong.embed(["The ferry waits."], "document")
+    await wrong.aclose()
+
+
+async def test_a_closed_embedder_says_so(local: LocalEmbedder) -> None:
+    await local.aclose()
+
+    with pytest.raises(EmbedderError):
+        await local.embed(["The ferry waits."], "document")
+
+
+NO_NETWORK = """
+import asyncio, socket, sys
+from pathlib import Path
+
+
+def refused(*_args, **_options):
+    sys.exit("it looked for the network")
+
+
+socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refused
+
+from backend.memory.embedding.local import LocalEmbedder
+
+embedder = LocalEmbedder(Path(sys.argv[1]))
+assert "fastembed" not in sys.modules and "onnxruntime" not in sys.modules
+vectors = asyncio.run(embedder.embed(["The ferry waits."], "query"))
+print(vectors.shape)
+"""
+
+
+def test_it_never_looks_for_the_network_and_keeps_no_book_of_its_use(
+    folder: Path, tmp_path: Path
+) -> None:
+    environment = {"PATH": os.defpath, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", "-c", NO_NETWORK, str(folder)]
+
+    done = run(command, cwd=REPOSITORY, env=environment, capture_output=True, check=False)
+
+    assert (done.stdout, done.returncode) == (b"(1, 384)\n", 0), done.stderr
+    # onnxruntime keeps its reports to Microsoft here until it has sent them.
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.memory.embedding._texts import batches, prepared
+
+
+def test_a_short_text_stays_as_it_is() -> None:
+    assert prepared("  A ferry. \n") == "  A ferry. \n"
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t"])
+def test_a_blank_text_becomes_something_that_providers_take(blank: str) -> None:
+    assert prepared(blank) == "."
+
+
+def test_half_an_emoji_is_replaced() -> None:
+    assert prepared("an oar \ud83d") == "an oar ?"
+
+
+@pytest.mark.parametrize("text", ["The ferry waits. ", "渡し船が待っている。", "🛶", "zzzz", "\n"])
+def test_a_long_text_is_cut_to_the_limit_and_not_much_below(text: str) -> None:
+    tokenizer = get_tokenizer(best_tokenizer("gemma3"))
+
+    cut = prepared(text * 20_000 + "end", longest=200)
+
+    assert (text * 20_000).startswith(cut) or cut == "."
+    assert tokenizer.count(cut) <= 200
+    assert cut == "." or tokenizer.count(cut) > 150
+
+
+def test_batches_keep_the_order_and_both_limits() -> None:
+    texts = ["a" * 40_000, "b" * 70_000, "c", "d", "e", "f" * 200_000, "g"]
+
+    made = [list(batch) for batch in batches(texts, most=3)]
+
+    assert [text for batch in made for text in batch] == texts
+    assert [len(batch) for batch in made] == [1, 3, 1, 1, 1]
+    assert list(batches([], most=3)) == []

@@ -1,0 +1,207 @@
+"""Blinding: a rotation that keeps every cosine, and term ids that nobody else can make."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.vault import blinding
+from backend.vault.blinding import ROUNDS, Blinder, Rotation
+from backend.vault.sealing import Sealer, derive
+
+KEY = bytes(range(32))
+DIMENSIONS = (384, 768, 1000, 37, 1536, 3072, 1, 2, 3, 64, 65, 8192)
+
+
+def made_up(count: int, dimension: int, seed: int = 1) -> Any:
+    vectors = np.random.default_rng(seed).standard_normal((count, dimension)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def sealer(user_key: bytes = KEY) -> Sealer:
+    return Sealer(uuid4(), {1: bytes(32)}, user_key=user_key)
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_cosines_and_lengths_stay_as_they_are(dimension: int) -> None:
+    vectors = made_up(40, dimension)
+    turned = Rotation(KEY, dimension).apply(vectors)
+    assert turned.shape == vectors.shape
+    assert turned.dtype == np.float32
+    exact, found = vectors.astype(np.float64), turned.astype(np.float64)
+    assert np.abs(found @ found.T - exact @ exact.T).max() < 1e-6
+
+
+@given(dimension=st.integers(1, 700), seed=st.integers(0, 1000))
+def test_any_dimension_is_turned_without_loss(dimension: int, seed: int) -> None:
+    vectors = made_up(3, dimension, seed)
+    turned = Rotation(KEY, dimension).apply(vectors)
+    assert np.abs(turned @ turned.T - vectors @ vectors.T).max() < 2e-6
+
+
+def test_a_single_vector_and_none_at_all_are_turned_too() -> None:
+    rotation, vectors = Rotation(KEY, 48), made_up(2, 48)
+    assert np.allclose(rotation.apply(vectors[1]), rotation.apply(vectors)[1], atol=1e-7)
+    assert rotation.apply(vectors[:0]).shape == (0, 48)
+
+
+def test_the_vectors_that_were_given_are_left_alone() -> None:
+    vectors = made_up(2, 48)
+    before = vectors.copy()
+    Rotation(KEY, 48).apply(vectors)
+    assert (vectors == before).all()
+
+
+@pytest.mark.parametrize("dimension", [37, 384, 1000, 3072])
+def test_every_number_goes_into_every_number(dimension: int) -> None:
+    one = np.zeros((dimension, dimension), dtype=np.float32)
+    np.fill_diagonal(one, 1)
+    matrix = Rotation(KEY, dimension).apply(one)
+    if dimension > 37:
+        # Nothing keeps a place, or weight, of its own.
+        assert np.abs(matrix).max() < 0.6
+    assert np.abs(matrix @ matrix.T - one).max() < 1e-5
+    assert (matrix != 0).mean() > 0.9
+
+
+def test_two_keys_turn_the_same_vector_to_unrelated_places() -> None:
+    vectors = made_up(50, 384)
+    ours, theirs = (Rotation(key, 384).apply(vectors) for key in (KEY, bytes(32)))
+    assert np.abs((ours * theirs).sum(axis=1)).max() < 0.3
+    assert np.abs((ours * vectors).sum(axis=1)).max() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("dimension", "found"),
+    [
+        (5, "c1bf0f9a0ca9e8aa"),
+        (37, "c1bf0f9a0ca9e8aa"),
+        (384, "c1bf0f9a0ca9e8aa"),
+        (768, "c1bf0f9a0ca9e8aa"),
+        (3072, "c1bf0f9a0ca9e8aa"),
+    ],
+)
+def test_a_rotation_is_the_same_for_good(dimension: int, found: str) -> None:
+    """Stored vectors hang on it: should this fail, every index must be made anew."""
+    counting = np.arange(1, dimension + 1, dtype=np.float64)
+    counting /= np.linalg.norm(counting)
+    turned = Rotation(KEY, dimension).apply(counting.astype(np.float32))
+    # To three digits, so that the order in which a processor adds is no matter.
+    rounded = np.round(turned.astype(np.float64) * 1000).astype("<i4")
+    assert hashlib.sha256(rounded.tobytes()).hexdigest()[:16] == found
+
+
+def plain_rotation(key: bytes, vector: list[float]) -> list[float]:
+    """The rotation as its docstring tells it, in plain Python."""
+    d = len(vector)
+    flags = (d + 63) // 64
+    stream = Cipher(AES(key), CTR(bytes(16))).encryptor().update(bytes(8 * (4 * d + 3 * flags)))
+    words = list(struct.unpack(f"<{len(stream) // 8}Q", stream))
+
+    def taken(count: int) -> list[int]:
+        head, words[:] = words[:count], words[count:]
+        return head
+
+    def reordered(values: list[float]) -> list[float]:
+        drawn = taken(d)
+        return [values[i] for i in sorted(range(d), key=lambda i: drawn[i])]
+
+    for _ in range(ROUNDS):
+        vector = reordered(vector)
+        signs = taken(flags)
+        vector = [-x if signs[i // 64] >> (i % 64) & 1 else x for i, x in enumerate(vector)]
+        mixed: list[float] = []
+        while (rest := d - len(mixed)) > 0:
+            size = 1 << (rest.bit_length() - 1)
+            block = vector[len(mixed) : len(mixed) + size]
+            mixed += [
+                sum(x * (-1) ** (i & j).bit_count() for j, x in enumerate(block)) / size**0.5
+                for i in range(size)
+            ]
+        vector = mixed
+    return reordered(vector)
+
+
+@pytest.mark.parametrize("dimension", [1, 6, 37, 130, 300])
+def test_a_rotation_is_what_its_description_says(dimension: int) -> None:
+    vector = made_up(1, dimension)[0]
+    expected = plain_rotation(KEY, [float(number) for number in vector])
+    assert Rotation(KEY, dimension).apply(vector) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_large_block_is_transformed_as_a_small_one_is() -> None:
+    size = 64 * 64 * 4
+    block = made_up(1, size)
+    twice = blinding._hadamard(blinding._hadamard(block)) / size
+    assert np.abs(twice - block).max() < 1e-6
+    assert blinding._hadamard(block)[0, 0] == pytest.approx(block.sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize(("key", "dimension"), [(b"short", 8), (KEY, 0), (KEY, -1)])
+def test_a_key_or_dimension_of_no_use_is_refused(key: bytes, dimension: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Rotation(key, dimension)
+
+
+def test_a_vector_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        Rotation(KEY, 8).apply(made_up(2, 9))
+
+
+def test_a_term_id_is_the_beginning_of_a_keyed_digest() -> None:
+    key = derive(KEY, "memory-terms")
+    expected = hmac.new(key, "drägon".encode(), hashlib.sha256).digest()[:4]
+    blinder = Blinder(sealer())
+    assert blinder.term_id("drägon") == int.from_bytes(expected, "big")
+    assert blinder.term_id("drägon") == blinder.term_id("drägon")
+
+
+def test_term_ids_stay_right_when_more_terms_came_than_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blinding, "_TERMS_KEPT", 10)
+    small, other = Blinder(sealer()), Blinder(sealer())
+    words = [f"word{number}" for number in range(35)] * 2
+    assert [small.term_id(word) for word in words] == [other.term_id(word) for word in words]
+    assert len(small._ids) <= 10
+
+
+def test_a_user_has_the_same_blinding_again_and_no_two_users_share_one() -> None:
+    ann, again, ben = Blinder(sealer()), Blinder(sealer()), Blinder(sealer(bytes(32)))
+    vectors = made_up(3, 96)
+    assert (ann.turn(vectors) == again.turn(vectors)).all()
+    assert not np.allclose(ann.turn(vectors), ben.turn(vectors), atol=0.01)
+    words = ["dragon", "castle", "sea"]
+    assert not {ann.term_id(word) for word in words} & {ben.term_id(word) for word in words}
+
+
+def test_a_rotation_is_made_once_for_each_dimension() -> None:
+    blinder = Blinder(sealer())
+    first = blinder.rotation(96)
+    assert blinder.rotation(96) is first
+    for dimension in range(1, 10):
+        blinder.rotation(dimension)
+    assert len(blinder._rotations) <= 4
+
+
+def test_terms_and_vectors_are_blinded_under_different_keys() -> None:
+    asked: list[str] = []
+
+    class Watched(Sealer):
+        def derived(self, purpose: str) -> bytes:
+            asked.append(purpose)
+            return super().derived(purpose)
+
+    Blinder(Watched(uuid4(), {1: bytes(32)}, user_key=KEY))
+    assert sorted(asked) == ["memory-rotation", "memory-terms"]
