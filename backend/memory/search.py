@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -95,6 +95,31 @@ class Memory:
         return f"semantic {self.score:.2f}, rank {self.rank}"
 
 
+class Searching:
+    """A search that may be under way."""
+
+    def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
+        self._search = search
+        self._sealer = sealer
+        self._task: asyncio.Task[Findings] | None = None
+
+    def begin(self, ask: Ask | None) -> None:
+        """Start looking; None looks for nothing."""
+        if ask is not None:
+            self._task = asyncio.create_task(self._search.find(self._sealer, ask))
+
+    async def findings(self) -> Findings:
+        """What came of it."""
+        return await self._task if self._task else Findings()
+
+    async def give_up(self) -> None:
+        """Stop looking, where nobody waits for it any more."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
 class MemorySearch:
     """Finds memories of one user."""
 
@@ -114,21 +139,16 @@ class MemorySearch:
         self._terms = terms
 
     @contextlib.asynccontextmanager
-    async def finding(self, sealer: Sealer, ask: Ask | None) -> AsyncGenerator[Awaitable[Findings]]:
-        """`find`, begun at once and awaited inside the block; given up where the block fails."""
-        task = asyncio.create_task(self.find(sealer, ask))
+    async def searching(self, sealer: Sealer) -> AsyncGenerator[Searching]:
+        """A search beside other work; given up where the block ends without it."""
+        search = Searching(self, sealer)
         try:
-            yield task
+            yield search
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await search.give_up()
 
-    async def find(self, sealer: Sealer, ask: Ask | None) -> Findings:
+    async def find(self, sealer: Sealer, ask: Ask) -> Findings:
         """Ask the index. Never fails: what did not work stands in the notes."""
-        if ask is None:
-            return Findings()
         notes: list[str] = []
         try:
             index = await self._collections.searched(sealer.user_id)

@@ -16,7 +16,7 @@ from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Messag
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
-from backend.turns.builder import Built
+from backend.turns.composing import Built
 from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress
 from backend.turns.models import Turn

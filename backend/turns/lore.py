@@ -169,7 +169,6 @@ class PlacedLore:
     left_out: Sequence[LeftOut] = ()
     timed: TimedState = field(default_factory=TimedState)
     notes: Sequence[str] = ()
-    not_found: int = 0
 
 
 def scan_of(
@@ -239,6 +238,10 @@ def place(outcome: Outcome, note: Note) -> PlacedLore:
         )
         for each in outcome.left_out
     ]
+    if more := outcome.not_found + outcome.left_out_more:
+        left_out.append(
+            LeftOut(kind="lore", title=f"{more:,} entries", tokens=0, reason="no key was said")
+        )
     return PlacedLore(
         slots=LoreSlots(**slots),
         ranked=[item for _, item in ranked],
@@ -246,7 +249,6 @@ def place(outcome: Outcome, note: Note) -> PlacedLore:
         left_out=left_out,
         timed=outcome.timed,
         notes=outcome.notes,
-        not_found=outcome.not_found + outcome.left_out_more,
     )
 
 

@@ -15,7 +15,7 @@ from backend.context.record import (
     recorded_left_out,
     totals_of,
 )
-from backend.turns.builder import Built
+from backend.turns.composing import Built
 
 MOST_LEFT_OUT = 200
 """Things left out that a record lists one by one."""

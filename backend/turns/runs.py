@@ -29,7 +29,7 @@ from backend.generation.model import (
     Usage,
 )
 from backend.logs import get_logger
-from backend.turns.builder import Built
+from backend.turns.composing import Built
 from backend.turns.events import Event, Progress
 from backend.turns.models import TurnKind, TurnState
 from backend.vault.sealing import Sealer

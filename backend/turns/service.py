@@ -31,7 +31,8 @@ from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.turns import repository
 from backend.turns.beginning import TurnBeginner
-from backend.turns.builder import Built, Check, PromptBuilder
+from backend.turns.builder import Check, PromptBuilder
+from backend.turns.composing import Built
 from backend.turns.errors import (
     ChatChangedError,
     TurnIdReusedError,
