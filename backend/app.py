@@ -210,7 +210,8 @@ async def build_parts(
             queue,
             JobKeys(database, root, open_keys),
             memory,
-            takes_queued=settings.embedded,
+            # Without a Qdrant server this process alone has the index open.
+            takes_queued=settings.embedded or not settings.qdrant_url,
         ),
     )
 

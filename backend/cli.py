@@ -154,6 +154,11 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
             "With SQLite there is one process, and `talekeeper serve` works on the jobs by itself. "
             "Workers of their own are for PostgreSQL (TALEKEEPER_DATABASE_URL)."
         )
+    if not settings.qdrant_url:
+        raise UsageError(
+            "Without a Qdrant server the index is a folder that one process has open, and "
+            "`talekeeper serve` works on the jobs by itself. Name one in TALEKEEPER_QDRANT_URL."
+        )
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
     database, root = await _ready_database(settings), _root_keys(settings, create=False)
@@ -319,6 +324,8 @@ def _listen(settings: Settings) -> Generator[socket.socket]:
 
 
 def _greet(settings: Settings, address: str, models: list[str]) -> None:
+    from backend.memory.embedding.registry import choose  # noqa: PLC0415  # as in _serve
+
     log.info(
         "server.starting",
         address=address,
@@ -328,6 +335,12 @@ def _greet(settings: Settings, address: str, models: list[str]) -> None:
     )
     print(f"Talekeeper {backend.__version__} at {address}", flush=True)
     print(f"  models: {', '.join(models)}", flush=True)
+    if choose(settings) == "none":
+        print(
+            "  No embedding model: memory is searched by words alone. For search by meaning set\n"
+            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_EMBEDDING_MODEL_PATH to a model's folder.",
+            flush=True,
+        )
     if settings.gemini_api_key is None and not settings.openai_base_url:
         print(
             "  Only the built-in demo model is there. For a real one set TALEKEEPER_GEMINI_API_KEY,"

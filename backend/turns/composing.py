@@ -25,7 +25,8 @@ from backend.prompts import PromptLibrary
 from backend.turns.counting import CountCache
 from backend.turns.gather import Gathered, Reach
 from backend.turns.inputs import InputMaker, macros_for, scene_of
-from backend.turns.lore import LoreExpander, LoreReader, Outlets, PlacedLore, place, scan_of
+from backend.turns.lore import LoreReader
+from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place, scan_of
 from backend.turns.remembering import Remembered, memory_texts, ranked, remembered
 from backend.turns.schemas import TurnRequest
 

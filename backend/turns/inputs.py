@@ -15,8 +15,8 @@ from backend.lorebooks.activation.outcome import ScannedLine
 from backend.lorebooks.entries import Trigger
 from backend.prompts import PromptLibrary
 from backend.turns.gather import Gathered, author_of, text_of
-from backend.turns.lore import LoreScene
 from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.placing import LoreScene
 from backend.turns.schemas import TurnRequest
 
 ASSISTS = {

@@ -15,7 +15,7 @@ from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, Part
 from backend.memory.search import Ask, Memory
 from backend.turns.gather import Gathered, Reach
-from backend.turns.lore import PlacedLore
+from backend.turns.placing import PlacedLore
 
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
