@@ -37,11 +37,11 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def walk_through() -> str:
     text = (ROOT / "README.md").read_text()
-    marked = re.search(
+    marked = re.findall(
         r"<!-- walk-through -->(.*?)<!-- end of the walk-through -->", text, flags=re.DOTALL
     )
-    assert marked is not None
-    return "\n".join(re.findall(r"```sh\n(.*?)```", marked[1], flags=re.DOTALL))
+    assert len(marked) == 2
+    return "\n".join(re.findall(r"```sh\n(.*?)```", "".join(marked), flags=re.DOTALL))
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
@@ -49,9 +49,8 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     script = walk_through()
     assert "http://127.0.0.1:8000" in script
     # Only the address differs: another server may be listening on the usual one.
-    script = script.replace("http://127.0.0.1:8000", server).replace(
-        "docs/example-card.json", str(ROOT / "docs" / "example-card.json")
-    )
+    script = script.replace("http://127.0.0.1:8000", server)
+    script = script.replace("@docs/example-", f"@{ROOT}/docs/example-")
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=tmp_path,
@@ -72,3 +71,7 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     assert [line["role"] for line in page["items"]] == ["assistant", "user", "assistant"]
     assert page["items"][-1]["sibling_count"] == 2
     assert "{{" not in page["items"][0]["text"]
+    preview, _ = decoder.raw_decode(said[said.rindex('{\n    "model": ') :])
+    reasons = {item["title"]: item["reason"] for item in preview["retrieved"]}
+    assert 'key "lighthouse" in the line' in reasons["The lighthouse"]
+    assert 'key "Saltwick" in entry "The lighthouse"' in reasons["Saltwick"]
