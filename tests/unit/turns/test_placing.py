@@ -1,0 +1,179 @@
+"""Where activated lore stands, and in which order lore and memories ask for tokens."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from backend.context.macros import MacroContext, Variables
+from backend.context.sections import Note
+from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome
+from backend.lorebooks.activation.timed import TimedState
+from backend.memory.search import Memory
+from backend.memory.sources import Recalled
+from backend.turns.gather import Reach
+from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.remembering import memory_texts, ranked, remembered
+
+NOTE = Note(text="It rains.", depth=3, role="user")
+
+
+def entry(title: str, **changes: Any) -> Activated:
+    values: dict[str, Any] = {
+        "entry_id": uuid4(),
+        "book_id": uuid4(),
+        "title": title,
+        "content": f"About {title}.",
+        "tokens": 5,
+        "position": "before_character",
+        "depth": 4,
+        "from_start": None,
+        "role": "system",
+        "outlet": "",
+        "order": 100,
+        "reasons": [f'key "{title}" in the line'],
+        "is_constant": False,
+        "score": None,
+        "rank": None,
+        "disable_ui_prompt": "",
+        "automation_id": "",
+        **changes,
+    }
+    return Activated(**values)
+
+
+def placed(*entries: Activated, left_out: list[LeftOut] | None = None, **more: Any) -> PlacedLore:
+    outcome = Outcome(
+        activated=list(entries),
+        left_out=left_out or [],
+        left_out_more=more.get("left_out_more", 0),
+        not_found=more.get("not_found", 0),
+        timed=TimedState(),
+        notes=[],
+        tokens=0,
+    )
+    return place(outcome, NOTE)
+
+
+def count(text: str) -> int:
+    return len(text.split())
+
+
+def memory(rank: int, **changes: Any) -> Memory:
+    values: dict[str, Any] = {
+        "kind": "message",
+        "source_id": uuid4(),
+        "container_id": uuid4(),
+        "title": "Mara",
+        "text": f"Something of rank {rank}.",
+        "said_at": datetime(2026, 3, 12 - rank, tzinfo=UTC),
+        "position": rank,
+        **changes,
+    }
+    return Memory(recalled=Recalled(**values), rank=rank, score=1 - rank / 10, signals={})
+
+
+def titles(items: Any) -> list[str]:
+    return [item.title for item in items]
+
+
+def test_constant_lore_of_the_head_stays_in_the_head() -> None:
+    found = placed(entry("Before", is_constant=True), entry("After", position="after_character"))
+    assert titles(found.slots.before_character) == ["Before"]
+    assert found.slots.before_character[0].place == "head"
+    assert found.slots.after_character == []
+    assert titles(found.ranked) == ["After"]
+
+
+def test_lore_at_a_depth_keeps_depth_and_role() -> None:
+    found = placed(entry("Deep", position="at_depth", depth=2, role="assistant"))
+    (item,) = found.slots.at_depth
+    assert (item.place, item.depth, item.role, item.from_start) == ("depth", 2, "assistant", False)
+
+
+def test_a_depth_from_the_start_counts_from_the_start() -> None:
+    (item,) = placed(entry("Early", from_start=1)).slots.at_depth
+    assert (item.depth, item.from_start) == (1, True)
+
+
+def test_lore_at_the_author_s_note_stands_where_the_note_does() -> None:
+    found = placed(entry("Top", position="note_top"), entry("Bottom", position="note_bottom"))
+    for (item,) in (found.slots.note_top, found.slots.note_bottom):
+        assert (item.place, item.depth, item.role) == ("depth", 3, "user")
+
+
+def test_what_shares_an_outlet_is_joined_and_being_read_is_noticed() -> None:
+    found = placed(
+        entry("One", position="outlet", outlet="weather"),
+        entry("Two", position="outlet", outlet="weather"),
+        entry("Other", position="outlet", outlet="food"),
+    )
+    outlets = Outlets(found.slots.outlets)
+    assert outlets.get("weather", "") == "About One.\nAbout Two."
+    assert outlets.get("nothing", "") == ""
+    assert outlets.read == {"weather"}
+
+
+def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> None:
+    by_key = entry("Said", order=1)
+    by_meaning = entry("Meant", order=900, reasons=["semantic 0.90, rank 2"], rank=2, score=0.9)
+    both = entry("Both", order=50, reasons=['key "x" in the line', "semantic 0.5, rank 1"], rank=1)
+    found = placed(by_meaning, by_key, both)
+    memories = remembered([memory(1), memory(3)], Reach(), count=count)
+    assert titles(ranked(found, memories, count=count)) == [
+        "Both",
+        "Said",
+        "message 2",
+        "Meant",
+        "message 4",
+    ]
+
+
+def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
+    left_out = [LeftOut(entry_id=uuid4(), title="Rain", tokens=0, reason="cooldown")]
+    found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
+    assert [(each.title, each.reason) for each in found.left_out] == [
+        ("Rain", "cooldown"),
+        ("4,999 entries", "no key was said"),
+    ]
+
+
+def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
+    found = remembered([memory(1), memory(2), memory(3)], Reach(), count=count)
+    texts = memory_texts([item for _, item in found.items])
+    assert [text.split("]")[0] for text in texts["memories"]] == [
+        "[9 March 2026",
+        "[10 March 2026",
+        "[11 March 2026",
+    ]
+    assert texts["lore"] == []
+
+
+def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
+    found = remembered([memory(5), memory(2)], Reach(100, first_position=5), count=count)
+    assert titles(item for _, item in found.items) == ["message 3"]
+    assert [each.reason for each in found.left_out] == ["already in history"]
+
+
+def test_lore_found_by_meaning_is_handed_to_the_scan() -> None:
+    lore_id = uuid4()
+    found = remembered([memory(1, kind="lore", source_id=lore_id)], Reach(), count=count)
+    assert found.items == []
+    assert found.lore[lore_id].rank == 1
+
+
+def test_what_one_entry_writes_the_next_one_reads() -> None:
+    context = MacroContext(
+        user="Ada",
+        char="Mara",
+        now=datetime(2026, 3, 1, tzinfo=UTC),
+        chat_seed=1,
+        message_seed=1,
+        model="demo",
+        max_prompt=1000,
+    )
+    expander = LoreExpander(context, Variables())
+    assert expander("{{setvar::place::the inn}}At {{char}}'s.") == "At Mara's."
+    assert expander("It is {{getvar::place}}.") == "It is the inn."
+    assert expander.variables.local == {"place": "the inn"}
