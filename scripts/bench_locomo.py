@@ -27,7 +27,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,15 +42,16 @@ from backend.chats.models import Message
 from backend.chats.scenes import place_in_scene
 from backend.logs import configure_logging
 from backend.memory import querying, ranking
-from backend.memory.documents import Line, message_documents, scene_document
+from backend.memory.collections import Collections
+from backend.memory.documents import WINDOW, Line, message_documents, scene_document
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
-from backend.memory.index.edge import EdgeIndex, open_edge
-from backend.memory.index.protocol import Part
-from backend.memory.points import PointMaker, speaker_id
+from backend.memory.index.edge import open_edge
+from backend.memory.index.protocol import Part, Point, Query, Scope, VectorIndex
+from backend.memory.points import Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Found, Weights
+from backend.memory.search import Ask, MemorySearch
 from backend.memory.terms import TermCounter
-from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -89,31 +90,66 @@ class Searched:
     found: Found
     speakers: frozenset[int]
     reading: querying.Reading
+    plain: Found
+    service: tuple[UUID, ...]
+    relevant: tuple[UUID, ...]
 
 
 @dataclass
 class Bench:
     """What was done and what it cost."""
 
-    dialogues: list[Dialogue] = field(default_factory=list)
-    searched: list[list[Searched]] = field(default_factory=list)
-    pieces: dict[UUID, int] = field(default_factory=dict)
+    dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
+    searched: list[list[Searched]] = field(default_factory=list[list[Searched]])
+    pieces: dict[UUID, int] = field(default_factory=dict[UUID, int])
     points: int = 0
     size: int = 0
     indexing: float = 0
-    searching: list[float] = field(default_factory=list)
-    embedding: list[float] = field(default_factory=list)
+    searching: list[float] = field(default_factory=list[float])
+    embedding: list[float] = field(default_factory=list[float])
 
 
 class WithoutCache:
-    """What `PointMaker` asks for its vectors: the model itself."""
+    """What is asked for vectors: the model itself, and a watch beside it."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
+        self.seconds = 0.0
 
-    async def embed_documents(self, _: Sealer, texts: Sequence[str]) -> Floats:
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is kept
         """Vectors, shape (n, d)."""
         return await self._embedder.embed(texts, "document")
+
+    async def embed_query(self, sealer: Sealer, text: str) -> Floats:  # noqa: ARG002  # nothing is kept
+        """The vector, shape (d,)."""
+        begun = time.perf_counter()
+        vector: Floats = (await self._embedder.embed([text], "query"))[0]
+        self.seconds = time.perf_counter() - begun
+        return vector
+
+
+class OneIndex(Collections):
+    """The only collection there is."""
+
+    def __init__(self, index: VectorIndex) -> None:
+        self.current = index
+
+    async def searched(self, user_id: UUID) -> VectorIndex:  # noqa: ARG002  # everybody's
+        """Where texts are found."""
+        return self.current
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a search needs, for one dialogue."""
+
+    dialogue: Dialogue
+    sealer: Sealer
+    blinders: Blinders
+    index: VectorIndex
+    embedder: WithoutCache
+    terms: TermCounter
+    service: MemorySearch
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:
@@ -128,14 +164,16 @@ def _dialogue(raw: Mapping[str, Any]) -> Dialogue:
     lines: dict[str, Line] = {}
     numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
     for number in numbers:
-        began = datetime.strptime(talk[f"session_{number}_date_time"], "%I:%M %p on %d %B, %Y")
+        began = datetime.strptime(
+            talk[f"session_{number}_date_time"], "%I:%M %p on %d %B, %Y"
+        ).replace(tzinfo=UTC)
         for place, turn in enumerate(talk[f"session_{number}"]):
             caption = turn.get("blip_caption")
             text = f"{turn['text']} [image: {caption}]" if caption else str(turn["text"])
             row = Message(
                 id=uuid5(chat_id, turn["dia_id"]),
                 position=len(rows),
-                created_at=began.replace(tzinfo=UTC) + timedelta(seconds=20 * place),
+                created_at=began + timedelta(seconds=20 * place),
             )
             place_in_scene(row, rows[-1] if rows else None)
             rows.append(row)
@@ -170,16 +208,14 @@ def _mended(asked: Mapping[str, Any]) -> list[str]:
     return [f"D{int(scene)}:{int(turn)}" for scene, turn in found]
 
 
-async def index_dialogue(
-    dialogue: Dialogue, index: EdgeIndex, maker: PointMaker, sealer: Sealer, blinder: Blinder
-) -> int:
-    """Index a dialogue as a server would; gives back how many points it made."""
-    lines = dialogue.lines
+async def index_dialogue(desk: Desk, maker: PointMaker) -> tuple[int, int]:
+    """Index a dialogue as a server would; gives back how many points, and bytes of vectors."""
+    lines = desk.dialogue.lines
     documents = [
         document
         for at, line in enumerate(lines)
         for document in message_documents(
-            line, before=lines[max(0, at - 5) : at], after=lines[at + 1 : at + 6]
+            line, before=lines[max(0, at - WINDOW) : at], after=lines[at + 1 : at + 1 + WINDOW]
         )
     ]
     scenes: dict[UUID, list[Line]] = {}
@@ -187,44 +223,80 @@ async def index_dialogue(
         if line.scene_id is not None:
             scenes.setdefault(line.scene_id, []).append(line)
     documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
-    made = await maker.make(sealer, blinder, documents)
+    made = await maker.make(desk.sealer, desk.blinders.get(desk.sealer), documents)
     if made.failure:
         raise made.failure
-    await index.upsert(made.points)
-    return len(made.points)
+    await desk.index.upsert(made.points)
+    return len(made.points), sum(map(vector_bytes, made.points))
 
 
-async def search(
-    question: Question,
-    dialogue: Dialogue,
-    index: EdgeIndex,
-    embedder: Embedder,
-    terms: TermCounter,
-    blinder: Blinder,
-    bench: Bench,
-) -> Searched:
-    """The sequence of a search up to the ranking, as in `backend.memory.search`."""
+def vector_bytes(point: Point) -> int:
+    """What a point's vectors take: 4 bytes a number, 8 a term."""
+    dense = sum(vector.nbytes for vector in point.dense.values())
+    return dense + sum(each.ids.nbytes + each.weights.nbytes for each in point.sparse.values())
+
+
+async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
+    """Ask the service that turns ask, then its parts, for the hits that weights are chosen on.
+
+    Raises `SystemExit` when the two do not agree.
+    """
+    dialogue = desk.dialogue
+    where = [Part(containers=[dialogue.chat_id])]
+    ask = Ask(
+        text=question.text,
+        names=dialogue.speakers,
+        parts=where,
+        kinds=["message"],
+        min_relevance=0.0,
+        now=dialogue.ended,
+    )
     begun = time.perf_counter()
+    findings = await desk.service.find(desk.sealer, ask)
+    taken = time.perf_counter() - begun
+    bench.embedding.append(desk.embedder.seconds * 1000)
+    bench.searching.append((taken - desk.embedder.seconds) * 1000)
+
+    blinder = desk.blinders.get(desk.sealer)
     reading = querying.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
-    vector = (await embedder.embed([reading.meaning], "query"))[0]
-    embedded = time.perf_counter()
+    vector = await desk.embedder.embed_query(desk.sealer, reading.meaning)
     plan = querying.plan(
         reading,
         owner_id=dialogue.user_id,
-        parts=[Part(containers=[dialogue.chat_id])],
+        parts=where,
         kinds=["message"],
         dense=blinder.turn(vector),
-        terms=terms,
+        terms=desk.terms,
         blinder=blinder,
     )
-    hits = await index.search([query for _, query in plan])
-    found = ranking.gather([signal for signal, _ in plan], hits)
-    speakers = frozenset(speaker_id(name, blinder) for name in reading.names)
-    searched = Searched(question, found, speakers, reading)
-    ranked(searched, Weights())
-    bench.embedding.append((embedded - begun) * 1000)
-    bench.searching.append((time.perf_counter() - embedded) * 1000)
+    hits = await desk.index.search([query for _, query in plan])
+    searched = Searched(
+        question=question,
+        found=ranking.gather([signal for signal, _ in plan], hits),
+        speakers=frozenset(speaker_id(name, blinder) for name in reading.names),
+        reading=reading,
+        plain=await verbatim(desk, question, where),
+        service=tuple(each.payload.source_id for each in findings.candidates),
+        relevant=tuple(each.payload.source_id for each in ranking.relevant(findings.candidates)),
+    )
+    if ranked(searched, Weights()) != list(searched.service):
+        raise SystemExit("The search service ranks otherwise than its parts do.")
     return searched
+
+
+async def verbatim(desk: Desk, question: Question, where: Sequence[Part]) -> Found:
+    """What the question finds as it stands, by its vector and by its terms: for the baselines."""
+    blinder = desk.blinders.get(desk.sealer)
+    scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
+    vector = blinder.turn(await desk.embedder.embed_query(desk.sealer, question.text))
+    sparse = desk.terms.sparse_query(question.text, blinder)
+    dense_hits, sparse_hits = await desk.index.search(
+        [
+            Query(vector="dense", near=vector, scope=scope, limit=querying.LIMIT),
+            Query(vector="sparse", near=sparse, scope=scope, limit=querying.LIMIT),
+        ]
+    )
+    return {"dense": dense_hits, "sparse": sparse_hits}
 
 
 def ranked(searched: Searched, weights: Weights) -> list[UUID]:
@@ -299,7 +371,9 @@ def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return table, np.array([line.source_id in gold for line in lines.values()])
 
 
-def recalls(order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, int]) -> list[float]:
+def recalls(
+    order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, int]
+) -> list[float]:
     """Recall at each of KS, then within each of BUDGETS."""
     values = [len(gold.intersection(order[:k])) / len(gold) for k in KS]
     for budget in BUDGETS:
@@ -313,7 +387,9 @@ def recalls(order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, 
     return values
 
 
-def score(bench: Bench, mode: str) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
+def score(
+    bench: Bench, mode: str
+) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
     """(category, recalls) of each question, by method; and the weights of each dialogue."""
     rows: dict[str, list[tuple[int, list[float]]]] = {}
     used: list[Weights] = []
@@ -324,53 +400,64 @@ def score(bench: Bench, mode: str) -> tuple[dict[str, list[tuple[int, list[float
             weights = fit([searched for some in others for searched in some])
         used.append(weights)
         for searched in part:
-            found = searched.found
+            plain = searched.plain
+            kept = set(searched.relevant)
+            order = ranked(searched, weights)
             orders = {
-                "dense alone": [hit.payload.source_id for hit in found.get("dense", ())],
-                "BM25 alone": [hit.payload.source_id for hit in found.get("sparse", ())],
-                "RRF k=60": fused_by_rank(found, 61),
-                "Qdrant's default (RRF k=2)": fused_by_rank(found, 2),
-                "Talekeeper": ranked(searched, weights),
+                "dense alone": [hit.payload.source_id for hit in plain["dense"]],
+                "BM25 alone": [hit.payload.source_id for hit in plain["sparse"]],
+                "RRF k=60": fused_by_rank(plain, 61),
+                "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
+                "Talekeeper": order,
+                "with its min_relevance": [each for each in order if each in kept],
             }
-            for name, order in orders.items():
+            for name, turns in orders.items():
                 gold = searched.question.gold
-                values = recalls(list(dict.fromkeys(order)), gold, bench.pieces)
+                values = recalls(list(dict.fromkeys(turns)), gold, bench.pieces)
                 rows.setdefault(name, []).append((searched.question.category, values))
     return rows, used
 
 
-async def run(data: Path, model_path: Path, embedder: Embedder | None = None) -> Bench:
+async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Bench:
     """Index all dialogues and ask all questions."""
     bench = Bench(read_dialogues(data))
-    embedder = embedder or LocalEmbedder(model_path, workers=2)
-    spec = await embedder.ready()
-    terms = TermCounter()
+    embedder = WithoutCache(model or LocalEmbedder(model_path, workers=2))
+    count = word_pieces(model_path)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        spec = LocalEmbedder(model_path).spec
+        index = await open_edge(Path(folder), "bench", spec.dimension)
+        terms, blinders = TermCounter(), Blinders()
+        maker = PointMaker(terms, embedder)
+        service = MemorySearch(
+            OneIndex(index), [], embedder=embedder, blinders=blinders, terms=terms
+        )
+        for dialogue in bench.dialogues:
+            sealer = Sealer(dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2)
+            desk = Desk(dialogue, sealer, blinders, index, embedder, terms, service)
+            begun = time.perf_counter()
+            points, size = await index_dialogue(desk, maker)
+            bench.points += points
+            bench.size += size
+            bench.indexing += time.perf_counter() - begun
+            bench.pieces |= {
+                line.id: count(f"{line.author}: {line.text}") for line in dialogue.lines
+            }
+            found = [await search(desk, question, bench) for question in dialogue.questions]
+            bench.searched.append(found)
+        await index.aclose()
+    return bench
+
+
+def word_pieces(model_path: Path) -> Callable[[str], int]:
+    """Counts a text in the model's own word pieces, without what it puts around them."""
     tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        index = await open_edge(Path(folder), "bench", spec.dimension)
-        maker = PointMaker(terms, WithoutCache(embedder))
-        for dialogue in bench.dialogues:
-            sealer = Sealer(dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2)
-            blinder = Blinder(sealer)
-            begun = time.perf_counter()
-            bench.points += await index_dialogue(dialogue, index, maker, sealer, blinder)
-            bench.indexing += time.perf_counter() - begun
-            texts = [f"{line.author}: {line.text}" for line in dialogue.lines]
-            for line, encoded in zip(
-                dialogue.lines, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
-            ):
-                bench.pieces[line.id] = len(encoded.ids)
-            bench.searched.append(
-                [
-                    await search(question, dialogue, index, embedder, terms, blinder, bench)
-                    for question in dialogue.questions
-                ]
-            )
-        await index.aclose()
-        bench.size = sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
-    return bench
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return count
 
 
 def summary(bench: Bench, mode: str) -> dict[str, Any]:
@@ -383,7 +470,10 @@ def summary(bench: Bench, mode: str) -> dict[str, Any]:
         for category, title in CATEGORIES.items():
             groups[title] = [values for each, values in results if each == category]
         methods[name] = {
-            title: dict(zip(names, np.round(100 * np.mean(values, axis=0), 1).tolist(), strict=True))
+            title: {
+                head: round(100 * statistics.fmean(column), 1)
+                for head, column in zip(names, zip(*values, strict=True), strict=True)
+            }
             for title, values in groups.items()
             if values
         }
@@ -398,7 +488,7 @@ def summary(bench: Bench, mode: str) -> dict[str, Any]:
         "points": bench.points,
         "indexing_seconds": round(bench.indexing, 1),
         "messages_a_second": round(turns / bench.indexing),
-        "bytes_a_message": round(bench.size / turns),
+        "vector_bytes_a_message": round(bench.size / turns),
         "embedding_ms_p50": round(statistics.median(bench.embedding), 2),
         "search_ms_p50": round(statistics.median(bench.searching), 2),
         "search_ms_p95": round(statistics.quantiles(bench.searching, n=20)[-1], 2),

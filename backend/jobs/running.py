@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -145,6 +146,16 @@ class RunningJob:
             .execution_options(synchronize_session=False)
         )
         self._stored_at = at
+
+
+@dataclass(slots=True)
+class Run:
+    """A job in a worker, and the task that does it."""
+
+    job: RunningJob
+    claimed: Claimed
+    task: asyncio.Task[None] | None = None
+    is_lost: bool = False
 
 
 Handler = Callable[[RunningJob], Awaitable[None]]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from backend.database.base import new_id, now
-from backend.errors import AppError
 from backend.jobs import claims
-from backend.jobs.backoff import MAX_ATTEMPTS, delay_after
-from backend.jobs.claims import Claimed, Wanted
-from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
+from backend.jobs.backoff import MAX_ATTEMPTS
+from backend.jobs.candidates import Wanted
+from backend.jobs.claims import Claimed
+from backend.jobs.errors import LostLeaseError, WorkerLostError
+from backend.jobs.failures import after_failure, queued_at
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import Clock, JobKind, RunningJob
+from backend.jobs.running import Clock, JobKind, Run, RunningJob
 from backend.logs import get_logger
 from backend.vault.sealing import Sealer
 
@@ -33,18 +32,6 @@ PAUSE_SECONDS = 1.0
 """After the database did not answer."""
 CLOSE_SECONDS = 10.0
 """Longest that a handler is waited for when it is told to stop."""
-UNEXPECTED = "internal-error"
-"""Slug of what our own errors do not name."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A job in this worker, and the task that does it."""
-
-    job: RunningJob
-    claimed: Claimed
-    task: asyncio.Task[None] | None = None
-    is_lost: bool = False
 
 
 class Worker:
@@ -86,8 +73,8 @@ class Worker:
         self._lease = lease
         self._clock = clock
         self._draw = draw
-        self._runs: dict[UUID, _Run] = {}
-        self._returned: list[_Run] = []
+        self._runs: dict[UUID, Run] = {}
+        self._returned: list[Run] = []
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
         self._is_closing = False
@@ -173,7 +160,7 @@ class Worker:
             await self._begin(claimed, at)
         return bool(room) and len(claimed) == room
 
-    def _wanted(self, room: int, ended: list[_Run]) -> Wanted:
+    def _wanted(self, room: int, ended: list[Run]) -> Wanted:
         running = Counter(run.claimed.share for run in self._runs.values())
         running.subtract(run.claimed.share for run in ended)
         return Wanted(
@@ -205,7 +192,7 @@ class Worker:
             else:
                 run.task = asyncio.create_task(self._run(run))
 
-    def _run_of(self, claimed: Claimed, sealer: Sealer | None) -> _Run:
+    def _run_of(self, claimed: Claimed, sealer: Sealer | None) -> Run:
         job = RunningJob(
             self._database,
             claimed,
@@ -215,71 +202,41 @@ class Worker:
             lease=self._lease,
             clock=self._clock,
         )
-        return _Run(job, claimed)
+        return Run(job, claimed)
 
-    async def _run(self, run: _Run) -> None:
+    async def _run(self, run: Run) -> None:
         job, kind = run.job, self._kinds[run.job.kind]
-        began = time.monotonic()
         try:
             await kind.handler(job)
             if not job.is_over and kind.keep:
                 async with job.finish():
                     pass
         except LostLeaseError:
-            log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
-            self._forget(run)
+            self._lose(run)
         except Exception as error:  # noqa: BLE001  # whatever a handler raises ends its attempt alone
             await self._fail(run, error)
         except asyncio.CancelledError:
             if not run.is_lost:
                 raise
-            log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
-            self._forget(run)
+            self._lose(run)
         else:
-            log.debug(
-                "job.done",
-                job_id=job.id,
-                job_kind=job.kind,
-                attempt=job.attempt,
-                duration_ms=round(1000 * (time.monotonic() - began)),
-            )
+            log.debug("job.done", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
             if job.is_over:
                 self._forget(run)
             else:
                 self._returned.append(run)
                 self._wake.set()
 
-    async def _fail(self, run: _Run, error: Exception) -> None:
-        job, at = run.job, self._clock()
-        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
-        unexpected = None if isinstance(error, AppError) else error
-        fields: dict[str, Any] = {
-            "job_id": job.id,
-            "job_kind": job.kind,
-            "attempt": job.attempt,
-            "problem": slug,
-        }
-        changes: dict[str, Any]
-        if isinstance(error, RetryLaterError):
-            log.info("job.put_off", retry_after_s=error.after, **fields)
-            changes = _queued_at(at + timedelta(seconds=error.after))
-            changes |= {"attempts": job.attempt - 1}
-        elif (wait := delay_after(job.attempt, self._draw)) is not None:
-            seconds = round(wait.total_seconds(), 1)
-            log.warning("job.failed", retry_after_s=seconds, exc_info=unexpected, **fields)
-            changes = {**_queued_at(at + wait), "error": slug}
-        else:
-            log.error("job.died", exc_info=unexpected, **fields)
-            changes = {"state": "dead", "error": slug, **claims.ENDED}
-        await self._change(run, changes)
+    async def _fail(self, run: Run, error: Exception) -> None:
+        await self._change(run, after_failure(run.job, error, at=self._clock(), draw=self._draw))
 
-    async def _wait_for_key(self, run: _Run) -> None:
+    async def _wait_for_key(self, run: Run) -> None:
         log.info("job.waits_for_key", job_id=run.job.id, job_kind=run.job.kind)
         await self._change(
             run, {**claims.ENDED, "state": "waiting_key", "attempts": run.job.attempt - 1}
         )
 
-    async def _change(self, run: _Run, changes: Mapping[str, Any]) -> None:
+    async def _change(self, run: Run, changes: Mapping[str, Any]) -> None:
         """Put a job back. Should that fail, its lease runs out, and it is claimed again then."""
         try:
             async with self._database.write() as session:
@@ -289,12 +246,17 @@ class Worker:
         finally:
             self._forget(run)
 
-    def _forget(self, run: _Run) -> None:
+    def _lose(self, run: Run) -> None:
+        job = run.job
+        log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
         if self._runs.get(run.job.id) is run:
             del self._runs[run.job.id]
         self._wake.set()
 
-    async def _let_go(self, runs: list[_Run]) -> None:
+    async def _let_go(self, runs: list[Run]) -> None:
         """Give jobs back as they were before they were claimed."""
         returned = {run.job.id for run in self._returned}
         async with self._database.write() as session:
@@ -303,7 +265,7 @@ class Worker:
                 if run.job.id in returned:
                     await claims.end_many(session, [run.job.lease], at=at)
                 elif not run.job.is_over:
-                    changes = {**_queued_at(at), "attempts": run.job.attempt - 1}
+                    changes = {**queued_at(at), "attempts": run.job.attempt - 1}
                     await claims.put_back(session, run.job.lease, at=at, changes=changes)
         for run in runs:
             self._forget(run)
@@ -330,7 +292,3 @@ class Worker:
                 continue
             run.is_lost = True
             run.task.cancel()
-
-
-def _queued_at(at: datetime) -> dict[str, Any]:
-    return {"state": "queued", "run_after": at}

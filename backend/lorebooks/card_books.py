@@ -80,7 +80,7 @@ class StoredCardBook:
 
     sealer: Sealer
     book: Lorebook
-    entries: Sequence[EntryRow]
+    entries: Sequence[repository.SealedEntry]
 
     @property
     def id(self) -> UUID:
@@ -131,7 +131,7 @@ class CardBookService:
         )
         if book is None:
             return None
-        entries = await repository.list_entries(session, book.id, source=True)
+        entries = await repository.sealed_entries(session, book.id, source=True)
         return StoredCardBook(identity.sealer, book, entries)
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:

@@ -8,6 +8,7 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from backend.accounts.idempotency import HEADER as IDEMPOTENCY_KEY
 from backend.accounts.identity import Identity
 from backend.characters.answers import file_answer
 from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
@@ -100,7 +101,8 @@ class LorebookController(Controller):
         all its entries or not at all.
         """
         upload = await read_upload(request)
-        return await lorebooks.import_file(identity, upload.data, _name(upload))
+        key = request.headers.get(IDEMPOTENCY_KEY)
+        return await lorebooks.import_file(identity, upload.data, _name(upload), key=key)
 
     @get(
         "/{lorebook_id:uuid}",

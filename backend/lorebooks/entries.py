@@ -91,7 +91,7 @@ class LoreEntry(
     sticky: Count | None = None
     cooldown: Count | None = None
     delay: Count | None = None
-    character_filter: CharacterFilter = CharacterFilter()
+    character_filter: CharacterFilter = msgspec.field(default_factory=CharacterFilter)
     triggers: Annotated[list[Trigger], msgspec.Meta(max_length=10)] = []
     match_fields: Annotated[list[MatchedField], msgspec.Meta(max_length=10)] = []
     automation_id: Name = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, assert_never
+from uuid import UUID
 
 import msgspec
 
@@ -18,8 +19,8 @@ from backend.lorebooks.formats.merge import (
 )
 from backend.lorebooks.formats.model import BookSource
 from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.records import open_book, open_book_source, open_entry, open_entry_source
+from backend.lorebooks.records import open_book, open_book_source, open_entries, open_entry_source
+from backend.lorebooks.repository import SealedEntry
 from backend.lorebooks.schemas import ExportFormat
 from backend.vault.sealing import Sealer
 
@@ -27,7 +28,7 @@ __all__ = ["ExportedFile", "card_book_object", "export_file"]
 
 
 def export_file(
-    sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow], file_format: ExportFormat
+    sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry], file_format: ExportFormat
 ) -> ExportedFile:
     """A book, loaded with its source, as a JSON file, indented for people."""
     fields, source, opened = _opened(sealer, book, entries)
@@ -36,16 +37,25 @@ def export_file(
     return ExportedFile(data, "application/json", fields.name, "json")
 
 
-def card_book_object(sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow]) -> dict[str, Any]:
+def card_book_object(
+    sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
+) -> dict[str, Any]:
     """A book, loaded with its source, as its card holds it (`character_book`)."""
     return book_object(*_opened(sealer, book, entries))
 
 
 def _opened(
-    sealer: Sealer, book: Lorebook, entries: Sequence[EntryRow]
+    sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> tuple[BookFields, BookSource | None, list[Sourced]]:
-    opened = [(open_entry(sealer, row), open_entry_source(sealer, row)) for row in entries]
-    return open_book(sealer, book), open_book_source(sealer, book), opened
+    opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in entries))
+    sources = (
+        open_entry_source(sealer, UUID(bytes=row.id), row.sealed_source)
+        if row.sealed_source is not None
+        else None
+        for row in entries
+    )
+    sourced = list(zip(opened, sources, strict=True))
+    return open_book(sealer, book), open_book_source(sealer, book), sourced
 
 
 def _object(

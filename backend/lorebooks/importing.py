@@ -30,6 +30,7 @@ from backend.lorebooks.records import (
 from backend.vault.sealing import Sealer
 
 UNNAMED = "Lorebook"
+_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,9 @@ def entry_rows(
 
 
 async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
-    """Store entries, all in one statement."""
-    if rows:
-        await session.execute(insert(EntryRow), rows)
+    """Store entries, in pieces, so that others get their turn while thousands are bound."""
+    for start in range(0, len(rows), _AT_ONCE):
+        await session.execute(insert(EntryRow), rows[start : start + _AT_ONCE])
 
 
 def _checked(entry: LoreEntry) -> bytes:

@@ -17,6 +17,7 @@ class Lorebook(Base):
 
     `revision` counts every change of the book and of its entries: a compiled book is cached by it.
     `character_id` is set for the book of a card, which goes and comes with the character.
+    `import_digest` is a keyed hash of the file and of the `Idempotency-Key` that it came with.
     """
 
     __tablename__ = "lorebooks"
@@ -28,6 +29,7 @@ class Lorebook(Base):
         ForeignKey("characters.id", ondelete="CASCADE"), unique=True
     )
     is_global: Mapped[bool] = mapped_column(default=False)
+    import_digest: Mapped[bytes | None]
     sealed_book: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
     revision: Mapped[int] = mapped_column(default=1)

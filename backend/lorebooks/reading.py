@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import TypeCoerce, select, type_coerce
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.types import NullType
 
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.links import find_chat_books
-from backend.lorebooks.models import ENTRY
 from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.records import LORE_ENTRY, open_book
-from backend.lorebooks.repository import get_book
+from backend.lorebooks.records import open_book, open_entries
+from backend.lorebooks.repository import get_book, sealed_entries
 from backend.lorebooks.schemas import LinkSource
 from backend.vault.sealing import Sealer
 
@@ -63,20 +60,10 @@ async def load_book(
     Raises `LorebookNotFoundError`.
     """
     book = await get_book(session, book_id, owner_id=sealer.user_id)
-    columns: list[TypeCoerce[Any]] = [
-        type_coerce(column, NullType())
-        for column in (EntryRow.id, EntryRow.place, EntryRow.sealed_entry)
-    ]
-    found = await session.execute(
-        # Without a type SQLAlchemy hands on what the driver gives, untouched.
-        select(*columns).where(EntryRow.lorebook_id == book_id).order_by(EntryRow.place)
-    )
-    every: Sequence[Any] = found.all()
-    rows: list[tuple[Any, int, bytes]] = [(row[0], row[1], row[2]) for row in every]
-    opened = _opened(sealer, [(entry_id, blob) for entry_id, _, blob in rows])
+    rows = await sealed_entries(session, book_id)
+    opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in rows))
     return open_book(sealer, book), [
-        (_uuid(entry_id), place, entry)
-        for (entry_id, place, _), entry in zip(rows, opened, strict=True)
+        (UUID(bytes=row.id), row.place, entry) for row, entry in zip(rows, opened, strict=True)
     ]
 
 
@@ -94,20 +81,6 @@ async def load_entries(
                 )
             )
         ).all()
-        opened = _opened(sealer, [(row.id, row.sealed_entry) for row in rows])
+        opened = open_entries(sealer, ((row.id.bytes, row.sealed_entry) for row in rows))
         found.update(zip((row.id for row in rows), opened, strict=True))
     return found
-
-
-def _opened(sealer: Sealer, rows: Sequence[tuple[Any, bytes]]) -> list[LoreEntry]:
-    texts = sealer.open_many(ENTRY, ((_raw(entry_id), blob) for entry_id, blob in rows))
-    return [LORE_ENTRY.decode(text) for text in texts]
-
-
-def _raw(entry_id: Any) -> bytes:
-    """SQLite's driver gives bytes, PostgreSQL's a UUID."""
-    return entry_id if isinstance(entry_id, bytes) else entry_id.bytes
-
-
-def _uuid(entry_id: Any) -> UUID:
-    return UUID(bytes=entry_id) if isinstance(entry_id, bytes) else entry_id

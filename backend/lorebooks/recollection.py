@@ -74,24 +74,24 @@ class LoreSource:
     async def recall(
         self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
     ) -> dict[UUID, Recalled]:
-        """Entries that are there and enabled."""
+        """Entries that are there, enabled, and of books that may be found by meaning."""
         found: dict[UUID, Recalled] = {}
+        is_semantic: dict[UUID, bool] = {}
         for ids in _chunks(list(source_ids)):
-            books = dict(
-                (
-                    await session.execute(
-                        select(EntryRow.id, EntryRow.lorebook_id).where(EntryRow.id.in_(ids))
-                    )
-                )
-                .tuples()
-                .all()
+            rows = await session.execute(
+                select(EntryRow.id, EntryRow.lorebook_id).where(EntryRow.id.in_(ids))
             )
+            books = dict(rows.all())
             for entry_id, _, entry in await _entries(session, sealer, ids):
-                if entry.enabled:
+                book_id = books[entry_id]
+                if book_id not in is_semantic:
+                    # What was indexed before somebody switched it off is still in the index.
+                    is_semantic[book_id] = (await _fields(session, sealer, book_id)).semantic
+                if entry.enabled and is_semantic[book_id]:
                     found[entry_id] = Recalled(
                         kind=self.kind,
                         source_id=entry_id,
-                        container_id=books[entry_id],
+                        container_id=book_id,
                         title=entry.title or ", ".join(entry.keys[:3]),
                         text=split_decorators(entry.content)[1],
                     )

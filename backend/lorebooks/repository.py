@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
+from sqlalchemy.types import NullType
 
 from backend.database.base import now
 from backend.lorebooks.errors import LorebookNotFoundError, LoreEntryNotFoundError
 from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink
 from backend.lorebooks.models import LoreEntry as EntryRow
 from backend.lorebooks.schemas import LorebookLinks
+
+_AT_ONCE = 2_000
+"""Entries that are read in one go."""
 
 _WITHOUT_SOURCE = defer(Lorebook.sealed_source, raiseload=True)
 _ENTRY_WITHOUT_SOURCE = defer(EntryRow.sealed_source, raiseload=True)
@@ -88,6 +94,18 @@ async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
     return await session.scalar(query) or 0
 
 
+async def find_imported(
+    session: AsyncSession, import_digest: bytes, *, owner_id: UUID, since: datetime
+) -> Lorebook | None:
+    """The book that a request made which is sent again."""
+    query = select(Lorebook).where(
+        Lorebook.user_id == owner_id,
+        Lorebook.import_digest == import_digest,
+        Lorebook.created_at > since,
+    )
+    return await session.scalar(query.options(_WITHOUT_SOURCE))
+
+
 async def entry_counts(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
     """How many entries each of some books has; a book without any is left out."""
     rows = await session.execute(
@@ -138,22 +156,61 @@ async def get_entry(
 
 
 async def list_entries(
-    session: AsyncSession,
-    book_id: UUID,
-    *,
-    limit: int | None = None,
-    after: int | None = None,
-    source: bool = False,
+    session: AsyncSession, book_id: UUID, *, limit: int, after: int | None
 ) -> list[EntryRow]:
     """A book's entries in their order, from behind the place `after`."""
-    query = select(EntryRow).where(EntryRow.lorebook_id == book_id).order_by(EntryRow.place)
-    if not source:
-        query = query.options(_ENTRY_WITHOUT_SOURCE)
-    if limit is not None:
-        query = query.limit(limit)
+    query = (
+        select(EntryRow)
+        .where(EntryRow.lorebook_id == book_id)
+        .order_by(EntryRow.place)
+        .limit(limit)
+        .options(_ENTRY_WITHOUT_SOURCE)
+    )
     if after is not None:
         query = query.where(EntryRow.place > after)
     return list(await session.scalars(query))
+
+
+class SealedEntry(NamedTuple):
+    """An entry, still sealed, with the 16 bytes of its id."""
+
+    id: bytes
+    place: int
+    sealed_entry: bytes
+    sealed_source: bytes | None = None
+
+
+async def sealed_entries(
+    session: AsyncSession, book_id: UUID, *, source: bool = False
+) -> list[SealedEntry]:
+    """All entries of a book in their order. `source` loads them as they came in, too.
+
+    Without an object of SQLAlchemy's for each, and in pieces, so that others get their turn while
+    thousands are read.
+    """
+    columns: list[Any] = [EntryRow.id, EntryRow.place, EntryRow.sealed_entry]
+    if source:
+        columns.append(EntryRow.sealed_source)
+    query = (
+        # Without a type SQLAlchemy hands on what the driver gives, untouched.
+        select(*(type_coerce(column, NullType()) for column in columns))
+        .where(EntryRow.lorebook_id == book_id)
+        .order_by(EntryRow.place)
+        .limit(_AT_ONCE)
+    )
+    found: list[SealedEntry] = []
+    last = -1
+    while True:
+        rows: Sequence[Any] = (await session.execute(query.where(EntryRow.place > last))).all()
+        found += (SealedEntry(_raw(row[0]), *row[1:]) for row in rows)
+        if len(rows) < _AT_ONCE:
+            return found
+        last = found[-1].place
+
+
+def _raw(entry_id: Any) -> bytes:
+    """SQLite's driver gives bytes, PostgreSQL's a UUID."""
+    return entry_id if isinstance(entry_id, bytes) else entry_id.bytes
 
 
 async def places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:

@@ -7,15 +7,17 @@ from uuid import UUID
 
 import msgspec
 from anyio import CapacityLimiter, to_thread
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.idempotency import KEPT_FOR
 from backend.accounts.identity import Identity
-from backend.database.base import new_id
+from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks import repository, views
 from backend.lorebooks.entries import BookFields
 from backend.lorebooks.exporting import ExportedFile, export_file
-from backend.lorebooks.importing import import_rows, insert_entries
+from backend.lorebooks.importing import LoreRows, import_rows, insert_entries
 from backend.lorebooks.limits import check_books
 from backend.lorebooks.models import Lorebook
 from backend.lorebooks.outbox import KIND, IndexOutbox, NoIndex
@@ -28,6 +30,7 @@ from backend.lorebooks.schemas import (
     LorebookView,
     NewLorebook,
 )
+from backend.vault.sealing import digest
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
 SEARCHED_AT_ONCE = 5_000
@@ -130,10 +133,14 @@ class LorebookService:
                 session, identity, kind=KIND, container_id=book_id, source_ids=None
             )
 
-    async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedLorebook:
+    async def import_file(
+        self, identity: Identity, data: bytes, name: str, *, key: str | None
+    ) -> ImportedLorebook:
         """Make a book of a file, in one transaction. What is refused stores nothing.
 
-        `name` is what the book is called where the file does not say.
+        `name` is what the book is called where the file does not say. A file that comes again with
+        the same `key` is the book that it made, also where its first answer was never given: the
+        process may have died behind the transaction.
 
         Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`, `LorebookFullError`.
         """
@@ -141,6 +148,10 @@ class LorebookService:
             import_rows, identity.sealer, data, name, limiter=self._threads
         )
         async with self._database.write() as session:
+            if key is not None:
+                made = await self._made_before(session, identity, rows, data, key)
+                if made is not None:
+                    return _imported(made, rows, None)
             check_books(await repository.count_books(session, owner_id=identity.user_id))
             session.add(rows.book)
             await session.flush()
@@ -148,12 +159,22 @@ class LorebookService:
             job_id = await self._outbox.changed(
                 session, identity, kind=KIND, container_id=rows.book.id, source_ids=None
             )
-        return ImportedLorebook(
-            lorebook=views.view(rows.book, rows.fields, entry_count=len(rows.entries)),
-            skipped=rows.skipped,
-            warnings=rows.warnings,
-            job_id=job_id,
+        made = views.view(rows.book, rows.fields, entry_count=len(rows.entries))
+        return _imported(made, rows, job_id)
+
+    async def _made_before(
+        self, session: AsyncSession, identity: Identity, rows: LoreRows, data: bytes, key: str
+    ) -> LorebookView | None:
+        """The book that the same request made; else its rows are marked as this request's."""
+        secret = identity.sealer.derived("lorebook-import")
+        rows.book.import_digest = digest(secret, identity.slot_id.bytes, key.encode(), data)
+        book = await repository.find_imported(
+            session,
+            rows.book.import_digest,
+            owner_id=identity.user_id,
+            since=now() - KEPT_FOR,
         )
+        return await views.stored_view(session, identity.sealer, book) if book else None
 
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
@@ -163,10 +184,16 @@ class LorebookService:
             book = await repository.get_book(
                 session, book_id, owner_id=identity.user_id, source=True
             )
-            entries = await repository.list_entries(session, book_id, source=True)
+            entries = await repository.sealed_entries(session, book_id, source=True)
         return await to_thread.run_sync(
             export_file, identity.sealer, book, entries, file_format, limiter=self._threads
         )
+
+
+def _imported(made: LorebookView, rows: LoreRows, job_id: UUID | None) -> ImportedLorebook:
+    return ImportedLorebook(
+        lorebook=made, skipped=rows.skipped, warnings=rows.warnings, job_id=job_id
+    )
 
 
 def _matches(name: str, words: list[str]) -> bool:

@@ -6,6 +6,7 @@ there, search goes on in the one that they were in, and what is written goes to 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -45,6 +46,7 @@ class Collections:
         self._open = opener
         self._known = known
         self._others: dict[str, VectorIndex] = {}
+        self._opening = asyncio.Lock()
         self._searched: dict[UUID, tuple[float, str]] = {}
         self.current = current
 
@@ -134,6 +136,12 @@ class Collections:
         due = await session.scalars(change.values(state="due").returning(IndexState.user_id))
         return list(due)
 
+    async def users_of(self, name: str) -> set[UUID]:
+        """Whose texts are found in a collection: who moved on is found there no more."""
+        query = select(IndexState.user_id).where(IndexState.collection == name)
+        async with self._database.read() as session:
+            return set(await session.scalars(query))
+
     async def everywhere(self) -> list[VectorIndex]:
         """Every collection that is known: what is forgotten is forgotten in all of them."""
         return [await self._get(name) for name in sorted(self._known | {self.current.name})]
@@ -159,10 +167,12 @@ class Collections:
     async def _get(self, name: str) -> VectorIndex:
         if name == self.current.name:
             return self.current
-        index = self._others.get(name)
-        if index is None:
-            index = self._others[name] = await self._open(name, _dimension(name))
-        return index
+        # One at a time: a folder that is open is not opened twice.
+        async with self._opening:
+            index = self._others.get(name)
+            if index is None:
+                index = self._others[name] = await self._open(name, _dimension(name))
+            return index
 
 
 def _dimension(name: str) -> int | None:

@@ -6,7 +6,6 @@ rows, and ends together with the notes of what changed. Doing any of it twice ch
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from uuid import UUID
@@ -21,6 +20,7 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
+from backend.memory.comparing import differences
 from backend.memory.documents import Document
 from backend.memory.embedding.cache import EmbeddingCache
 from backend.memory.embedding.protocol import EmbedderError
@@ -28,7 +28,7 @@ from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.outbox import FORGET, INDEX, RECONCILE, REINDEX, note_changes
 from backend.memory.points import Blinders, PointMaker
-from backend.memory.sources import Source, Stored
+from backend.memory.sources import Source
 from backend.vault.sealing import Sealer
 
 BATCH = 200
@@ -42,6 +42,9 @@ VECTORS_KEPT = timedelta(days=90)
 """Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
 
 NIGHT = time(hour=3)
+
+Report = Callable[[int, int], Awaitable[None]]
+"""Is told how much is done, of how much."""
 
 
 class Indexer:
@@ -94,12 +97,21 @@ class Indexer:
             notes, indexes = await self._changes(job, container_id)
             changed = [note.source_id for note in notes if note.source_id is not None]
             if len(changed) < len(notes):
+                failure: EmbedderError | None = None
                 for index in indexes:
-                    await self._whole(job.keys, source, container_id, index, report=job.progress)
+                    failed = await self._whole(
+                        job.keys,
+                        source,
+                        container_id,
+                        index,
+                        failure=failure,
+                        report=job.progress,
+                    )
+                    failure = failure or failed
             else:
-                for start in range(0, len(changed), BATCH):
-                    part = changed[start : start + BATCH]
-                    await self._some(job, source, container_id, part, indexes)
+                failure = await self._some(job, source, container_id, changed, indexes)
+            if failure is not None:
+                raise _put_off(failure)
             if len(notes) < CHANGES:
                 break
             async with job.step() as session:
@@ -127,25 +139,37 @@ class Indexer:
         """Index everything of a user's in the current collection, then search there."""
         current = self._collections.current
         if job.payload["collection"] == current.name:
-            containers = await self._containers(job.keys.user_id)
-            for number, (source, container_id) in enumerate(containers):
-                await job.progress(number, len(containers))
-                await self._whole(job.keys, source, container_id, current)
-            await job.progress(len(containers), len(containers))
+            await self._everything(job.keys, job.progress)
         async with job.finish() as session:
             if job.payload["collection"] == current.name:
                 await self._collections.arrived(session, job.keys.user_id)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> None:
         """Index everything of a user's in the current collection, outside of any job."""
-        current = self._collections.current
-        containers = await self._containers(sealer.user_id)
-        for number, (source, container_id) in enumerate(containers):
-            report(number, len(containers))
-            await self._whole(sealer, source, container_id, current)
-        report(len(containers), len(containers))
+
+        async def tell(done: int, total: int) -> None:
+            report(done, total)
+
+        await self._everything(sealer, tell)
         async with self._database.write() as session:
             await self._collections.arrived(session, sealer.user_id)
+
+    async def _everything(self, sealer: Sealer, report: Report) -> None:
+        """Index all containers of a user's in the current collection.
+
+        Raises once all are done, as far as words go, where the embedder failed on the way.
+        """
+        containers = await self._containers(sealer.user_id)
+        failure: EmbedderError | None = None
+        for number, (source, container_id) in enumerate(containers):
+            await report(number, len(containers))
+            failed = await self._whole(
+                sealer, source, container_id, self._collections.current, failure=failure
+            )
+            failure = failure or failed
+        if failure is not None:
+            raise _put_off(failure)
+        await report(len(containers), len(containers))
 
     async def _containers(self, owner_id: UUID) -> list[tuple[Source, UUID]]:
         """Every chat, lorebook or chronicle of a user's."""
@@ -169,7 +193,8 @@ class Indexer:
         async with self._database.read() as session:
             users = set(await session.scalars(select(User.id)))
         for index in await self._collections.everywhere():
-            for stranger in await index.owners() - users:
+            here = users if index is current else await self._collections.users_of(index.name)
+            for stranger in await index.owners() - here:
                 await index.delete_owner(stranger)
         for number, user_id in enumerate(sorted(users)):
             await job.progress(number, len(users))
@@ -185,15 +210,19 @@ class Indexer:
         container_id: UUID,
         source_ids: Sequence[UUID],
         indexes: Sequence[VectorIndex],
-    ) -> None:
+    ) -> EmbedderError | None:
         """Index some rows anew; those that are gone lose their points."""
-        async with self._database.read() as session:
-            documents = await source.documents(
-                session, job.keys, container_id, source_ids, neighbours=True
-            )
-        for index in indexes:
-            await index.delete_sources(job.keys.user_id, list(source_ids))
-            await self._store(job.keys, documents, index)
+        failure: EmbedderError | None = None
+        for start in range(0, len(source_ids), BATCH):
+            part = source_ids[start : start + BATCH]
+            async with self._database.read() as session:
+                documents = await source.documents(
+                    session, job.keys, container_id, part, neighbours=True
+                )
+            for index in indexes:
+                failed = await self._store(job.keys, documents, index, anew=part, failure=failure)
+                failure = failure or failed
+        return failure
 
     async def _whole(
         self,
@@ -202,41 +231,55 @@ class Indexer:
         container_id: UUID,
         index: VectorIndex,
         *,
-        report: Callable[[int, int], Awaitable[None]] | None = None,
-    ) -> None:
+        failure: EmbedderError | None = None,
+        report: Report | None = None,
+    ) -> EmbedderError | None:
         """Bring one collection up to date with a container: only what differs is made anew."""
         owner_id = sealer.user_id
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=owner_id)
         if stored is None:
             await index.delete_container(owner_id, container_id)
-            return
-        missing, surplus = await _differences(index, owner_id, container_id, source.kind, stored)
-        if surplus:
-            await index.delete_sources(owner_id, surplus)
-        for start in range(0, len(missing), BATCH):
+            return None
+        found = await differences(index, owner_id, container_id, source.kind, stored)
+        if found.gone:
+            await index.delete_sources(owner_id, found.gone)
+        for start in range(0, len(found.missing), BATCH):
             if report is not None:
-                await report(start, len(missing))
+                await report(start, len(found.missing))
+            part = found.missing[start : start + BATCH]
             async with self._database.read() as session:
                 documents = await source.documents(
-                    session,
-                    sealer,
-                    container_id,
-                    missing[start : start + BATCH],
-                    neighbours=False,
+                    session, sealer, container_id, part, neighbours=False
                 )
-            await self._store(sealer, documents, index)
+            stale = [each for each in part if each in found.stale]
+            failed = await self._store(sealer, documents, index, anew=stale, failure=failure)
+            failure = failure or failed
+        return failure
 
     async def _store(
-        self, sealer: Sealer, documents: Sequence[Document], index: VectorIndex
-    ) -> None:
+        self,
+        sealer: Sealer,
+        documents: Sequence[Document],
+        index: VectorIndex,
+        *,
+        anew: Sequence[UUID],
+        failure: EmbedderError | None,
+    ) -> EmbedderError | None:
+        """Store what documents make, in place of all points of the rows `anew`.
+
+        Gives back why dense vectors are missing, where they are; with a `failure` of a moment ago
+        they are not asked for. The rest goes in without them: words find it until then.
+        """
         is_current = index is self._collections.current
         maker = self._maker if is_current else self._terms_only
-        made = await maker.make(sealer, self._blinders.get(sealer), documents)
+        made = await maker.make(sealer, self._blinders.get(sealer), documents, failure=failure)
+        # Only now, with the new points at hand: in between nothing of these rows is found.
+        if anew:
+            await index.delete_sources(sealer.user_id, anew)
         if made.points:
             await index.upsert(made.points)
-        if made.failure is not None:
-            raise _put_off(made.failure)
+        return made.failure
 
     async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
         """Note what of one user's is missing or stale; delete what nobody has any more."""
@@ -250,13 +293,11 @@ class Indexer:
                     stored = await source.inventory(session, container_id, owner_id=user_id)
                 if stored is None:
                     continue
-                missing, surplus = await _differences(
-                    index, user_id, container_id, source.kind, stored
-                )
-                if surplus:
-                    await index.delete_sources(user_id, surplus)
-                if missing:
-                    await self._note(user_id, source.kind, container_id, missing)
+                found = await differences(index, user_id, container_id, source.kind, stored)
+                if found.gone:
+                    await index.delete_sources(user_id, found.gone)
+                if found.missing:
+                    await self._note(user_id, source.kind, container_id, found.missing)
         strays: set[UUID] = set()
         async for page in index.scan(user_id):
             strays |= {payload.container_id for _, payload in page} - kept
@@ -285,22 +326,6 @@ async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> 
     for start in range(0, len(ids), PARAMETERS):
         part = ids[start : start + PARAMETERS]
         await session.execute(delete(IndexChange).where(IndexChange.id.in_(part)))
-
-
-async def _differences(
-    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Sequence[Stored]
-) -> tuple[list[UUID], list[UUID]]:
-    """(rows without points or with stale ones, rows that have points and are no more or stale)."""
-    found: defaultdict[UUID, set[int]] = defaultdict(set)
-    async for page in index.scan(owner_id, container_id=container_id):
-        for _, payload in page:
-            if payload.kind == kind:
-                found[payload.source_id].add(payload.version)
-    missing = [row.source_id for row in stored if found.get(row.source_id) != {row.version}]
-    kept = {row.source_id for row in stored}
-    gone = [source_id for source_id in found if source_id not in kept]
-    stale = [source_id for source_id in missing if source_id in found]
-    return missing, gone + stale
 
 
 def _put_off(failure: EmbedderError) -> Exception:

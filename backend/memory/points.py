@@ -75,14 +75,23 @@ class PointMaker:
         self._terms = terms
         self._embedder = embedder
 
-    async def make(self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]) -> Made:
+    async def make(
+        self,
+        sealer: Sealer,
+        blinder: Blinder,
+        documents: Sequence[Document],
+        *,
+        failure: EmbedderError | None = None,
+    ) -> Made:
         """Points of documents, in their order.
 
         Where the embedder fails they come without dense vectors: found by their terms until then.
+        With the `failure` of a moment ago it is not asked again.
         """
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        failure: EmbedderError | None = None
-        if self._embedder is not None:
+        if self._embedder is None:
+            failure = None
+        elif failure is None:
             try:
                 dense = await self._dense(sealer, blinder, documents)
             except EmbedderError as error:

@@ -106,11 +106,6 @@ def read(
     )
 
 
-def dense_text(text: str, context: str = "", cast: Sequence[str] = ()) -> str:  # noqa: ARG001  # what was said before turns the vector away from the line itself
-    """What to embed of a query: its own words, without the names of those who take part."""
-    return without_names(text, cast)
-
-
 def plan(
     reading: Reading,
     *,

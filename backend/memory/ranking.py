@@ -71,14 +71,22 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What a memory must reach, by its meaning or by its words, to be brought up at all.
+    """What a memory must reach, by meaning and by words, to be brought up at all.
 
     On cosine and BM25 as they come from the index, never on the fused score: its best is near 1
-    whatever was asked. Who reaches one of them stays.
+    whatever was asked. Each says how much of what is enough by itself it has, and the two shares
+    are added: half of each is enough as well. Chosen on data: docs/retrieval.md.
+
+    Attributes:
+        dense: The cosine that is enough by itself; 0 lets everything through.
+        sparse: The BM25 that is enough by itself; 0 lets everything through.
+        best: The sum that at least one memory must reach: where nothing is near, what is less far
+            away is no answer either.
     """
 
-    dense: float = 0.3
-    sparse: float = 8.0
+    dense: float = 0.32
+    sparse: float = 9.6
+    best: float = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +153,7 @@ def rank(
         if signal != "scene":
             for hit in hits:
                 signals[rows[hit.id]][signal] = hit.score
-    order = np.lexsort((-said_at, -total))
+    order: list[int] = np.lexsort((-said_at, -total)).tolist()
     return _each_once(
         Candidate(id=ids[row], payload=lines[row], score=float(total[row]), signals=signals[row])
         for row in order
@@ -206,19 +214,26 @@ def features(
     return table
 
 
-def relevant(ranked: Iterable[Candidate], thresholds: Thresholds | None = None) -> list[Candidate]:
-    """Those that reach a threshold, in their order."""
+def relevant(ranked: Sequence[Candidate], thresholds: Thresholds | None = None) -> list[Candidate]:
+    """Those that reach the thresholds, in their order; none where no one reaches `best`."""
     least = thresholds or Thresholds()
-    return [
-        candidate
+    if least.dense <= 0 or least.sparse <= 0:
+        return list(ranked)
+    shares = [
+        _nearest(candidate, "dense", "dense_window") / least.dense
+        + _nearest(candidate, "sparse", "sparse_window") / least.sparse
         for candidate in ranked
-        if max(_least(candidate, "dense"), _least(candidate, "dense_window")) >= least.dense
-        or max(_least(candidate, "sparse"), _least(candidate, "sparse_window")) >= least.sparse
     ]
+    if not any("dense" in candidate.signals for candidate in ranked):
+        # Without an embedder words have to do alone what they do half of otherwise.
+        shares = [2 * share for share in shares]
+    if max(shares, default=0.0) < least.best:
+        return []
+    return [each for each, share in zip(ranked, shares, strict=True) if share >= 1]
 
 
-def _least(candidate: Candidate, signal: Signal) -> float:
-    return candidate.signals.get(signal, float("-inf"))
+def _nearest(candidate: Candidate, *signals: Signal) -> float:
+    return max(0.0, *(candidate.signals.get(signal, 0.0) for signal in signals))
 
 
 def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,9 +7,9 @@ index weighs in when it is asked.
 **Which language.** A word of another script than Latin says its language by itself, as far as
 Snowball goes. For Latin words the text's stop words vote. A document that nobody votes for is
 taken to be in the default language. A query of a few words has no safe guess, and need not have
-one: it is stemmed in every language that got as many votes as any other, so that a document is met
-whatever its language was found to be. Stems that no document has cost nothing. Those of another
-language than the default's weigh half, because a few of them are stems of other words.
+one: it is stemmed in every language that got as many votes as any other, and in the default one, so
+that a document is met whatever its language was found to be. Stems that no document has cost
+nothing. Those of all but the first language weigh half, because a few are stems of other words.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class TermCounter:
         """The terms of a query, each with its weight; a term that is said twice counts once."""
         tokens = list(_tokens(text))
         languages = self._likeliest(tokens)
+        if self.default not in languages:
+            languages.append(self.default)
         weights: dict[str, float] = {}
         for token, is_word in tokens:
             if not is_word:
@@ -132,13 +134,12 @@ class TermCounter:
     def _likeliest(self, tokens: Iterable[tuple[str, bool]]) -> list[str]:
         """Languages with as many votes as any other, the default first where it is among them.
 
-        Without a vote that is all of them.
+        Each word votes once, however often it is said. Without a vote that is all languages.
         """
         votes = dict.fromkeys(LATIN, 0)
-        for token, is_word in tokens:
-            if is_word:
-                for language in _VOTES.get(token, ()):
-                    votes[language] += 1
+        for word in {token for token, is_word in tokens if is_word}:
+            for language in _VOTES.get(word, ()):
+                votes[language] += 1
         most = max(votes.values())
         found = [language for language, count in votes.items() if count == most]
         return sorted(found, key=lambda language: language != self.default)

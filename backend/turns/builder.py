@@ -111,7 +111,15 @@ class PromptBuilder:
                 widest = math.floor(window.budget.for_history(0) / window.scale)
                 reach = await gatherer.reach(gathered, budget=widest)
                 line = spoken_line(identity, gathered, request)
-                search.begin(ask_for(identity, gathered, line, reach))
+                # Of a small window that may take a good part. Memory is looked through from where
+                # history would begin in half of it; what is kept of that is left out later.
+                narrow = math.floor(
+                    window.budget.for_history(window.budget.prompt // 2) / window.scale
+                )
+                behind = reach
+                if narrow < widest:
+                    behind = await gatherer.reach(gathered, budget=narrow)
+                search.begin(ask_for(identity, gathered, line, behind))
                 lines = await gatherer.history(
                     gathered, reach, authors=unit.names or unit != stored_unit
                 )
@@ -132,7 +140,6 @@ class PromptBuilder:
             scale=window.scale,
             is_estimated=unit != stored_unit,
             budget=window.budget,
-            reach=reach,
             widest=widest,
             line=line,
             lines=lines,

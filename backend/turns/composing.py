@@ -23,11 +23,11 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.memory.search import Memory
 from backend.prompts import PromptLibrary
 from backend.turns.counting import CountCache
-from backend.turns.gather import Gathered, Reach
+from backend.turns.gather import Gathered
 from backend.turns.inputs import InputMaker, macros_for, scene_of
 from backend.turns.lore import LoreReader
 from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place, scan_of
-from backend.turns.remembering import Remembered, memory_texts, ranked, remembered
+from backend.turns.remembering import Remembered, beyond, memory_texts, ranked, remembered
 from backend.turns.schemas import TurnRequest
 
 
@@ -41,7 +41,6 @@ class Material:
         scale: Makes tokens as they are stored counted ones.
         is_estimated: The stored counts are in another unit.
         budget: In counted tokens.
-        reach: Where the lines begin.
         widest: Stored tokens that the lines were read for; what is always sent may leave less.
         line: What the user says, where somebody says something new.
         lines: As they are stored.
@@ -58,7 +57,6 @@ class Material:
     scale: float
     is_estimated: bool
     budget: Budget
-    reach: Reach
     widest: int
     line: str | None
     lines: StoredLines
@@ -130,7 +128,7 @@ class Composer:
             return self._counts.count(material.unit.tokenizer, text)
 
         gathered, budget, ratio = material.gathered, material.budget, material.ratio
-        recalled = remembered(material.memories, material.reach, count=count)
+        recalled = remembered(material.memories, count=count)
         maker = InputMaker(self._prompts, identity, gathered, material.unit)
         inputs = maker.inputs(request, suggestions=suggestions)
         macros = macros_for(
@@ -150,9 +148,11 @@ class Composer:
         items, unread = _read_outlets(sections.build(), outlets)
         with _in_real_tokens(ratio):
             fixed = plan(items, budget=budget, count=count)
+            history = _fitting(material, fixed)
+            recalled = beyond(recalled, history)
             assembled = assemble(
                 fixed,
-                _fitting(material, fixed),
+                history,
                 count=count,
                 render_omitted=self.render_omitted,
                 retrieved=ranked(placed, recalled, count=count),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import MemorySettings, SourceWeights, first_set
-from backend.context.assembly import Item, LeftOut
+from backend.context.assembly import History, Item, LeftOut
 from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
@@ -23,17 +23,21 @@ MAX_ITEMS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What a search brought back for a turn: lore by its entries, the rest as items by rank."""
+    """What a search brought back for a turn: lore by its entries, the rest as items by rank.
+
+    `positions` says of messages, by id, where in the chat they stand.
+    """
 
     lore: Mapping[UUID, SemanticHit]
     items: Sequence[tuple[int, Item]] = ()
+    positions: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
     left_out: Sequence[LeftOut] = ()
 
 
 def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Reach) -> Ask | None:
     """What to look for, and where; None where there is nothing to look in or for.
 
-    A chat's own messages are looked through only where they lie before the kept history.
+    A chat's own messages are looked through only where they lie before `reach`.
     """
     chain: Sequence[MemorySettings] = (gathered.settings.memory, identity.settings.memory)
     limit = first_set(chain, "max_items", MAX_ITEMS)
@@ -66,32 +70,44 @@ def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Rea
     )
 
 
-def remembered(
-    memories: Sequence[Memory], reach: Reach, *, count: Callable[[str], int]
-) -> Remembered:
+def remembered(memories: Sequence[Memory], *, count: Callable[[str], int]) -> Remembered:
     """What was found, as a prompt takes it; `count` counts tokens of a text."""
     lore: dict[UUID, SemanticHit] = {}
     items: list[tuple[int, Item]] = []
-    left_out: list[LeftOut] = []
+    positions: dict[UUID, int] = {}
     for memory in memories:
         recalled = memory.recalled
         if recalled.kind == "lore":
             lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
             continue
-        item = _item(memory)
-        if reach.first_position is not None and recalled.position >= reach.first_position:
-            left_out.append(
-                LeftOut(
-                    kind=item.kind,
-                    title=item.title,
-                    tokens=recalled.tokens,
-                    reason="already in history",
-                    source_id=item.source_id,
-                )
-            )
+        items.append((memory.rank, sized(_item(memory), count)))
+        if recalled.kind == "message":
+            positions[recalled.source_id] = recalled.position
+    return Remembered(lore=lore, items=items, positions=positions)
+
+
+def beyond(found: Remembered, history: History) -> Remembered:
+    """The same without the lines that the kept history holds."""
+    if not history.positions:
+        return found
+    first = history.positions[0]
+    kept: list[tuple[int, Item]] = []
+    left_out: list[LeftOut] = []
+    for rank, item in found.items:
+        position = found.positions.get(item.source_id) if item.source_id else None
+        if position is None or position < first:
+            kept.append((rank, item))
             continue
-        items.append((memory.rank, sized(item, count)))
-    return Remembered(lore=lore, items=items, left_out=left_out)
+        left_out.append(
+            LeftOut(
+                kind=item.kind,
+                title=item.title,
+                tokens=item.tokens,
+                reason="already in history",
+                source_id=item.source_id,
+            )
+        )
+    return replace(found, items=kept, left_out=left_out)
 
 
 def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]) -> list[Item]:
@@ -138,5 +154,6 @@ def _item(memory: Memory) -> Item:
         place="memory",
         reason=memory.reason,
         source_id=recalled.source_id,
-        order=int(at.timestamp() * 1000) if at else recalled.position,
+        # A line and its reply may be made in one moment: their places in the chat tell them apart.
+        order=(int(at.timestamp() * 1_000_000) if at else 0) + recalled.position,
     )

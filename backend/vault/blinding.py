@@ -158,12 +158,10 @@ def _blocks(dimension: int) -> tuple[tuple[int, int], ...]:
 @lru_cache
 def _matrix(size: int) -> Floats:
     """Sylvester's Hadamard matrix of plus and minus one, shape (size, size)."""
-    step = np.array([[1, 1], [1, -1]])
-    matrix: NDArray[np.float64] = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.kron(step, matrix)
-    narrow: Floats = matrix.astype(np.float32)
-    return narrow
+    index = np.arange(size)
+    is_odd = np.bitwise_count(index[:, None] & index) & 1
+    matrix: Floats = (1 - 2 * is_odd.astype(np.int64)).astype(np.float32)
+    return matrix
 
 
 def _hadamard(block: Floats) -> Floats:
@@ -179,6 +177,7 @@ def _hadamard(block: Floats) -> Floats:
     left = size // right
     folded = block.reshape(count, left, right) @ _matrix(right)
     if left <= _SMALL_BLOCK:
-        return (_matrix(left) @ folded).reshape(count, size)
+        mixed: Floats = np.matmul(_matrix(left), folded, dtype=np.float32)
+        return mixed.reshape(count, size)
     columns = folded.transpose(0, 2, 1).reshape(count * right, left)
     return _hadamard(columns).reshape(count, right, left).transpose(0, 2, 1).reshape(count, size)

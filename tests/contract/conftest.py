@@ -26,7 +26,7 @@ def qdrant() -> Iterator[Settings]:
     """Settings for a Qdrant server: the one that is named, else one in a container."""
     prefix = f"test-{uuid4().hex[:8]}-"
     if url := os.environ.get("TEST_QDRANT_URL"):  # noqa: TID251  no setting of the program's
-        yield Settings(qdrant_url=url, qdrant_collection_prefix=prefix)
+        yield Settings.model_validate({"qdrant_url": url, "qdrant_collection_prefix": prefix})
         return
     if not _has_container_engine():
         pytest.skip("no container engine answers, and there is no TEST_QDRANT_URL")
@@ -41,10 +41,12 @@ def qdrant() -> Iterator[Settings]:
         pytest.skip(f"a container with {IMAGE} does not start ({type(error).__name__})")
     try:
         host = container.get_container_host_ip()
-        yield Settings(
-            qdrant_url=f"http://{host}:{container.get_exposed_port(6333)}",
-            qdrant_grpc_port=int(container.get_exposed_port(6334)),
-            qdrant_collection_prefix=prefix,
+        yield Settings.model_validate(
+            {
+                "qdrant_url": f"http://{host}:{container.get_exposed_port(6333)}",
+                "qdrant_grpc_port": int(container.get_exposed_port(6334)),
+                "qdrant_collection_prefix": prefix,
+            }
         )
     finally:
         container.stop()

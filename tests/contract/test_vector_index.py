@@ -149,9 +149,7 @@ async def test_a_chat_may_be_cut_off_at_a_position_while_a_book_is_whole(
         scope(ANN, CHAT, kinds=[]),
     ],
 )
-async def test_a_scope_with_nothing_in_it_finds_nothing(
-    index: VectorIndex, nowhere: Scope
-) -> None:
+async def test_a_scope_with_nothing_in_it_finds_nothing(index: VectorIndex, nowhere: Scope) -> None:
     await index.upsert([point(ANN, CHAT)])
     assert await index.search([query(unit(1), nowhere)]) == [[]]
 

@@ -13,6 +13,15 @@ from tests.fakes.scripted_server import Answer, Request, ScriptedServer
 DIMENSION = 8
 
 
+_EMPTY: dict[str, Any] = {
+    "scroll": {"points": [], "next_page_offset": None},
+    "count": {"count": 0},
+    "points": [],
+    "facet": {"hits": []},
+}
+"""What is answered from a collection without points, by the last word of the path."""
+
+
 def ok(result: Any) -> Answer:
     """An answer that tells success."""
     return Answer(body={"result": result, "status": "ok", "time": 0.000123})
@@ -99,42 +108,32 @@ class QdrantServer(ScriptedServer):
 
     def usual(self, request: Request) -> Answer:
         """Answer by method and path."""
-        match request.method, request.path.strip("/").split("/"):
-            case "GET", [""]:
-                return Answer(
-                    body={
-                        "title": "qdrant - vector search engine",
-                        "version": self.version,
-                        "commit": "0000000000000000000000000000000000000000",
-                    }
-                )
-            case "GET", ["collections", name, "exists"]:
-                return ok({"exists": name in self.collections})
-            case "GET", ["collections", name] if name in self.collections:
-                return ok(self.collections[name])
-            case "PUT", ["collections", name]:
-                vectors = request.body.get("vectors") or {}
-                size = next((each["size"] for each in vectors.values()), None)
-                self.collections[name] = collection_info(size, indexed=())
-                return ok(result=True)
-            case _, ["collections", name, *_] if name not in self.collections:
-                return failed(404, f"Not found: Collection `{name}` doesn't exist!")
-            case "POST", [_, _, "points", "query", "batch"]:
-                empty = [{"points": []} for _ in request.body["searches"]]
-                return ok(self.answers.get("batch", empty))
-            case "POST", [_, _, "points", "scroll"]:
-                return ok(self.answers.get("scroll", {"points": [], "next_page_offset": None}))
-            case "POST", [_, _, "points", "count"]:
-                return ok(self.answers.get("count", {"count": 0}))
-            case "POST", [_, _, "points"]:
-                return ok(self.answers.get("points", []))
-            case "POST", [_, _, "facet"]:
-                return ok(self.answers.get("facet", {"hits": []}))
-            case ("PUT", [_, _, "points" | "index"]) | ("POST", [_, _, "points", "delete"]):
-                return ok({"operation_id": 1, "status": "completed"})
-            case _:
-                return self.usual_answer
+        words = request.path.strip("/").split("/")
+        if words == [""]:
+            return Answer(body={"title": "qdrant", "version": self.version, "commit": "0" * 40})
+        name, rest = words[1], words[2:]
+        if rest in ([], ["exists"]) and (
+            name in self.collections or request.method == "PUT" or rest
+        ):
+            return ok(self._about_collection(request, name, rest))
+        if name not in self.collections:
+            return failed(404, f"Not found: Collection `{name}` doesn't exist!")
+        last = rest[-1]
+        if request.method == "PUT" or last == "delete":
+            return ok({"operation_id": 1, "status": "completed"})
+        empty: list[Any] = [{"points": []}] * len(request.body.get("searches", ()))
+        return ok((_EMPTY | {"batch": empty} | self.answers)[last])
 
-    def wants_stream(self, request: Request) -> bool:
+    def _about_collection(self, request: Request, name: str, rest: list[str]) -> Any:
+        if rest:
+            return {"exists": name in self.collections}
+        if request.method == "GET":
+            return self.collections[name]
+        vectors: dict[str, dict[str, int]] = request.body["vectors"]
+        size = vectors["dense"]["size"] if vectors else None
+        self.collections[name] = collection_info(size, indexed=())
+        return True
+
+    def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
         """Nothing is streamed."""
         return False

@@ -20,6 +20,8 @@ JSON, EVENTS = "application/json", "text/event-stream"
 BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
     "patchMessage": {"hidden": True},
+    "putChatLorebook": {"state": "off"},
+    "orderLoreEntries": {"entry_ids": []},
 }
 """What routes need that have no example; the others take an empty object."""
 
@@ -45,7 +47,7 @@ class Operation(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """A request that the route can read."""
-        if self.method == "PUT":
+        if self.path.endswith("/avatar") and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
             return {}
@@ -183,7 +185,11 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
 ) -> None:
     character = await ada.new_character()
     persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)
+    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Lore"}), 201)["id"]
+    made = await ada.client.post(f"/api/v1/lorebooks/{book}/entries", json={})
     ids = {
+        "lorebook_id": book,
+        "entry_id": ok(made, 201)["id"],
         "chat_id": (await ada.new_chat())["id"],
         "character_id": character["id"],
         "persona_id": persona["id"],
@@ -211,4 +217,6 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchPersona",
         "patchChat",
         "patchChatSettings",
+        "patchLorebook",
+        "patchLoreEntry",
     }

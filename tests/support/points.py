@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -21,16 +22,16 @@ from backend.memory.index.protocol import (
     VectorName,
     point_id,
 )
+from backend.settings import Settings
 
 DIMENSION = 8
 
 
 def unit(*numbers: float) -> Floats:
     """A vector of unit length that begins with these numbers."""
-    vector = np.zeros(DIMENSION, dtype=np.float32)
+    vector = np.zeros(DIMENSION)
     vector[: len(numbers)] = numbers
-    scaled: Floats = vector / np.linalg.norm(vector)
-    return scaled
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
 def terms(weights: Mapping[int, float]) -> Sparse:
@@ -83,3 +84,9 @@ def query(
     """A query by the vector `dense` or `sparse`, unless another is named."""
     usual: VectorName = "sparse" if isinstance(near, Sparse) else "dense"
     return Query(vector=vector or usual, near=near, scope=within, limit=limit)
+
+
+def server_settings(url: str, **more: Any) -> Settings:
+    """Settings for a Qdrant server that is spoken to over HTTP."""
+    given = {"qdrant_url": url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
+    return Settings.model_validate(given | more)

@@ -122,29 +122,29 @@ class _Writer:
         self.put(sign)
 
     def run(self) -> None:
+        walks = {
+            "\\": self.escape,
+            "[": self.char_class,
+            "(": self.group,
+            ")": self.close_group,
+            "{": self.braces,
+        }
         while self.at < len(self.source):
             char = self.source[self.at]
             self.at += 1
-            if char == "\\":
-                self.escape()
-            elif char == "[":
-                self.char_class()
-            elif char == "(":
-                self.group()
-            elif char == "{":
-                self.braces()
+            if char in walks:
+                walks[char]()
             elif char == "$":
                 self.put("$", "$" if self.is_multiline else r"\Z")
             elif char in "*?":
                 self.repeat(char)
-            elif char in ")|":
-                self.is_one_branch &= char == ")" or self.depth > 0
-                self.depth -= char == ")"
-                self.put(char)
-            elif char in "^.+":
+            elif char in "|^.+":
+                self.is_one_branch &= char != "|" or self.depth > 0
                 self.put(char)
             else:
                 self.put_literal(ord(char))
+        if self.depth:
+            raise RegexSyntaxError("A bracket is not closed.")
 
     def group(self) -> None:
         if not self.source.startswith("?", self.at):
@@ -163,6 +163,12 @@ class _Writer:
             self.put("(", f"(?P<{match[2]}>")
         else:
             self.put(match[0])
+
+    def close_group(self) -> None:
+        self.depth -= 1
+        if self.depth < 0:
+            raise RegexSyntaxError("A bracket is closed that was not opened.")
+        self.put(")")
 
     def braces(self) -> None:
         match = _REPEAT.match(self.source, self.at - 1)

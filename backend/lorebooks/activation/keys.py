@@ -174,6 +174,13 @@ class KeyIndex:
                     hits.exact_word[written] = place
                     hits.fresh.append(number)
 
+    def scan_hints(self, text: str, place: int, hits: Hits) -> None:
+        """Add hints alone: for the spelling in which regexes see a text, where it is not NFC."""
+        for number, _, _ in self._matches(text.casefold()):
+            if self._needs_text[number] and number not in hits.text:
+                hits.text[number] = place
+                hits.fresh.append(number)
+
     def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Keys that occur, as number, start and end. Near the seams of pieces some come twice."""
         if self._automaton is None:

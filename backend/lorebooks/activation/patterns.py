@@ -22,8 +22,12 @@ RE2_MEMORY = 1 << 20
 REFUSED_SIZE = 10_000
 """What a pattern that RE2 refused counts as, in instructions: finding out costs about that."""
 
-MAX_WORK = 4_000_000
-"""Instructions times bytes of text that are done in this process: 15 ms at the very worst."""
+MAX_WORK = 16_000_000
+"""Instructions times bytes of text that one search in this process may come to: 40 ms at the very
+worst, where RE2 must follow all of them for each byte; mostly it need not, and takes 0.1."""
+
+MAX_SCAN_WORK = 300_000_000
+"""The same for all searches of a scan in this process: less than a second at the very worst."""
 
 PATTERN_SECONDS = 0.05
 """Wall clock for one pattern in one scan, killing the process included."""
@@ -36,7 +40,8 @@ class Answer(NamedTuple):
     """What became of a search.
 
     Attributes:
-        status: `late` ran out of time, and is not tried again. `busy` had no chance to run.
+        status: `late` ran out of time, and is not tried again. `busy` had no chance to run, or to
+            end.
         start: Where it was found, in characters.
         seconds: What it took, wall clock.
     """
@@ -75,7 +80,11 @@ class Pattern:
 
     def is_quick(self, length: int) -> bool:
         """Whether a text of so many bytes may be searched in this process."""
-        return self._compiled is not None and self.size * length <= MAX_WORK
+        return self._compiled is not None and self.work(length) <= MAX_WORK
+
+    def work(self, length: int) -> int:
+        """What searching a text of so many bytes comes to at worst: instructions times bytes."""
+        return self.size * length
 
     def search(self, data: bytes) -> int:
         """Where it is found in a text of UTF-8, in bytes; -1 where not. Only if it is quick."""

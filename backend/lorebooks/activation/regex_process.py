@@ -3,7 +3,8 @@
 There are three ends to a search, each for when the one before does not work: the timeout that
 `regex` has, which does not reach into the compiling of a pattern; an alarm in the process that
 searches, after which another takes its place at once (see regex_worker.py); and the kill from here.
-Whoever asked is answered at the deadline, whichever of them is at work.
+Whoever asked is answered at the deadline, whichever of them is at work: `late` if the search had
+its time on a processor, `busy` if that is not known.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from backend.lorebooks.activation.patterns import Answer, Engine, Status
 START_SECONDS = 10.0
 """How long a process may take until it says that it is ready, on a machine that is busy."""
 
-PATIENCE = 1.0
+PATIENCE = 2.0
 """Seconds after its deadline for a late search to be ended by its alarm, before the kill."""
 
-MARGIN = 0.008
+MARGIN = 0.01
 """Seconds kept back from a deadline: to be back in time, and once more for the answer to come."""
 
 MAX_ANSWER = 1_000
@@ -42,7 +43,8 @@ class Process:
     """One running worker, for one thread at a time.
 
     It owes a message after its start, and after each request. While it owes one nothing can be
-    asked of it.
+    asked of it. `condemned` are hashes of patterns of which it turned out, after the deadline, that
+    they had their time on a processor; `asked` is the hash of the last one.
     """
 
     def __init__(self) -> None:
@@ -60,15 +62,19 @@ class Process:
         os.set_blocking(self._in.fileno(), False)
         os.set_blocking(self._out.fileno(), False)
         self._received = b""
+        self.asked = 0
+        self.condemned: set[int] = set()
         self._owes_until: float | None = time.monotonic() + START_SECONDS
 
     def wait_ready(self, deadline: float) -> bool:
         """Whether it owes nothing any more, at `deadline` (monotonic) at the latest."""
         if self._owes_until is not None:
             try:
-                self._receive(deadline)
+                status, _ = self._receive(deadline)
             except LateError:
                 return False
+            if self.asked and status in {"ready", "late"}:
+                self.condemned.add(self.asked)
         return True
 
     def is_lost(self) -> bool:
@@ -199,11 +205,15 @@ class RegexProcess:
         left = deadline - time.monotonic() - MARGIN
         if left <= 0:
             return "busy", -1
+        asked = hash((engine, pattern))
+        if asked in process.condemned:
+            return "late", -1
+        process.asked = asked
         request = msgspec.msgpack.encode((engine, pattern, text, left))
         try:
             status, start = process.ask(request, deadline)
         except LateError:
-            return "late", -1
+            return "busy", -1
         return ("late", -1) if status == "ready" else (status, start)
 
     def _running(self) -> Process:

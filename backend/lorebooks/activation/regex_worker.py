@@ -8,6 +8,9 @@ Standard input brings requests, standard output takes answers: four bytes of len
 then msgpack: `[engine, pattern, text, seconds]` and `[status, start]`. A new child says `ready`; in
 the place of an answer that means that the child before it died of the request. It dies by an alarm
 that nothing catches: that also ends what is deep in C, and needs no parent that is still there.
+
+`late` is said only of what had its time on a processor. On a machine that has none to give, a
+search is `busy`: nothing is known of the pattern then.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -26,15 +30,26 @@ MAX_MEMORY = 1 << 28
 """Bytes of address space. A pattern that needs more is given up."""
 
 GRACE = 0.004
-"""Seconds after a search should have ended by itself, until the alarm goes off."""
+"""Seconds of processor time after a search should have ended by itself, until the alarm."""
+
+LONGEST = 1.0
+"""Seconds of wall clock after that time, which end a search however little it was given to run."""
+
+FAIR_SHARE = 0.5
+"""What a search must have had of its time, on a processor, for it to be called late."""
+
+NICENESS = 5
+"""How far it stands back: whoever waits for it must wake in time to say that it is late."""
 
 _IN, _OUT = 0, 1
 
 
 def main() -> None:
     """Keep a child at work until one finds that standard input has ended."""
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while True:
         child = os.fork()
         if child == 0:
@@ -54,20 +69,26 @@ def _work() -> None:
         engine, pattern, text, seconds = msgspec.msgpack.decode(
             _read(int.from_bytes(size)), type=tuple[str, str, str, float]
         )
-        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+        signal.setitimer(signal.ITIMER_PROF, seconds + GRACE)
+        signal.setitimer(signal.ITIMER_REAL, seconds + LONGEST)
         answer = _search(engine, pattern, text, seconds)
         regex.purge()
         re2.purge()
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(answer)
 
 
 def _search(engine: str, pattern: str, text: str, seconds: float) -> list[Any]:
+    begun = time.process_time()
     try:
         if engine == "re2":
             return _search_re2(pattern, text)
         match = regex.compile(pattern, regex.VERSION0).search(text, timeout=seconds)
-    except (TimeoutError, MemoryError):
+    except TimeoutError:
+        had_its_time = time.process_time() - begun >= seconds * FAIR_SHARE
+        return ["late" if had_its_time else "busy", -1]
+    except MemoryError:
         return ["late", -1]
     except (regex.error, re2.error, RecursionError, OverflowError, ValueError):
         return ["invalid", -1]

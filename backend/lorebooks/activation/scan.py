@@ -113,7 +113,7 @@ class _Activation:
         due = primary | (other & self.candidates)
         self.candidates |= primary
         before, self.step = self.step, step
-        if "deeper" in {step.kind, before.kind} or step.level != before.level:
+        if "deeper" in {step.kind, before.kind}:
             due = set(self.candidates)
         else:
             due |= {entry for entry in self.candidates if self._is_always_due(entry)}

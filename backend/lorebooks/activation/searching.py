@@ -6,7 +6,7 @@ from typing import Final
 
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.patterns import PATTERN_SECONDS, Answer, Pattern
+from backend.lorebooks.activation.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Answer, Pattern
 
 LEAST_SECONDS: Final = 0.03
 """With less left of the scan's time a pattern is not tried: it could not be answered."""
@@ -20,6 +20,8 @@ class PatternSearch:
     def __init__(self, scan: Scan, notes: list[str]) -> None:
         self._evaluator = scan.evaluator
         self._seconds_left = scan.process_seconds
+        self._unanswered: set[bytes] = set()
+        self._work_left = MAX_SCAN_WORK
         self._notes = notes
         self._found: dict[tuple[bytes, str, int], int | None] = {}
         self._encoded: dict[tuple[str, int], bytes] = {}
@@ -47,20 +49,30 @@ class PatternSearch:
             return self._found[key]
         data = self._encode(where, text)
         if pattern.is_quick(len(data)):
-            at = pattern.search(data)
-            found = None if at < 0 else len(data[:at].decode(errors="replace"))
-        elif not process or pattern.digest in entry.book.given_up:
+            found = self._search(entry, pattern, data)
+        elif not process or self._is_given_up(entry, pattern):
             return None
         else:
             found = self._ask(entry, pattern, text)
         self._found[key] = found
         return found
 
+    def _is_given_up(self, entry: CompiledEntry, pattern: Pattern) -> bool:
+        return pattern.digest in entry.book.given_up or pattern.digest in self._unanswered
+
     def _encode(self, where: tuple[str, int], text: str) -> bytes:
         data = self._encoded.get(where)
         if data is None:
             data = self._encoded[where] = text.encode(errors="replace")
         return data
+
+    def _search(self, entry: CompiledEntry, pattern: Pattern, data: bytes) -> int | None:
+        self._work_left -= pattern.work(len(data))
+        if self._work_left < 0:
+            self._note(entry, "was not tried: the regexes before it took what a scan may take")
+            return None
+        at = pattern.search(data)
+        return None if at < 0 else len(data[:at].decode(errors="replace"))
 
     def _ask(self, entry: CompiledEntry, pattern: Pattern, text: str) -> int | None:
         if self._evaluator is None:
@@ -88,7 +100,10 @@ class PatternSearch:
             entry.book.given_up.add(pattern.digest)
             self._note(entry, "is not a valid pattern")
         elif answer.status == "busy":
-            self._note(entry, "was not tried: the process for such patterns was not ready in time")
+            self._unanswered.add(pattern.digest)
+            self._note(
+                entry, "was not answered: the machine, or the process for such patterns, was busy"
+            )
         return None
 
     def _note(self, entry: CompiledEntry, what: str) -> None:

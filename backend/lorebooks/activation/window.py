@@ -71,7 +71,6 @@ class Window:
         self._joined: dict[tuple[int, bool], tuple[str, list[int]]] = {}
         self._patterns = PatternSearch(scan, self.notes)
         self._characters = 0
-        self._has_changed = False
         for name, text in scan.fields.items():
             books = [book for book in scan.books if name in book.matched_fields]
             if books and text:
@@ -153,7 +152,7 @@ class Window:
     ) -> str | None:
         """Messages are one text to a regex, so that it may span them; the rest are one each."""
         for part, hits, limit in look.parts:
-            if key.hint is not None and key.hint.number >= 0 and not self._has_changed:
+            if key.hint is not None and key.hint.number >= 0:
                 place = hits.text.get(key.hint.number)
                 if place is None or place >= limit:
                     continue
@@ -207,7 +206,6 @@ class Window:
 
     def _add(self, part: Part, text: str, label: str, books: Sequence[CompiledBook]) -> None:
         folded = Folded(text)
-        self._has_changed |= folded.is_changed
         place = len(part.texts)
         part.texts.append(folded)
         part.labels.append(label)
@@ -215,3 +213,5 @@ class Window:
             spelling = book.minds_case or self._scan.settings.case_sensitive
             within = book.takes_parts or not self._scan.settings.match_whole_words
             book.index.scan(folded, place, part.hits[book], spelling=spelling, within=within)
+            if folded.is_changed:
+                book.index.scan_hints(folded.raw, place, part.hits[book])

@@ -156,14 +156,14 @@ def name(value: object, notes: Notes) -> str:
     return found
 
 
-def content(value: Any, notes: Notes) -> str:
+def content(value: object, notes: Notes) -> str:
     """What an entry says. Raises `LoreLimitError`: it is never cut."""
-    if isinstance(value, list) and all(
-        isinstance(line, str) for line in cast("list[object]", value)
-    ):
-        notes.add("`content` was a list and is now its lines")
-        value = "\n".join(cast("list[str]", value))
     found = text(value)
+    if isinstance(value, list):
+        lines = cast("list[object]", value)
+        if all(isinstance(line, str) for line in lines):
+            notes.add("`content` was a list and is now its lines")
+            found = "\n".join(map(str, lines))
     if len(found) > MAX_CONTENT:
         raise LoreLimitError(
             f"An entry has {len(found):,} characters of content; {MAX_CONTENT:,} are allowed. "

@@ -25,6 +25,7 @@ from uuid import UUID
 import numpy as np
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
+from backend.logs import get_logger
 from backend.memory.index import edge_wire as wire
 from backend.memory.index import payload as fields
 from backend.memory.index.edge_lock import locked
@@ -37,6 +38,8 @@ from backend.memory.index.protocol import (
     Query,
 )
 from backend.memory.index.scopes import check_dimensions, is_empty
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -238,6 +241,7 @@ class EdgeIndex:
                 self._shard = engine.EdgeShard.load(str(self._path), config)
             except Exception:  # noqa: BLE001  the engine raises nothing narrower
                 # Nobody else has it open, so it is damaged or of another shape.
+                log.warning("index.made_anew")
                 shutil.rmtree(self._path)
         if self._shard is None:
             self.is_new = True
@@ -245,8 +249,8 @@ class EdgeIndex:
             self._shard = engine.EdgeShard.create(str(self._path), config)
         for name, schema in wire.payload_indexes().items():
             self._shard.update(engine.UpdateOperation.create_field_index(name, schema))
-        self._shard.optimize()
-        self._shard.flush()
+        if self._shard.optimize():
+            self._shard.flush()
 
     def _sync(self) -> None:
         """Wait until what was written is on the disk."""

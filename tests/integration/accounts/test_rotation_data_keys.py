@@ -114,6 +114,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
         "idempotent_requests.request_digest",
         "instance_keys.wrapped",
         "invitations.lookup",
+        "jobs.wrapped_key",
         "key_slots.kdf",
         "key_slots.lookup",
         "key_slots.wrapped",

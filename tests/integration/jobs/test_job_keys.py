@@ -85,6 +85,10 @@ async def identity_of(
     )
 
 
+def ignore(_done: int, _total: int) -> None:
+    pass
+
+
 async def wrapped_keys(database: Database) -> int:
     query = select(func.count()).select_from(Job)
     query = query.where(or_(Job.wrapped_key.is_not(None), Job.root_version.is_not(None)))
@@ -292,7 +296,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
         await give_standing(session, ben.id, user_key=ben.user_key, root=before, at=now())
         await session.execute(update(Job).where(Job.id == damaged).values(wrapped_key=bytes(60)))
 
-    result = await rotate_root_key(database, path=path, value=None, report=lambda *_: None)
+    result = await rotate_root_key(database, path=path, value=None, report=ignore)
 
     assert (result.version, result.rewrapped, result.dropped) == (2, 4, (1,))
     after = load_root_keys(path)
@@ -314,6 +318,13 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     assert (adas.read, bens.read) == (["a letter"], ["a letter"])
 
 
+def sightings_of(key: bytes, folder: Path) -> list[str]:
+    forms = (key, base64.b64encode(key), key.hex().encode())
+    return [
+        file.name for file in folder.iterdir() if any(form in file.read_bytes() for form in forms)
+    ]
+
+
 async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_path: Path) -> None:
     database = Database(sqlite_url)
     ada = await new_person(database, "Ada", mode="managed")
@@ -322,7 +333,4 @@ async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_pat
     async with database.write() as session:
         await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await database.dispose()
-    for file in tmp_path.iterdir():
-        data = file.read_bytes()
-        assert ada.user_key not in data
-        assert base64.b64encode(ada.user_key) not in data
+    assert sightings_of(ada.user_key, tmp_path) == []

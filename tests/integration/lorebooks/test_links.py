@@ -168,7 +168,7 @@ async def test_links_go_with_what_they_lead_from(ada: Reader) -> None:
         f"/characters/{stage.character}",
     ):
         await ada.delete(path)
-    nowhere = {"character_ids": [], "persona_ids": [], "chat_ids": []}
+    nowhere: dict[str, list[str]] = {"character_ids": [], "persona_ids": [], "chat_ids": []}
     items = (await ada.get("/lorebooks"))["items"]
     assert {item["name"] for item in items} == {
         "global",
@@ -185,9 +185,9 @@ async def test_nobody_links_what_is_someone_else_s(
 ) -> None:
     theirs, own = await set_stage(ada), await set_stage(ben)
     routes: list[tuple[str, str, Any]] = [
-        (f"/chats/{{chat}}/lorebooks/{{book}}", "chat", {"state": "linked"}),
-        (f"/characters/{{character}}/lorebooks/{{book}}", "character", None),
-        (f"/personas/{{persona}}/lorebooks/{{book}}", "persona", None),
+        ("/chats/{chat}/lorebooks/{book}", "chat", {"state": "linked"}),
+        ("/characters/{character}/lorebooks/{book}", "character", None),
+        ("/personas/{persona}/lorebooks/{book}", "persona", None),
     ]
     for template, holder, body in routes:
         for stage, book in ((own, theirs.books["unlinked"]), (theirs, own.books["unlinked"])):

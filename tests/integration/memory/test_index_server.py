@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,15 +10,13 @@ import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError, Part, Scope, VectorIndex
 from backend.memory.index.server import open_server
-from backend.settings import Settings
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
 from tests.fakes.scripted_server import Answer
-from tests.support.points import point, query, scope, terms, unit
+from tests.support.points import point, query, scope, server_settings, terms, unit
 
 pytestmark = pytest.mark.anyio
 
 NAME = "talekeeper-tales"
-KEY = "qdrant-key-for-tests"
 OWNER, CHAT, BOOK = uuid4(), uuid4(), uuid4()
 
 
@@ -30,16 +26,11 @@ async def server() -> AsyncIterator[QdrantServer]:
         yield running
 
 
-def settings(server: QdrantServer, **more: Any) -> Settings:
-    given = {"qdrant_url": server.url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
-    return Settings(_env_file=None, **(given | more))
-
-
 @pytest.fixture
 async def index(server: QdrantServer) -> AsyncIterator[VectorIndex]:
     """An index whose collection is there already."""
     server.collections[NAME] = collection_info()
-    opened = await open_server(settings(server, qdrant_api_key=KEY), "tales", DIMENSION)
+    opened = await open_server(server_settings(server.url), "tales", DIMENSION)
     server.requests.clear()
     yield opened
     await opened.aclose()
@@ -54,8 +45,8 @@ def is_any(field: str, *values: object) -> dict[str, Any]:
 
 
 async def test_a_missing_collection_is_made_with_all_that_was_set(server: QdrantServer) -> None:
-    chosen = settings(
-        server,
+    chosen = server_settings(
+        server.url,
         qdrant_collection_prefix="two-",
         qdrant_shard_number=3,
         qdrant_replication_factor=2,
@@ -85,7 +76,7 @@ async def test_a_missing_collection_is_made_with_all_that_was_set(server: Qdrant
 
 
 async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServer) -> None:
-    await (await open_server(settings(server), "tales", DIMENSION)).aclose()
+    await (await open_server(server_settings(server.url), "tales", DIMENSION)).aclose()
     asked = server.asked("PUT", f"/collections/{NAME}/index")
     made = {each.body["field_name"]: each.body["field_schema"] for each in asked}
     assert made.pop("o") == {"type": "uuid", "is_tenant": True}
@@ -99,7 +90,7 @@ async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServe
 
 async def test_a_collection_that_fits_is_left_as_it_is(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info(indexed=("o", "c", "k", "p"))
-    index = await open_server(settings(server), "tales", DIMENSION)
+    index = await open_server(server_settings(server.url), "tales", DIMENSION)
     await index.aclose()
     assert not index.is_new
     written = [each for each in server.requests if each.method != "GET"]
@@ -110,7 +101,7 @@ async def test_a_collection_without_dense_vectors_is_made_and_found_again(
     server: QdrantServer,
 ) -> None:
     for is_new in (True, False):
-        index = await open_server(settings(server), "words", None)
+        index = await open_server(server_settings(server.url), "words", None)
         assert index.is_new is is_new
         assert await index.dense_vectors([uuid4()]) == {}
         await index.aclose()
@@ -130,7 +121,7 @@ async def test_a_collection_that_does_not_fit_is_refused_and_left_alone(
 ) -> None:
     server.collections[NAME] = info
     with pytest.raises(IndexUnavailableError, match=says):
-        await open_server(settings(server), "tales", DIMENSION)
+        await open_server(server_settings(server.url), "tales", DIMENSION)
     assert {each.method for each in server.requests} == {"GET"}
 
 
@@ -142,7 +133,7 @@ async def test_of_two_that_start_at_once_the_slower_takes_the_others_collection(
     version = Answer(body={"title": "qdrant", "version": "1.19.3"})
     taken = failed(409, f"Wrong input: Collection `{NAME}` already exists!")
     server.script(version, absent, taken)
-    index = await open_server(settings(server), "tales", DIMENSION)
+    index = await open_server(server_settings(server.url), "tales", DIMENSION)
     await index.aclose()
     assert not index.is_new
 
@@ -151,13 +142,13 @@ async def test_of_two_that_start_at_once_the_slower_takes_the_others_collection(
 async def test_a_server_that_is_too_old_is_refused(server: QdrantServer, version: str) -> None:
     server.version = version
     with pytest.raises(IndexUnavailableError, match=r"needs 1\.19 or newer"):
-        await open_server(settings(server), "tales", DIMENSION)
+        await open_server(server_settings(server.url), "tales", DIMENSION)
 
 
 @pytest.mark.parametrize("version", ["1.19.0", "1.20.1-dev", "2.0.0"])
 async def test_a_newer_server_is_taken(server: QdrantServer, version: str) -> None:
     server.version = version
-    await (await open_server(settings(server), "tales", DIMENSION)).aclose()
+    await (await open_server(server_settings(server.url), "tales", DIMENSION)).aclose()
 
 
 async def test_a_point_leaves_as_vectors_ids_and_numbers(
@@ -251,7 +242,7 @@ async def test_queries_leave_in_one_batch_each_with_its_owner_and_corpus(
 
 async def test_what_small_copies_find_is_scored_anew(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info()
-    chosen = settings(server, qdrant_quantization="binary")
+    chosen = server_settings(server.url, qdrant_quantization="binary")
     index = await open_server(chosen, "tales", DIMENSION)
     await index.search([query(unit(1), scope(OWNER, CHAT))])
     await index.aclose()
@@ -324,92 +315,3 @@ async def test_deleting_names_the_owner_and_waits(server: QdrantServer, index: V
         [is_equal("o", OWNER), is_equal("c", CHAT)],
         [is_equal("o", OWNER)],
     ]
-
-
-async def test_the_key_goes_with_every_request_and_stands_in_no_error(
-    server: QdrantServer, index: VectorIndex, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    await index.upsert([point(OWNER, CHAT)])
-    assert [each.headers["api-key"] for each in server.requests] == [KEY]
-    server.script(failed(401, f"Invalid API key {KEY}"))
-    with pytest.raises(IndexUnavailableError) as caught:
-        await index.ping()
-    assert KEY not in json.dumps(caught.value.to_problem())
-    assert KEY not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (failed(401, "Must provide an API key"), "refuses the key"),
-        (failed(403, "Forbidden"), "refuses the key"),
-        (failed(404, "Not found: Collection doesn't exist!"), "gone from the Qdrant server"),
-        (failed(500, "Service internal error"), "failed \\(500\\)"),
-        (failed(503, "Service unavailable"), "failed \\(503\\)"),
-        (Answer(429, {"retry-after": "3"}, {"status": {"error": "slow down"}}), "too much to do"),
-        (Answer(body=b"<html>Welcome</html>"), "does not answer as a Qdrant server"),
-        (Answer(body={"result": "yes"}), "does not answer as a Qdrant server"),
-        (Answer(body={"result": None}), "does not answer as a Qdrant server"),
-    ],
-)
-async def test_a_failure_is_told_in_words(
-    server: QdrantServer, index: VectorIndex, answer: Answer, says: str
-) -> None:
-    server.script(answer)
-    with pytest.raises(IndexUnavailableError, match=says):
-        await index.count(OWNER)
-    assert await index.count(OWNER) == 0
-
-
-async def test_an_answer_that_is_too_few_is_a_failure(
-    server: QdrantServer, index: VectorIndex
-) -> None:
-    server.answers["batch"] = []
-    with pytest.raises(IndexUnavailableError, match="left out"):
-        await index.search([query(unit(1), scope(OWNER, CHAT))])
-
-
-async def test_a_point_that_is_none_of_ours_is_a_failure(
-    server: QdrantServer, index: VectorIndex
-) -> None:
-    foreign = {"id": str(uuid4()), "version": 1, "score": 1.0, "payload": {"text": "a tale"}}
-    server.answers["batch"] = [{"points": [foreign]}]
-    with pytest.raises(IndexUnavailableError, match="none of Talekeeper's"):
-        await index.search([query(unit(1), scope(OWNER, CHAT))])
-
-
-async def test_a_server_that_is_silent_is_given_up() -> None:
-    hung = asyncio.Event()
-
-    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await hung.wait()
-        writer.close()
-
-    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    chosen = Settings(
-        _env_file=None,
-        qdrant_url=f"http://127.0.0.1:{port}",
-        qdrant_protocol="http",
-        qdrant_timeout_seconds=1,
-    )
-    try:
-        with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
-            await open_server(chosen, "tales", DIMENSION)
-    finally:
-        hung.set()
-        listener.close()
-
-
-async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
-    async with QdrantServer() as gone:
-        chosen = settings(gone, qdrant_protocol="grpc", qdrant_grpc_port=1)
-    with pytest.raises(IndexUnavailableError, match="cannot be reached"):
-        await open_server(chosen, "tales", DIMENSION)
-
-
-async def test_where_grpc_does_not_answer_http_is_spoken(server: QdrantServer) -> None:
-    chosen = settings(server, qdrant_protocol="grpc", qdrant_grpc_port=1)
-    await (await open_server(chosen, "tales", DIMENSION)).aclose()
-    assert server.asked("PUT", f"/collections/{NAME}")

@@ -48,6 +48,20 @@ CARD: dict[str, Any] = {
     "character_book": {"name": WORD, "entries": [{"keys": [WORD], "content": sing("entry")}]},
     "assets": [{"type": "icon", "uri": "ccdefault:", "name": WORD, "ext": "png"}],
 }
+ENTRY: dict[str, Any] = {
+    "title": sing("title"),
+    "content": sing("content"),
+    "keys": [WORD, f"/{WORD}/i"],
+    "secondary_keys": [sing("secondary")],
+    "outlet": sing("outlet"),
+    "group": sing("group"),
+    "automation_id": sing("automation"),
+    "character_filter": {"is_exclude": True, "names": [sing("name")], "tags": [sing("tag")]},
+}
+WORLD: dict[str, Any] = {
+    "entries": {WORD: {"key": [WORD], "content": sing("content"), WORD: [sing("vendor")]}},
+    WORD: sing("beside"),
+}
 SETTINGS: dict[str, Any] = {
     "system_prompt": sing("system"),
     "post_history_instructions": sing("post"),
@@ -79,6 +93,7 @@ class Player:
     async def play(self) -> None:
         await self.write_characters()
         chat = await self.open_chat()
+        await self.write_lore(chat)
         await self.take_turns(chat)
         await self.fail_turns(chat)
         await self.change_messages(chat)
@@ -108,6 +123,31 @@ class Player:
             assert put.status_code == 204
             shown = await client.get(f"{API}/{path}/avatar")
             assert WORD.encode() not in shown.content
+
+    async def write_lore(self, chat: str) -> None:
+        client = self.client
+        body = {"name": sing("book"), "description": sing("description")}
+        book = ok(await client.post(f"{API}/lorebooks", json=body), 201)["id"]
+        path = f"{API}/lorebooks/{book}"
+        ok(await client.patch(path, json={"name": sing("renamed"), "is_global": True}))
+        entry = ok(await client.post(f"{path}/entries", json=ENTRY), 201)
+        ok(await client.patch(f"{path}/entries/{entry['id']}", json={"title": sing("other")}))
+        found = ok(await client.get(f"{API}/lorebooks", params={"search": WORD}))["items"]
+        assert {book, *(item["id"] for item in found)} == {item["id"] for item in found}
+        ok(await client.put(f"{API}/chats/{chat}/lorebooks/{book}", json={"state": "linked"}))
+        upload = {"file": (f"{WORD}.json", json.dumps(WORLD).encode())}
+        name = {"name": sing("name")}
+        imported = ok(await client.post(f"{API}/lorebooks/import", files=upload, data=name), 201)
+        assert WORD in imported["lorebook"]["name"]
+        for kind in ("world_info", "v2", "v3"):
+            own = f"{API}/lorebooks/{imported['lorebook']['id']}/export"
+            assert WORD in (await client.get(own, params={"format": kind})).text
+        for broken in ({"entries": WORD}, {"entries": {WORD: {"key": [WORD], "order": WORD}}}):
+            data = {"file": (WORD, json.dumps(broken).encode())}
+            answer = await client.post(f"{API}/lorebooks/import", files=data)
+            assert answer.status_code in {201, 422}
+        gone = await client.delete(f"{path}/entries/{entry['id']}")
+        assert gone.status_code == 204
 
     async def open_chat(self) -> str:
         ok(await self.client.patch(f"{API}/me/settings", json=SETTINGS))

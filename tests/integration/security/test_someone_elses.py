@@ -28,6 +28,8 @@ TITLE = "The lighthouse"
 BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
+    "putChatLorebook": {"json": {"state": "off"}},
+    "orderLoreEntries": {"json": {"entry_ids": []}},
     "forkChat": {"json": {"message_id": str(uuid4())}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "takeTurn": {"json": {"text": "Let me in."}},
@@ -62,6 +64,12 @@ class Belongings:
             "jobs/{job_id}",
             "messages/{message_id}/siblings",
             "messages/{message_id}/context",
+            "lorebooks/{lorebook_id}",
+            "lorebooks/{lorebook_id}/entries",
+            "lorebooks/{lorebook_id}/entries/{entry_id}",
+            "chats/{chat_id}/lorebooks",
+            "characters/{character_id}/lorebooks",
+            "personas/{persona_id}/lorebooks",
             "api-keys",
             "me/settings",
         )
@@ -94,6 +102,13 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
         title=TITLE, character_ids=[character["id"]], persona_id=persona["id"]
     )
     events = await owner.turn(chat["id"], text="Who lit the lamp?")
+    book = ok(await client.post(f"{API}/lorebooks", json={"name": TITLE}), 201)["id"]
+    lore = {"keys": ["lamp"], "content": "It never goes out."}
+    entry = ok(await client.post(f"{API}/lorebooks/{book}/entries", json=lore), 201)["id"]
+    for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
+        ok(await client.put(f"{API}/{path}/lorebooks/{book}"), 204)
+    link = {"state": "linked"}
+    ok(await client.put(f"{API}/chats/{chat['id']}/lorebooks/{book}", json=link))
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
     invited = await administrator.client.post(f"{API}/admin/invitations", json={})
@@ -103,6 +118,8 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "character_id": character["id"],
             "persona_id": persona["id"],
             "chat_id": chat["id"],
+            "lorebook_id": book,
+            "entry_id": entry,
             "message_id": events[0].data["reply_id"],
             "turn_id": events[0].data["turn_id"],
             "key_id": key["id"],
@@ -258,6 +275,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         ("chats", "after", "chat_id"),
         ("characters", "after", "character_id"),
         ("personas", "after", "persona_id"),
+        ("lorebooks", "after", "lorebook_id"),
         ("jobs", "after", "job_id"),
     ):
         answer = await thief.client.get(f"{API}/{path}", params={name: theirs[kind]})
@@ -273,6 +291,8 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
             "chats",
             "characters",
             "characters?search=mara",
+            "lorebooks",
+            "lorebooks?search=light",
             "personas",
             "api-keys",
             "jobs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -19,7 +19,8 @@ def id_of(title: str) -> UUID:
 
 def entry(title: str, *keys: str, **fields: Any) -> LoreEntry:
     """An entry whose content is "About <title>.", unless another is given."""
-    return LoreEntry(**{"title": title, "content": f"About {title}.", "keys": list(keys), **fields})
+    values: dict[str, Any] = {"content": f"About {title}.", **fields}
+    return LoreEntry(title=title, keys=list(keys), **values)
 
 
 def book(*entries: LoreEntry, name: str = "Book", **fields: Any) -> CompiledBook:
@@ -37,6 +38,20 @@ def lines(*texts: str) -> list[ScannedLine]:
     ]
 
 
+def words_in(text: str) -> int:
+    """How a token is counted in these tests."""
+    return len(text.split())
+
+
+def replacing(macro: str, value: str) -> Callable[[str], str]:
+    """An expansion of one macro."""
+
+    def expand(text: str) -> str:
+        return text.replace(macro, value)
+
+    return expand
+
+
 def scan_of(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes: Any) -> Scan:
     """A scan of `texts`, newest first, in which a word is a token. Other names are settings."""
     names = set(LoreSettings.__struct_fields__)
@@ -46,7 +61,7 @@ def scan_of(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes
         "messages": lines(*texts),
         "settings": LoreSettings(**settings),
         "budget": 10_000,
-        "count": lambda text: len(text.split()),
+        "count": words_in,
         "message_count": 10,
         "reply_count": 5,
         "seed": 7,

@@ -195,6 +195,18 @@ def test_ignore_on_max_context_gives_way_first() -> None:
     assert taken_back.tokens == 4
 
 
+def test_what_gives_way_stays_where_that_would_not_be_enough() -> None:
+    lore = book(
+        entry("Way", "inn", content="@@ignore_on_max_context\na b c"),
+        entry("Big", "a", content="d e f g h i j"),
+    )
+    outcome = scanned(lore, "inn", budget=6)
+
+    assert titles(outcome) == ["Way"]
+    assert refusals(outcome) == {"Big": "budget"}
+    assert outcome.tokens == 3
+
+
 def test_disable_ui_prompt_is_handed_on() -> None:
     lore = book(entry("It", "inn", content=with_head("disable_ui_prompt system_prompt")))
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from backend.lorebooks.entries import Logic
-from tests.unit.lorebooks.scans import book, entry, id_of, reasons, refusals, scanned, titles
+from tests.unit.lorebooks.scans import (
+    book,
+    entry,
+    id_of,
+    reasons,
+    refusals,
+    replacing,
+    scanned,
+    titles,
+)
 
 
 def test_a_key_that_occurs_lets_its_entry_in_and_says_where() -> None:
@@ -138,8 +147,7 @@ def test_names_are_looked_at_where_they_are_included() -> None:
 def test_a_macro_in_a_key_is_expanded_in_each_scan() -> None:
     lore = book(entry("Her", "{{char}}"), entry("Or", "/{{char}}[a-z]*/i"))
 
-    def expand(text: str) -> str:
-        return text.replace("{{char}}", "Mags")
+    expand = replacing("{{char}}", "Mags")
 
     assert set(titles(scanned(lore, "Ask Mags.", expand=expand))) == {"Her", "Or"}
     assert titles(scanned(lore, "Ask magsy.", expand=expand)) == ["Or"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.lorebooks.scans import book, entry, reasons, refusals, scanned, titles
+from tests.unit.lorebooks.scans import book, entry, reasons, refusals, replacing, scanned, titles
 
 
 def test_an_entry_s_content_brings_others_in_and_the_reason_names_it() -> None:
@@ -120,20 +120,29 @@ def test_a_secondary_key_in_a_content_lets_in_what_failed_before() -> None:
     ]
 
 
+def test_a_secondary_regex_in_a_content_lets_in_what_failed_before() -> None:
+    lore = book(
+        entry("It", "one", secondary_keys=["/t[wv]o/"]),
+        entry("A", "start", content="Here is two."),
+    )
+
+    assert set(titles(scanned(lore, "one start"))) == {"It", "A"}
+
+
 def test_a_regex_and_a_macro_key_are_looked_for_in_contents() -> None:
     lore = book(
         entry("A", "start", content="Here is Mags at the river."),
         entry("Regex", "/r.ver/"),
         entry("Macro", "{{char}}"),
     )
-    outcome = scanned(lore, "start", expand=lambda text: text.replace("{{char}}", "Mags"))
+    outcome = scanned(lore, "start", expand=replacing("{{char}}", "Mags"))
 
     assert set(titles(outcome)) == {"A", "Regex", "Macro"}
 
 
 def test_contents_are_searched_with_their_macros_expanded() -> None:
     lore = book(entry("A", "start", content="Ask {{char}}."), entry("B", "mags"))
-    outcome = scanned(lore, "start", expand=lambda text: text.replace("{{char}}", "Mags"))
+    outcome = scanned(lore, "start", expand=replacing("{{char}}", "Mags"))
 
     assert set(titles(outcome)) == {"A", "B"}
 

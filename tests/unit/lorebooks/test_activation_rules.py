@@ -182,6 +182,15 @@ def test_group_scoring_can_be_the_entry_s_own_choice() -> None:
     }
 
 
+def test_an_entry_that_is_not_scored_stays_in_the_draw() -> None:
+    lore = book(
+        entry("Scored", "sky", "cloud", group="w", use_group_scoring=True, group_weight=1),
+        entry("Free", "sky", group="w", group_weight=10_000),
+    )
+
+    assert titles(scanned(lore, "sky cloud")) == ["Free"]
+
+
 def test_a_group_with_an_entry_from_an_earlier_step_lets_no_other_in() -> None:
     lore = book(
         entry("Rain", "sky", group="weather", content="Clouds."),
@@ -230,9 +239,15 @@ def test_min_activations_reads_no_further_than_its_depth() -> None:
 
 
 def test_min_activations_leaves_entries_with_a_depth_of_their_own_where_they_are() -> None:
-    lore = book(entry("Own", "three", scan_depth=1))
+    lore = book(entry("Own", "two", scan_depth=1))
 
-    assert titles(scanned(lore, "one", "two", "three", min_activations=2)) == []
+    assert titles(scanned(lore, "one", "two", "three", "four", min_activations=2)) == []
+
+
+def test_min_activations_finds_what_was_read_before_for_a_deeper_entry() -> None:
+    lore = book(entry("Deep", "none", scan_depth=4), entry("Far", "three"))
+
+    assert titles(scanned(lore, "one", "two", "three", "four", min_activations=2)) == ["Far"]
 
 
 def test_every_entry_that_was_considered_is_listed_and_the_rest_is_counted() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from backend.lorebooks.activation.outcome import lore_budget
 from backend.lorebooks.entries import LoreSettings, Position
-from tests.unit.lorebooks.scans import book, entry, refusals, scanned, titles
+from tests.unit.lorebooks.scans import book, entry, refusals, replacing, scanned, titles
 
 POSITIONS: list[Position] = [
     "before_character",
@@ -129,7 +129,7 @@ def test_after_an_overflow_contents_bring_nothing_more_in() -> None:
 
 def test_what_is_counted_is_the_content_with_its_macros_expanded() -> None:
     lore = book(entry("It", "inn", content="{{long}}"))
-    outcome = scanned(lore, "inn", expand=lambda text: text.replace("{{long}}", "a b c"))
+    outcome = scanned(lore, "inn", expand=replacing("{{long}}", "a b c"))
 
     assert outcome.activated[0].content == "a b c"
     assert outcome.tokens == outcome.activated[0].tokens == 3

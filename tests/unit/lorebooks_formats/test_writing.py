@@ -99,7 +99,8 @@ def test_a_character_book_comes_back_as_it_was() -> None:
     assert v3(read(LOREBOOK_V3)) == LOREBOOK_V3
     book = {"name": "B", "entries": [SILLYTAVERNS_ENTRY]}
     assert v2(read(book)) == book
-    for value in ({"name": "B"}, {"vendor": 1}, {"name": " B ", "entries": []}):
+    odd: list[dict[str, Any]] = [{"name": "B"}, {"vendor": 1}, {"name": " B ", "entries": []}]
+    for value in odd:
         found = read_card_book(value, given_name="Mara")
         assert v2(found) == {"entries": [], **value}
 
@@ -260,28 +261,31 @@ ENTRY = st.dictionaries(NAMES, ODD | st.dictionaries(NAMES, ODD, max_size=4), ma
 ENTRIES = st.lists(ENTRY | ODD, max_size=4) | st.dictionaries(
     st.text(max_size=3), ENTRY | ODD, max_size=4
 )
-BOOK = st.dictionaries(
+BESIDE = st.dictionaries(
     st.sampled_from(
         ("name", "description", "scan_depth", "token_budget", "extensions", "spec", "vendor")
     ),
     ODD,
     max_size=4,
-).flatmap(
-    lambda beside: st.sampled_from(
-        (
-            {},
-            {"kind": "memory"},
-            {"type": "risu"},
-            {"lorebookVersion": 5},
-            {"folders": {}},
-            {"spec": "lorebook_v3"},
-        )
-    ).flatmap(
-        lambda marks: ENTRIES.map(
-            lambda entries: {**beside, **marks, "entries": entries, "data": entries}
-        )
-    )
 )
+MARKS: list[dict[str, Any]] = [
+    {},
+    {"kind": "memory"},
+    {"type": "risu"},
+    {"lorebookVersion": 5},
+    {"folders": {}},
+    {"spec": "lorebook_v3"},
+]
+
+
+@st.composite
+def books(draw: st.DrawFn) -> dict[str, Any]:
+    entries: object = draw(ENTRIES)
+    beside: dict[str, Any] = draw(BESIDE)
+    return {**beside, **draw(st.sampled_from(MARKS)), "entries": entries, "data": entries}
+
+
+BOOK = books()
 
 
 @settings(max_examples=400, deadline=None, database=None)

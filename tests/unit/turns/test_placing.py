@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from backend.context.assembly import History
 from backend.context.macros import MacroContext, Variables
 from backend.context.sections import Note
 from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.search import Memory
 from backend.memory.sources import Recalled
-from backend.turns.gather import Reach
 from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.remembering import memory_texts, ranked, remembered
+from backend.turns.remembering import beyond, memory_texts, ranked, remembered
 
 NOTE = Note(text="It rains.", depth=3, role="user")
 
@@ -120,7 +120,7 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
     by_meaning = entry("Meant", order=900, reasons=["semantic 0.90, rank 2"], rank=2, score=0.9)
     both = entry("Both", order=50, reasons=['key "x" in the line', "semantic 0.5, rank 1"], rank=1)
     found = placed(by_meaning, by_key, both)
-    memories = remembered([memory(1), memory(3)], Reach(), count=count)
+    memories = remembered([memory(1), memory(3)], count=count)
     assert titles(ranked(found, memories, count=count)) == [
         "Both",
         "Said",
@@ -140,7 +140,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
 
 
 def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
-    found = remembered([memory(1), memory(2), memory(3)], Reach(), count=count)
+    found = remembered([memory(1), memory(2), memory(3)], count=count)
     texts = memory_texts([item for _, item in found.items])
     assert [text.split("]")[0] for text in texts["memories"]] == [
         "[9 March 2026",
@@ -151,14 +151,15 @@ def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
 
 
 def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
-    found = remembered([memory(5), memory(2)], Reach(100, first_position=5), count=count)
+    history = History(positions=[5, 6, 7])
+    found = beyond(remembered([memory(5), memory(2)], count=count), history)
     assert titles(item for _, item in found.items) == ["message 3"]
     assert [each.reason for each in found.left_out] == ["already in history"]
 
 
 def test_lore_found_by_meaning_is_handed_to_the_scan() -> None:
     lore_id = uuid4()
-    found = remembered([memory(1, kind="lore", source_id=lore_id)], Reach(), count=count)
+    found = remembered([memory(1, kind="lore", source_id=lore_id)], count=count)
     assert found.items == []
     assert found.lore[lore_id].rank == 1
 

@@ -109,6 +109,7 @@ def upgrade() -> None:
         sa.Column("user_id", Id(), nullable=False),
         sa.Column("character_id", Id(), nullable=True),
         sa.Column("is_global", sa.Boolean(), nullable=False),
+        sa.Column("import_digest", sa.LargeBinary(), nullable=True),
         sa.Column("sealed_book", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_source", sa.LargeBinary(), nullable=True),
         sa.Column("revision", sa.Integer(), nullable=False),

@@ -1,0 +1,305 @@
+"""Lorebook files that come in: stored as a whole or not at all, sealed, and told to the index."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import func, select, text
+
+from backend.lorebooks import limits
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.reading import load_book, load_entries
+from backend.lorebooks.schemas import NewLoreEntry
+from backend.memory.models import IndexChange
+from backend.vault.sealing import Sealer
+from tests.integration.lorebooks.readers import WORLD, Reader
+from tests.support.server import Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+CANARY = "k4n4ri3nv0g3l"
+ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For tests of what the database has no part in."""
+
+FORMATS: dict[str, Any] = {
+    "world_info": WORLD,
+    "character_book": {"name": "B", "entries": [{"keys": ["lamp"], "content": "Lit."}]},
+    "lorebook_v3": {"spec": "lorebook_v3", "data": {"name": "B", "entries": [{"keys": ["a"]}]}},
+    "agnai": {"kind": "memory", "name": "B", "entries": [{"keywords": ["a"], "entry": "b"}]},
+    "risu": {"type": "risu", "data": [{"key": "a, b", "content": "c"}]},
+    "novelai": {"lorebookVersion": 5, "entries": [{"keys": ["a"], "text": "b"}]},
+    "kobold": [{"key": "a, b", "keyanti": "c", "content": "d"}],
+    "card": {"name": "Mara", "character_book": {"entries": [{"keys": ["a"], "content": "b"}]}},
+}
+
+
+async def counted(server: Running) -> tuple[int, int]:
+    async with server.parts.database.read() as session:
+        books = await session.scalar(select(func.count()).select_from(Lorebook))
+        entries = await session.scalar(select(func.count()).select_from(EntryRow))
+    return books or 0, entries or 0
+
+
+async def sealer_of(server: Running, ada: Reader) -> Sealer:
+    cookie = ada.account.client.cookies["talekeeper_session"]
+    identity = await server.parts.sessions.authenticate(cookie, "session")
+    assert identity is not None
+    return identity.sealer
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("name", FORMATS)
+async def test_every_format_comes_in_and_goes_out_in_each(ada: Reader, name: str) -> None:
+    found = (await ada.import_book(FORMATS[name]))["lorebook"]
+    entries = await ada.entries(found["id"])
+    assert found["entry_count"] == len(entries) > 0
+    for file_format in ("world_info", "v2", "v3"):
+        written = await ada.export(found["id"], file_format)
+        again = (await ada.import_book(written))["lorebook"]
+        for before, after in zip(entries, await ada.entries(again["id"]), strict=True):
+            for field in ("keys", "secondary_keys", "content", "order", "logic", "enabled"):
+                assert after[field] == before[field]
+
+
+async def test_a_book_is_called_what_the_form_says_where_the_file_does_not(ada: Reader) -> None:
+    for value, form, name in (
+        ({"entries": {}}, {"name": " Harbour "}, "Harbour"),
+        ({"entries": {}}, {}, "file"),
+        ({"entries": {}, "name": "Its own"}, {"name": "Harbour"}, "Its own"),
+    ):
+        found = await ada.import_book(value, filename="file.json", **form)
+        assert found["lorebook"]["name"] == name
+    nameless = await ada.import_book({"entries": {}}, filename=".json")
+    assert nameless["lorebook"]["name"].strip()
+
+
+async def test_an_export_is_a_file_to_download(ada: Reader) -> None:
+    book = await ada.new_book("Straße/../x")
+    answer = await ada.ask("GET", f"/lorebooks/{book}/export")
+    assert answer.headers["content-disposition"].startswith("attachment; filename=")
+    assert answer.headers["content-type"].startswith("application/json")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize(
+    ("data", "slug"),
+    [
+        (b"", "unreadable-lorebook"),
+        (b"{", "unreadable-lorebook"),
+        (b'{"name": "Mara"}', "unreadable-lorebook"),
+        (b'{"entries": {"0": {"key": ["a"], "order": 1e999}}}', "unreadable-lorebook"),
+        (b'{"entries": ' + b"[" * 70 + b"]" * 70 + b"}", "lorebook-limit"),
+        (b'{"entries": [{"keys": [], "content": "' + b"c" * 200_001 + b'"}]}', "lorebook-limit"),
+    ],
+)
+async def test_what_is_refused_leaves_nothing_behind(
+    ada: Reader, server: Running, data: bytes, slug: str
+) -> None:
+    answer = await ada.upload(data)
+    assert problem(answer, 422, slug)["detail"]
+    assert await counted(server) == (0, 0)
+
+
+@ON_SQLITE_ALONE
+async def test_a_form_without_a_file_is_refused(ada: Reader) -> None:
+    answer = await ada.ask("POST", "/lorebooks/import", files={"other": b"x"})
+    problem(answer, 422, "validation-failed")
+    answer = await ada.ask("POST", "/lorebooks/import", json=WORLD)
+    problem(answer, 415, "unsupported-media-type")
+
+
+async def test_a_book_and_an_account_hold_so_much_and_no_more(
+    ada: Reader, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(limits, "MAX_BOOKS", 1)
+    found = problem(await ada.upload({"entries": [{"keys": ["a"]}] * 3}), 422, "lorebook-limit")
+    assert (found["limit"], found["allowed"], found["found"]) == ("lorebook_entries", 2, 3)
+    book = (await ada.import_book(WORLD))["lorebook"]["id"]
+    full = await ada.ask("POST", f"/lorebooks/{book}/entries", json={})
+    assert problem(full, 409, "lorebook-full")["limit"] == "lorebook_entries"
+    problem(await ada.upload(WORLD), 409, "lorebook-full")
+    problem(await ada.ask("POST", "/lorebooks", json={"name": "B"}), 409, "lorebook-full")
+    assert await counted(server) == (1, 2)
+
+
+async def test_an_import_that_is_sent_again_is_done_once(ada: Reader, server: Running) -> None:
+    data = json.dumps(WORLD).encode()
+    answers = [
+        ok(
+            await ada.ask(
+                "POST",
+                "/lorebooks/import",
+                files={"file": ("world.json", data)},
+                headers={"Idempotency-Key": "one"},
+            ),
+            201,
+        )
+        for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+    assert await counted(server) == (1, 2)
+
+
+async def test_an_import_whose_answer_was_lost_is_not_done_again(
+    ada: Reader, server: Running
+) -> None:
+    async def send(key: str, value: Any) -> str:
+        files = {"file": json.dumps(value).encode()}
+        headers = {"Idempotency-Key": key}
+        answer = await ada.ask("POST", "/lorebooks/import", files=files, headers=headers)
+        found: str = ok(answer, 201)["lorebook"]["id"]
+        # As if the process had died between storing the book and keeping the answer.
+        kept = "SELECT count(*) FROM idempotent_requests WHERE status IS NOT NULL"
+        forgotten = False
+        while not forgotten:  # it is kept behind the answer
+            async with server.parts.database.write() as session:
+                forgotten = bool(await session.scalar(text(kept)))
+                if forgotten:
+                    await session.execute(text("DELETE FROM idempotent_requests"))
+            await asyncio.sleep(0.01)
+        return found
+
+    first = await send("one", WORLD)
+    assert await send("one", WORLD) == first
+    other = await send("two", WORLD)
+    changed = await send("one", {**WORLD, "vendor": 1})
+    assert len({first, other, changed}) == 3
+    assert await counted(server) == (3, 6)
+
+
+async def test_the_index_hears_of_every_change(ada: Reader, server: Running) -> None:
+    async def heard() -> list[tuple[str, UUID, UUID | None]]:
+        async with server.parts.database.read() as session:
+            rows = list(await session.scalars(select(IndexChange).order_by(IndexChange.id)))
+        return [(row.kind, row.container_id, row.source_id) for row in rows]
+
+    async def later(before: list[Any]) -> list[Any]:
+        return [each for each in await heard() if each not in before]
+
+    await server.parts.worker.aclose()
+    found = await ada.import_book(WORLD)
+    book = UUID(found["lorebook"]["id"])
+    assert found["job_id"] is not None
+    assert await heard() == [("lore", book, None)]
+    before = await heard()
+    entry = await ada.new_entry(str(book))
+    assert await later(before) == [("lore", book, UUID(entry["id"]))]
+    character = await ada.account.new_character(character_book=FORMATS["character_book"])
+    assert ("lore", UUID(character["lorebook_id"]), None) in await heard()
+
+
+async def test_no_word_of_a_lorebook_is_readable_in_the_database(
+    ada: Reader, server: Running
+) -> None:
+    entry = {
+        "key": [CANARY],
+        "comment": CANARY,
+        "content": f"Of {CANARY}.",
+        CANARY: CANARY,
+        "order": CANARY,
+    }
+    value = {"name": CANARY, CANARY: [CANARY], "entries": {CANARY: entry}}
+    book = (await ada.import_book(value, filename=CANARY))["lorebook"]["id"]
+    await ada.new_entry(book, title=CANARY, content=CANARY, keys=[CANARY])
+    await ada.patch(f"/lorebooks/{book}", description=CANARY)
+    telltale = (CANARY.encode(), base64.b64encode(CANARY.encode()), CANARY.encode().hex().encode())
+    for table in ("lorebooks", "lore_entries", "index_changes", "jobs"):
+        async with server.parts.database.read() as session:
+            rows = (await session.execute(text(f"SELECT * FROM {table}"))).mappings().all()
+        for row in rows:
+            for column, stored in row.items():
+                data = stored if isinstance(stored, bytes) else str(stored).encode()
+                assert not any(each in data for each in telltale), (table, column)
+    assert await counted(server) == (1, 2)
+
+
+async def test_a_turn_reads_a_book_and_its_entries(ada: Reader, server: Running) -> None:
+    book = (await ada.import_book(WORLD))["lorebook"]["id"]
+    made = await ada.new_entry(book, keys=["new"])
+    sealer = await sealer_of(server, ada)
+    async with server.parts.database.read() as session:
+        fields, entries = await load_book(session, sealer, UUID(book))
+        ids = [entry_id for entry_id, _, _ in entries]
+        found = await load_entries(session, sealer, [*ids, UUID(book)], sealer.user_id)
+        theirs = await load_entries(session, sealer, ids, UUID(book))
+    assert fields.name == "book"
+    assert [place for _, place, _ in entries] == [0, 1, 2]
+    assert str(ids[2]) == made["id"]
+    assert entries[2][2].keys == NewLoreEntry(keys=["new"]).keys
+    assert found == {entry_id: entry for entry_id, _, entry in entries}
+    assert theirs == {}
+
+
+async def test_a_book_of_thousands_of_entries_comes_in_and_goes_out_in_its_order(
+    ada: Reader, server: Running
+) -> None:
+    entries = {str(n): {"uid": n, "key": [f"k{n}"], "content": f"c{n}"} for n in range(4_100)}
+    found = (await ada.import_book({"entries": entries}))["lorebook"]
+    assert found["entry_count"] == 4_100
+    assert await ada.export(found["id"]) == {"entries": entries}
+    sealer = await sealer_of(server, ada)
+    async with server.parts.database.read() as session:
+        _, loaded = await load_book(session, sealer, UUID(found["id"]))
+    assert [entry.keys for _, _, entry in loaded] == [entry["key"] for entry in entries.values()]
+
+
+async def test_changes_at_the_same_time_are_all_kept(ada: Reader) -> None:
+    book = await ada.new_book()
+    await asyncio.gather(*(ada.new_entry(book, title=str(n)) for n in range(8)))
+    entries = await ada.entries(book)
+    assert sorted(entry["place"] for entry in entries) == list(range(8))
+    assert await ada.revision(book) == 9
+    fields = {"sticky": 1, "cooldown": 2, "delay": 3, "group": "g", "outlet": "o"}
+    path = f"/lorebooks/{book}/entries/{entries[0]['id']}"
+    await asyncio.gather(*(ada.patch(path, **{name: fields[name]}) for name in fields))
+    changed = await ada.get(path)
+    assert {name: changed[name] for name in fields} == fields
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ("entries", "data", "spec", "type", "key", "keys", "content", "position")
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@ON_SQLITE_ALONE
+async def test_anything_that_is_uploaded_is_stored_or_refused(ada: Reader, server: Running) -> None:
+    values: list[object] = []
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(value=JSON_VALUES)
+    def collect(value: object) -> None:
+        values.append(value)
+
+    collect()
+    for value in values:
+        answer = await ada.upload(value)
+        assert answer.status_code in {201, 422}, (value, answer.text)
+        assert answer.status_code == 201 or answer.json()["type"].startswith("urn:talekeeper:")
+    books, _ = await counted(server)
+    assert books <= len(values)

@@ -1,0 +1,41 @@
+"""A Talekeeper that remembers, on each database, shared by the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.fakes.openai_server import OpenAIServer
+from tests.support.memory import embedding, remembering
+from tests.support.models import asking
+from tests.support.server import Running
+from tests.support.shared import ada, chat, shared_url
+
+__all__ = ["ada", "chat", "shared_url"]
+
+
+@pytest.fixture(scope="module")
+async def vectors() -> AsyncGenerator[OpenAIServer]:
+    """Where vectors come from: texts are near each other when they share words."""
+    async with OpenAIServer() as vectors:
+        yield vectors
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[OpenAIServer]:
+    """Who replies."""
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    vectors: OpenAIServer,
+    model: OpenAIServer,
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("data")
+    async with remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server:
+        yield server

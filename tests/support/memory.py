@@ -1,0 +1,236 @@
+"""What tests of memory need: an embedder to reason about, the index up to date, a look into it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.accounts.identity import Identity
+from backend.app import Parts, build_worker
+from backend.chats.models import Chat, Message
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.lorebooks.models import LoreEntry
+from backend.memory.index.protocol import Payload, VectorIndex
+from backend.memory.outbox import RECONCILE
+from tests.fakes.openai_server import OpenAIServer
+from tests.integration.turns.seeding import identity_of, seed
+from tests.support.server import ROOT, Account, Running, ok, running
+
+API = "/api/v1"
+DIMENSION = 256
+MODEL_FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "minilm-l6-v2-int8"
+
+
+def embedding(
+    model: OpenAIServer, *, name: str = "words", dimension: int = DIMENSION
+) -> dict[str, Any]:
+    """Settings of a Talekeeper whose vectors come from this server: one number a word, hashed."""
+    return {
+        "embedder": "openai",
+        "embedding_base_url": model.url,
+        "embedding_model": name,
+        "embedding_dimension": dimension,
+    }
+
+
+@contextlib.asynccontextmanager
+async def remembering(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Running]:
+    """A Talekeeper that keeps its index in `folder`, with a worker beside it where it has none."""
+    async with running(url, folder, **settings) as server, working(server.parts):
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def working(parts: Parts) -> AsyncGenerator[None]:
+    """On PostgreSQL: what `talekeeper work` does, in this process, for only one opens an index."""
+    if parts.settings.embedded or not parts.settings.job_workers:
+        yield
+        return
+    keys = JobKeys(parts.database, ROOT)
+    worker = build_worker(parts.settings, parts.queue, keys, parts.memory, takes_queued=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        await worker.aclose()
+
+
+async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> Any:
+    """Ask again and again until the answer is true."""
+    async with asyncio.timeout(seconds):
+        while not (answer := await found()):  # it is far away: nothing to wait on
+            await asyncio.sleep(0.02)
+    return answer
+
+
+async def jobs_left(server: Running) -> list[Job]:
+    """Jobs of the index that are not over, but for the nightly one."""
+    query = select(Job).where(
+        Job.kind.like("memory.%"), Job.kind != RECONCILE, Job.state.not_in(("done", "dead"))
+    )
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(query))
+
+
+async def settled(server: Running) -> None:
+    """Wait until the index shows what stands in the database."""
+
+    async def are_done() -> bool:
+        return not await jobs_left(server)
+
+    await until(are_done)
+
+
+async def tell(
+    server: Running, account: Account, chat_id: str, texts: Iterable[str], *, indexed: bool = True
+) -> list[Message]:
+    """Add lines at the end of a chat, and see them indexed."""
+    made = await seed(server, account, chat_id, texts)
+    identity = await identity_of(server, account)
+    await note(server, identity, chat_id, [line.id for line in made])
+    if indexed:
+        await settled(server)
+    return made
+
+
+async def note(
+    server: Running, identity: Identity, chat_id: str, message_ids: Sequence[UUID] | None
+) -> None:
+    """Have messages indexed that were written behind the server's back."""
+    async with server.parts.database.write() as session:
+        await server.parts.index.changed(
+            session,
+            identity,
+            kind="message",
+            container_id=UUID(chat_id),
+            source_ids=message_ids,
+        )
+
+
+async def search(account: Account, words: str, **query: Any) -> list[dict[str, Any]]:
+    """What a person finds, best first."""
+    answer = ok(await account.client.get(f"{API}/search", params={"q": words, **query}))
+    items: list[dict[str, Any]] = answer["items"]
+    return items
+
+
+async def texts_found(account: Account, words: str, **query: Any) -> list[str]:
+    """The texts alone."""
+    return [item["text"] for item in await search(account, words, **query)]
+
+
+async def preview(account: Account, chat_id: str, text: str | None = None) -> dict[str, Any]:
+    """The context of the turn that would come now, with its prompt."""
+    query = {"prompt": "true", **({"text": text} if text else {})}
+    found: dict[str, Any] = ok(
+        await account.client.get(f"{API}/chats/{chat_id}/context", params=query)
+    )
+    return found
+
+
+async def context_of(account: Account, message_id: str) -> dict[str, Any]:
+    """The stored context of a reply."""
+    found: dict[str, Any] = ok(await account.client.get(f"{API}/messages/{message_id}/context"))
+    return found
+
+
+async def take_turn(account: Account, chat_id: str, **body: Any) -> str:
+    """A turn to its end; the id of the reply."""
+    events = await account.turn(chat_id, **body)
+    assert events[-1].name == "turn.completed", events[-1]
+    reply_id: str = events[0].data["reply_id"]
+    return reply_id
+
+
+async def set_chat(account: Account, chat_id: str, **settings: Any) -> None:
+    """Merge into a chat's settings."""
+    ok(await account.client.patch(f"{API}/chats/{chat_id}/settings", json=settings))
+
+
+async def texts_worded(account: Account, words: str, **query: Any) -> list[str]:
+    """Texts that hold a word of these, or stand near one: meaning alone does not count."""
+    found = await search(account, words, **query)
+    return [item["text"] for item in found if {"sparse", "sparse_window"} & item["signals"].keys()]
+
+
+def remembered(context: dict[str, Any], kind: str = "memory") -> list[str]:
+    """Texts of what was retrieved, by rank."""
+    return [item["text"] for item in context["retrieved"] if item["kind"] == kind]
+
+
+def reasons(context: dict[str, Any]) -> dict[str, str]:
+    """Why each piece of lore is in a prompt, by its title."""
+    items = [*context["items"], *context["retrieved"]]
+    return {item["title"]: item["reason"] for item in items if item["kind"] == "lore"}
+
+
+def whole(context: dict[str, Any]) -> str:
+    """Everything that is sent."""
+    return "\n".join(message["text"] for message in context["prompt"])
+
+
+async def new_book(account: Account, *entries: dict[str, Any], **fields: Any) -> str:
+    """A lorebook with these entries; its id."""
+    body = {"name": "The coast", **fields}
+    book_id: str = ok(await account.client.post(f"{API}/lorebooks", json=body), 201)["id"]
+    for entry in entries:
+        await new_entry(account, book_id, **entry)
+    return book_id
+
+
+async def new_entry(account: Account, book_id: str, **fields: Any) -> str:
+    """A lorebook entry; its id."""
+    made = await account.client.post(f"{API}/lorebooks/{book_id}/entries", json=fields)
+    entry_id: str = ok(made, 201)["id"]
+    return entry_id
+
+
+async def link(account: Account, chat_id: str, book_id: str, state: str = "linked") -> None:
+    """Link a book to a chat, or switch it off there."""
+    path = f"{API}/chats/{chat_id}/lorebooks/{book_id}"
+    ok(await account.client.put(path, json={"state": state}))
+
+
+async def points_of(index: VectorIndex, owner_id: UUID) -> list[Payload]:
+    """Every point of a user's."""
+    return [payload async for page in index.scan(owner_id) for _, payload in page]
+
+
+def rows_of(points: Iterable[Payload]) -> Counter[UUID]:
+    """How many points each row has, scenes aside; short texts have one."""
+    return Counter(point.source_id for point in points if point.kind != "scene")
+
+
+async def stored_rows(server: Running, owner_id: UUID) -> set[UUID]:
+    """Everything of a user's that ought to be in the index."""
+    async with server.parts.database.read() as session:
+        messages = await session.scalars(
+            select(Message.id).join(Chat).where(Chat.user_id == owner_id)
+        )
+        entries = await session.scalars(select(LoreEntry.id).where(LoreEntry.user_id == owner_id))
+        return {*messages, *entries}
+
+
+async def reconcile(server: Running) -> None:
+    """Compare both sides now, and not in the night; wait for what comes of it."""
+    parts = server.parts
+    async with parts.database.write() as session:
+        job = await session.scalar(select(Job).where(Job.kind == RECONCILE, Job.state == "queued"))
+        assert job is not None
+        job.run_after = job.created_at
+        first = job.id
+    parts.queue.wake()
+
+    async def is_over() -> bool:
+        async with parts.database.read() as session:
+            return await session.get(Job, first) is None
+
+    await until(is_over)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.memory.chunks import CHUNK_WORDS, chunked
+from backend.memory.documents import (
+    Line,
+    event_document,
+    lore_documents,
+    message_documents,
+    scene_document,
+)
+
+CHAT, SCENE = uuid4(), uuid4()
+MAY = datetime(2023, 5, 7, 20, 15, tzinfo=UTC)
+
+
+def line(text: str, author: str = "Mira", *, scene: UUID = SCENE, position: int = 3) -> Line:
+    return Line(
+        id=uuid4(),
+        container_id=CHAT,
+        author=author,
+        text=text,
+        said_at=MAY,
+        position=position,
+        scene_id=scene,
+        version=7,
+    )
+
+
+def words(count: int, word: str = "word") -> str:
+    return " ".join(f"{word}{number}" for number in range(count))
+
+
+def test_terms_get_the_date_of_a_line_and_its_vector_does_not() -> None:
+    (document,) = message_documents(line("The door is locked."), before=[], after=[])
+    assert document.text == "7 May 2023. Mira: The door is locked."
+    assert document.dense_text == "Mira: The door is locked."
+    assert document.said_at == int(MAY.timestamp())
+
+
+def test_a_window_takes_in_what_stands_next_to_a_line_in_its_scene() -> None:
+    above = [line("one", "Ben"), line("two"), line("three", "Ben")]
+    below = [line("four", "Ben"), line("five", scene=uuid4())]
+    (document,) = message_documents(line("HERE"), before=above, after=below)
+    assert document.sparse_window == "7 May 2023\nMira: two\nBen: three\nMira: HERE\nBen: four"
+    assert document.dense_window == "Ben: three\nMira: HERE\nBen: four"
+
+
+def test_a_window_for_vectors_takes_the_near_ends_of_long_neighbours() -> None:
+    (document,) = message_documents(
+        line("HERE"), before=[line(words(150, "a"))], after=[line(words(150, "b"))]
+    )
+    window = (document.dense_window or "").split()
+    assert len(window) < 100
+    assert "a149" in window
+    assert "b0" in window
+    assert "a0" not in window
+
+
+def test_a_long_message_becomes_chunks_that_know_their_neighbours() -> None:
+    documents = message_documents(line(words(450)), before=[line("before")], after=[line("after")])
+    assert [document.chunk for document in documents] == list(range(len(documents)))
+    assert len(documents) == 3
+    assert all(document.words <= CHUNK_WORDS for document in documents)
+    assert "before" in (documents[0].dense_window or "")
+    assert "after" in (documents[-1].dense_window or "")
+    assert "Mira: after" not in (documents[0].dense_window or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_question"),
+    [
+        ("Where to?", True),
+        ("*She frowns.* “Where to?”*", True),
+        ("Where? Here.", False),
+        ("", False),
+    ],
+)
+def test_a_question_is_told_by_how_it_ends(text: str, is_question: bool) -> None:
+    (document,) = message_documents(line(text), before=[], after=[])
+    assert document.is_question is is_question
+
+
+def test_a_line_of_nobody_stands_without_a_name() -> None:
+    (document,) = message_documents(line("The sun sets.", ""), before=[], after=[])
+    assert document.dense_text == "The sun sets."
+
+
+def test_a_scene_is_all_its_lines_for_terms_alone() -> None:
+    first, second = line("one"), replace(line("two", "Ben", position=4), version=9)
+    document = scene_document(SCENE, [first, second])
+    assert document.text == "7 May 2023\nMira: one\nBen: two"
+    assert document.dense_text == ""
+    assert (document.kind, document.source_id, document.scene_id) == ("scene", SCENE, SCENE)
+    assert (document.position, document.version) == (3, 9)
+
+
+def test_title_and_keys_stand_in_each_chunk_of_an_entry() -> None:
+    documents = lore_documents(
+        uuid4(), uuid4(), title="Moonwell", keys=["well", "silver water"], content=words(300),
+        version=1,
+    )  # fmt: skip
+    assert len(documents) == 2
+    assert all(each.text.startswith("Moonwell, well, silver water\n") for each in documents)
+
+
+def test_an_entry_without_title_and_keys_is_its_content() -> None:
+    (document,) = lore_documents(uuid4(), uuid4(), title="", keys=[], content=" Hm. ", version=1)
+    assert document.text == "Hm."
+
+
+def test_an_event_says_when_where_and_who_in_both_halves() -> None:
+    document = event_document(
+        uuid4(), uuid4(), summary="The bridge fell.", when="third day of frost", where="Aldern",
+        who=["Mira", "Ben"], keywords=["bridge"], said_at=MAY, version=1,
+    )  # fmt: skip
+    assert document.dense_text == "third day of frost, Aldern, Mira, Ben: The bridge fell."
+    assert document.text == f"7 May 2023\n{document.dense_text}\nbridge"
+
+
+def test_an_event_of_no_time_and_place_is_its_summary() -> None:
+    document = event_document(
+        uuid4(), uuid4(), summary="It rained.", when="", where="", who=[], keywords=[],
+        said_at=None, version=1,
+    )  # fmt: skip
+    assert (document.text, document.said_at) == ("It rained.", 0)
+
+
+def test_a_short_text_is_one_chunk() -> None:
+    assert chunked(" All of it. ") == ["All of it."]
+    assert chunked("") == [""]
+
+
+def test_a_text_is_cut_between_paragraphs_where_that_will_do() -> None:
+    parts = chunked(f"{words(8, 'a')}\n\n{words(8, 'b')}", words=10, overlap=0)
+    assert parts == [words(8, "a"), words(8, "b")]
+
+
+def test_a_paragraph_is_cut_between_sentences_where_that_will_do() -> None:
+    parts = chunked("One two three. Four five six! Seven eight.", words=4, overlap=0)
+    assert parts == ["One two three.", "Four five six!", "Seven eight."]
+
+
+def test_a_part_begins_with_the_end_of_the_one_before() -> None:
+    parts = chunked(words(25), words=10, overlap=3)
+    assert parts[1].split()[:3] == parts[0].split()[-3:]
+
+
+def test_a_text_without_spaces_is_cut_as_well() -> None:
+    parts = chunked("字" * 10_000)
+    assert len(parts) > 3
+    assert max(map(len, parts)) <= CHUNK_WORDS * 12 + 40
+
+
+def test_an_overlap_must_be_less_than_a_part() -> None:
+    with pytest.raises(ValueError, match="overlap"):
+        chunked("a b c", words=2, overlap=2)
+
+
+texts = st.text(st.sampled_from("ab .\n?!字"), max_size=400)
+
+
+@given(texts, st.integers(2, 20))
+def test_without_overlap_the_parts_are_the_text(text: str, size: int) -> None:
+    parts = chunked(text, words=size, overlap=0)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+@given(texts, st.integers(3, 20), st.integers(0, 2))
+def test_no_part_is_too_long_and_none_is_empty(text: str, size: int, overlap: int) -> None:
+    parts = chunked(text, words=size, overlap=overlap)
+    assert all(len(part.split()) <= size for part in parts)
+    assert all(parts) or not text.strip()

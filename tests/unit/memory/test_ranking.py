@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from uuid import UUID, uuid4, uuid5
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.memory.index.protocol import Hit, Kind, Payload
+from backend.memory.ranking import (
+    SIGNALS,
+    Candidate,
+    Signal,
+    Thresholds,
+    Weights,
+    gather,
+    rank,
+    relevant,
+)
+
+OWNER, CHAT = uuid4(), uuid4()
+PLAIN = Weights(
+    dense=0.5, sparse=0.5, dense_window=0, sparse_window=0, scene=0.5, speaker=0.2, length=0,
+    question=0, span=0.3,
+)  # fmt: skip
+
+
+def hit(
+    name: str,
+    score: float,
+    *,
+    kind: Kind = "message",
+    row: str = "",
+    chunk: int = 0,
+    scene: UUID | None = None,
+    said_at: int = 0,
+    speaker: int = 0,
+    words: int = 10,
+    is_question: bool = False,
+) -> Hit:
+    payload = Payload(
+        owner_id=OWNER,
+        kind=kind,
+        container_id=CHAT,
+        source_id=uuid5(CHAT, row or name),
+        chunk=chunk,
+        scene_id=scene,
+        said_at=said_at,
+        speaker=speaker,
+        words=words,
+        is_question=is_question,
+    )
+    return Hit(uuid5(OWNER, f"{name}/{chunk}"), score, payload)
+
+
+def rows(ranked: list[Candidate]) -> list[UUID]:
+    return [candidate.payload.source_id for candidate in ranked]
+
+
+def named(*names: str) -> list[UUID]:
+    return [uuid5(CHAT, name) for name in names]
+
+
+def test_nothing_found_is_nothing_ranked() -> None:
+    assert rank({}) == []
+    assert rank({"dense": [], "scene": [hit("s", 3, kind="scene")]}) == []
+
+
+def test_what_two_signals_find_stands_above_what_one_finds_as_well() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("both", 0.6), hit("dense", 0.6), hit("low", 0.1)],
+        "sparse": [hit("both", 8), hit("terms", 8), hit("low", 1)],
+    }
+    assert rows(rank(found, weights=PLAIN))[0] == uuid5(CHAT, "both")
+
+
+def test_how_far_a_score_is_ahead_counts_and_not_its_place_alone() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("a", 0.52), hit("b", 0.51), hit("c", 0.1)],
+        "sparse": [hit("b", 20), hit("a", 2), hit("c", 1)],
+    }
+    assert rows(rank(found, weights=PLAIN)) == named("b", "a", "c")
+
+
+def test_each_signal_is_handed_on_as_the_index_scored_it() -> None:
+    ranked = rank({"dense": [hit("a", 0.42)], "sparse": [hit("a", 7.5)]}, weights=PLAIN)
+    assert ranked[0].signals == {"dense": 0.42, "sparse": 7.5}
+
+
+def test_a_scene_lifts_its_lines_and_is_no_memory_itself() -> None:
+    near, far = uuid4(), uuid4()
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("far", 0.41, scene=far), hit("near", 0.4, scene=near), hit("x", 0.1)],
+        "scene": [hit("s1", 9, kind="scene", scene=near), hit("s2", 1, kind="scene", scene=far)],
+    }
+    assert rows(rank(found, weights=PLAIN)) == named("near", "far", "x")
+
+
+def test_who_is_named_is_believed_to_have_said_it() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("other", 0.41, speaker=1), hit("named", 0.4, speaker=2), hit("x", 0.1)]
+    }
+    assert rows(rank(found, weights=PLAIN, speakers={2})) == named("named", "other", "x")
+
+
+def test_what_was_said_in_the_time_that_is_named_comes_first() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("late", 0.41, said_at=200), hit("then", 0.4, said_at=100), hit("x", 0.1)]
+    }
+    assert rows(rank(found, weights=PLAIN, spans=[(50, 150)]))[0] == uuid5(CHAT, "then")
+    assert rows(rank(found, weights=PLAIN, spans=[(50, 100)]))[0] == uuid5(CHAT, "late")
+
+
+def test_age_only_breaks_ties() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [
+            hit("best", 0.5, said_at=1),
+            hit("old", 0.4, said_at=2),
+            hit("new", 0.4, said_at=900),
+            hit("x", 0.1, said_at=1000),
+        ]
+    }
+    assert rows(rank(found, weights=PLAIN)) == named("best", "new", "old", "x")
+
+
+def test_a_query_for_what_is_new_gets_it() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("old", 0.42, said_at=1), hit("new", 0.4, said_at=900), hit("x", 0.1)]
+    }
+    assert rows(rank(found, weights=PLAIN, wants_recent=True))[0] == uuid5(CHAT, "new")
+
+
+def test_a_bare_question_stands_below_an_answer() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("asks", 0.41, is_question=True), hit("says", 0.4), hit("x", 0.1)]
+    }
+    assert rows(rank(found))[0] == uuid5(CHAT, "says")
+
+
+def test_a_row_comes_once_by_its_best_chunk() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("a", 0.5, chunk=3), hit("b", 0.4), hit("a", 0.3, chunk=1)]
+    }
+    ranked = rank(found, weights=PLAIN)
+    assert rows(ranked) == named("a", "b")
+    assert ranked[0].payload.chunk == 3
+
+
+def test_lore_is_not_behind_messages_for_having_no_window() -> None:
+    lore, message = hit("lore", 0.5, kind="lore"), hit("line", 0.4)
+    found: dict[Signal, list[Hit]] = {
+        "dense": [lore, message, hit("x", 0.1)],
+        "dense_window": [message, hit("x", 0.1)],
+    }
+    weights = Weights(length=0, question=0)
+    assert rows(rank(found, weights=weights))[0] == uuid5(CHAT, "lore")
+
+
+def test_two_hits_are_no_sample_of_what_a_poor_score_is() -> None:
+    found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 9), hit("b", 8)]}
+    assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.5, 0.44]
+
+
+def test_answers_of_one_signal_come_together() -> None:
+    one, two, three = hit("a", 1), hit("b", 2), hit("c", 3)
+    found = gather(["dense", "sparse", "dense"], [[one], [two], [three]])
+    assert found == {"dense": [one, three], "sparse": [two]}
+
+
+def candidate(name: str, **signals: float) -> Candidate:
+    one = hit(name, 0)
+    known: dict[Signal, float] = {each: signals[each] for each in SIGNALS if each in signals}
+    return Candidate(id=one.id, payload=one.payload, score=0.5, signals=known)
+
+
+LEAST = Thresholds(dense=0.4, sparse=10, best=1)
+
+
+def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
+    kept = relevant(
+        [
+            candidate("meaning", dense=0.4),
+            candidate("words", sparse_window=10),
+            candidate("halves", dense_window=0.2, sparse=5),
+            candidate("little", dense=0.2, sparse=4),
+        ],
+        LEAST,
+    )
+    assert rows(kept) == named("meaning", "words", "halves")
+
+
+def test_where_nothing_is_near_nothing_comes_back() -> None:
+    far = [candidate("a", dense=0.5), candidate("b", dense=0.45)]
+    assert relevant(far, LEAST) == far
+    assert relevant(far, Thresholds(dense=0.4, sparse=10, best=1.5)) == []
+
+
+def test_without_vectors_words_count_twice() -> None:
+    alone = [candidate("a", sparse=5)]
+    assert relevant(alone, LEAST) == alone
+    assert relevant([*alone, candidate("b", dense=0.5)], LEAST) == [candidate("b", dense=0.5)]
+
+
+def test_thresholds_of_zero_let_everything_through() -> None:
+    far = [candidate("a", dense=-0.1)]
+    assert relevant(far, Thresholds(dense=0, sparse=0)) == far
+
+
+def test_the_shipped_weights_of_signals_sum_to_one() -> None:
+    weights = Weights()
+    total = sum(getattr(weights, name) for name in (*SIGNALS, "speaker"))
+    assert total == pytest.approx(1)
+
+
+scores = st.lists(
+    st.tuples(st.integers(0, 30), st.floats(-1, 40, allow_nan=False, width=32)),
+    max_size=40,
+    unique_by=lambda pair: pair[0],
+)
+
+
+@given(st.dictionaries(st.sampled_from(SIGNALS[:4]), scores, max_size=4))
+def test_whatever_was_found_is_ranked_once_by_finite_scores(
+    given_scores: dict[Signal, list[tuple[int, float]]],
+) -> None:
+    found: dict[Signal, list[Hit]] = {
+        signal: sorted(
+            (hit(str(number), score) for number, score in pairs), key=lambda each: -each.score
+        )
+        for signal, pairs in given_scores.items()
+    }
+    ranked = rank(found)
+    values = [each.score for each in ranked]
+    assert len(set(rows(ranked))) == len(ranked)
+    assert set(rows(ranked)) == {each.payload.source_id for hits in found.values() for each in hits}
+    assert values == sorted(values, reverse=True)
+    assert np.isfinite(values).all()
+
+
+@given(scores, st.floats(0.1, 10), st.floats(-3, 3))
+def test_the_scale_of_a_signal_does_not_matter(
+    pairs: list[tuple[int, float]], factor: float, shift: float
+) -> None:
+    # Of ten hits and more: fewer are measured from zero.
+    many = [*pairs, *((100 + number, float(number)) for number in range(10))]
+    plain: dict[Signal, list[Hit]] = {"dense": [hit(str(each), score) for each, score in many]}
+    scaled: dict[Signal, list[Hit]] = {
+        "dense": [hit(str(each), score * factor + shift) for each, score in many]
+    }
+    before = {each.id: each.score for each in rank(plain)}
+    after = {each.id: each.score for each in rank(scaled)}
+    assert after == pytest.approx(before, abs=1e-6)

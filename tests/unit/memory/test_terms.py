@@ -1,0 +1,168 @@
+"""Terms: the same word of a document and of a query must meet, in any language."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.memory import terms
+from backend.memory.stop_words import ELIDED, STOP_WORDS
+from backend.memory.terms import LATIN, TermCounter, blinded
+from backend.vault.blinding import Blinder
+from backend.vault.sealing import Sealer
+
+COUNTER = TermCounter()
+
+
+def blinder() -> Blinder:
+    return Blinder(Sealer(uuid4(), {1: bytes(32)}, user_key=os.urandom(32)))
+
+
+def test_words_are_stemmed_and_stop_words_are_out() -> None:
+    assert COUNTER.document("The dragons were flying; a dragon flies!") == {
+        "dragon": 2,
+        "fli": 2,
+    }
+
+
+MEETINGS = [
+    ("She carried the swords into the burning castle.", "Which castles burned?", 2),
+    ("Die Drachen flogen über die Burgen und verbrannten alles.", "Wo ist der Drache?", 1),
+    ("Die Drachen flogen über die Burgen und verbrannten alles.", "Drachen Burg", 2),
+    ("Les chevaliers sont entrés dans la forêt avec leurs chevaux.", "un chevalier", 1),
+    ("L'épée d'Artagnan était dans le château.", "Artagnan château", 2),
+    ("Los dragones volaron sobre las montañas y quemaron todo.", "dragón montaña", 2),
+    ("I cavalieri sono entrati nella foresta con il loro re.", "cavaliere foresta", 2),
+    ("Os dragões voaram sobre as montanhas e queimaram tudo.", "montanha", 1),
+    ("De draken vlogen over de kastelen en het was een ramp.", "draken", 1),
+    ("Drakarna flög över bergen och brände upp allt som var där.", "drakar berg", 2),
+    ("Она читала книги о драконах в старой башне.", "книга дракон", 2),
+    ("Ο δράκος πέταξε πάνω από τα βουνά.", "δράκος βουνά", 2),
+    ("東京の猫は魚を食べた。", "猫", 1),
+    ("東京の猫は魚を食べた。", "東京", 1),
+    ("龙在城堡上空飞翔", "城堡", 1),
+    ("드래곤이 성 위로 날아갔다", "드래곤", 2),
+    ("มังกรบินเหนือปราสาท", "ปราสาท", 5),
+    ("The CAFÉ on Straße 12 was ﬁne.", "café strasse 12 fine", 4),
+    ("Caroline’s painting of O'Brien", "Caroline O’Brien paintings", 3),
+    ("Room ４２ is locked.", "room 42", 2),
+    ("You will die where the dragon died.", "die dragon die", 2),
+]
+
+
+@pytest.mark.parametrize(("document", "query", "count"), MEETINGS)
+def test_a_query_meets_a_document_of_its_language(document: str, query: str, count: int) -> None:
+    stored, asked = COUNTER.document(document), COUNTER.query(query)
+    assert len(stored.keys() & asked.keys()) == count
+
+
+def test_a_word_that_is_a_stop_word_elsewhere_does_not_outvote_the_rest() -> None:
+    # `sea` is a Spanish stop word.
+    found = COUNTER.document("The sea, the sea, the sea, and a sea again: storms at sea.")
+    assert found == {"sea": 5, "storm": 1}
+
+
+def test_a_query_that_says_its_language_is_stemmed_in_that_alone() -> None:
+    assert COUNTER.query("What did the knights do in their castles?") == {
+        "knight": 1.0,
+        "castl": 1.0,
+    }
+
+
+def test_a_query_that_does_not_is_stemmed_in_all_with_the_default_first() -> None:
+    found = COUNTER.query("Drachen")
+    assert found["drachen"] == 1.0
+    assert found["drach"] == terms.OTHER_LANGUAGE_WEIGHT
+    german = TermCounter("german").query("Drachen")
+    assert german["drach"] == 1.0
+    assert german["drachen"] == terms.OTHER_LANGUAGE_WEIGHT
+
+
+def test_a_document_that_does_not_say_its_language_is_in_the_default_one() -> None:
+    assert TermCounter("german").document("Drachen") == {"drach": 1}
+    assert COUNTER.document("Drachen") == {"drachen": 1}
+
+
+def test_a_term_that_is_said_twice_counts_once_in_a_query() -> None:
+    assert COUNTER.query("the dragon, the Dragons") == {"dragon": 1.0}
+
+
+def test_a_text_may_hold_several_scripts() -> None:
+    found = COUNTER.document("The sword of Москва and 東京")
+    assert set(found) == {"sword", "москв", "東京", "東", "京"}
+
+
+@pytest.mark.parametrize("text", ["", "   ", "…!?", "the of and", "\x00", "'", "''''", "🐉"])
+def test_a_text_without_words_has_no_terms(text: str) -> None:
+    assert COUNTER.document(text) == {}
+    assert COUNTER.query(text) == {}
+    assert len(COUNTER.sparse(text, blinder()).ids) == 0
+
+
+def test_a_word_without_end_is_cut() -> None:
+    [term] = COUNTER.document("x" * 100_000)
+    assert len(term) <= terms.LONGEST_TERM
+
+
+@given(st.text())
+def test_any_text_has_terms_and_no_term_is_empty(text: str) -> None:
+    assert all(COUNTER.document(text))
+    assert all(COUNTER.query(text))
+
+
+def test_a_default_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="klingon is none of"):
+        TermCounter("klingon")
+
+
+def test_weights_are_those_of_bm25() -> None:
+    keys = blinder()
+    found = COUNTER.sparse("dragon dragon castle", keys, k1=1.2, b=0.75, average_length=6)
+    norm = 1.2 * (0.25 + 0.75 * 3 / 6)
+    assert dict(zip(found.ids.tolist(), found.weights.tolist(), strict=True)) == pytest.approx(
+        {
+            keys.term_id("dragon"): 2 * 2.2 / (2 + norm),
+            keys.term_id("castl"): 1 * 2.2 / (1 + norm),
+        }
+    )
+
+
+def test_a_long_text_lifts_its_terms_less_than_a_short_one() -> None:
+    keys = blinder()
+    short, long = (COUNTER.sparse(text, keys) for text in ("dragon", "dragon " + "forest " * 500))
+    place = long.ids.tolist().index(keys.term_id("dragon"))
+    assert short.weights[0] > 2 * long.weights[place]
+
+
+def test_two_terms_that_share_an_id_become_one() -> None:
+    class Clumsy(Blinder):
+        def term_id(self, stem: str) -> int:  # noqa: ARG002  # they are all one to it
+            return 7
+
+    vector = blinded({"a": 1.0, "b": 0.5}, Clumsy(Sealer(uuid4(), {1: bytes(32)}, user_key=b"k")))
+    assert (vector.ids.tolist(), vector.weights.tolist()) == ([7], [1.5])
+
+
+def test_threads_do_not_get_into_each_others_stems() -> None:
+    texts = [f"{word}s were flying over the castles" for word in ("dragon", "witch", "king")] * 200
+    expected = [COUNTER.document(text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(COUNTER.document, texts)) == expected
+
+
+def test_stop_words_look_as_words_do_when_they_are_looked_up() -> None:
+    for language, words in STOP_WORDS.items():
+        for word in words:
+            tokens = [token for token, _ in terms._tokens(word)]
+            # What French and Italian put in front of a word is no word by itself.
+            assert tokens == [word] or word.partition("'")[0] in ELIDED, (language, word)
+
+
+def test_every_language_has_a_stemmer() -> None:
+    for language in (*LATIN, *terms._SCRIPTS.values()):
+        assert terms._stem("a", language)
