@@ -54,6 +54,7 @@ from backend.jobs.worker import Worker
 from backend.logs import get_logger
 from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
+from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.entry_service import LoreEntryService
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.lorebooks.links import LorebookLinkService
@@ -93,6 +94,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *OPENING_CONTROLLERS,
     *CHAT_CONTROLLERS,
     *LOREBOOK_CONTROLLERS,
+    *LORE_ENTRY_CONTROLLERS,
     *LOREBOOK_LINK_CONTROLLERS,
     *TURN_CONTROLLERS,
     *MODEL_CONTROLLERS,

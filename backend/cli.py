@@ -141,7 +141,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             timeout_graceful_shutdown=10,
         )
         _greet(settings, address, [spec.id for spec in parts.registry.specs()])
-        await Server(config, parts.turns).serve(sockets=[listener])
+        await Server(config, parts.turns, parts.jobs).serve(sockets=[listener])
     return 0
 
 

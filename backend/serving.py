@@ -10,6 +10,7 @@ from collections.abc import Generator
 
 import uvicorn
 
+from backend.jobs.service import JobService
 from backend.turns.service import TurnService
 
 
@@ -21,12 +22,14 @@ class Server(uvicorn.Server):
     stream gets its last event and ends, and nothing is left to wait for.
     """
 
-    def __init__(self, config: uvicorn.Config, turns: TurnService) -> None:
+    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
         super().__init__(config)
         self._turns = turns
+        self._jobs = jobs
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end every turn, let the answers go out, and close the application."""
+        self._jobs.close()
         await asyncio.gather(super().shutdown(sockets), self._turns.close())
 
     @contextlib.contextmanager

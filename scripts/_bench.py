@@ -231,7 +231,7 @@ async def make_chat(
 def made_up_book(number: int, entries: int, lines: Sequence[tuple[str, str]]) -> bytes:
     """A World Info file: entries of 40 to 120 words, with three keys each.
 
-    Of every thirtieth entry one key is a word that up to 20 of the lines say; the other keys are
+    Of every fifteenth entry one key is a word that up to 20 of the lines say; the other keys are
     said nowhere. Contents are made of the lines; the last one ends in `lastentry<number>`.
     """
     draw = random.Random(100 + number)
@@ -252,7 +252,7 @@ def made_up_book(number: int, entries: int, lines: Sequence[tuple[str, str]]) ->
             "key": [
                 f"ruin{number}x{place}",
                 f"house of {number}x{place}",
-                f"oath{number}x{place}" if place % 30 else draw.choice(rare),
+                f"oath{number}x{place}" if place % 15 else draw.choice(rare),
             ],
             "keysecondary": [],
             "comment": f"Entry {number}.{place}",
@@ -346,7 +346,7 @@ async def until_indexed(account: Account) -> None:
         async with parts.database.read() as session:
             if await session.scalar(noted) is None:
                 break
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
     if worker is not None:
         await worker.aclose()
 

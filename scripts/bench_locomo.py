@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from backend.chats.models import Message
 from backend.chats.scenes import place_in_scene
 from backend.logs import configure_logging
-from backend.memory import querying, ranking
+from backend.memory import mmr, querying, ranking
 from backend.memory.collections import Collections
 from backend.memory.documents import WINDOW, Line, message_documents, scene_document
 from backend.memory.embedding.local import LocalEmbedder
@@ -49,7 +49,7 @@ from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Part, Point, Query, Scope, VectorIndex
 from backend.memory.points import Blinders, PointMaker, speaker_id
-from backend.memory.ranking import Found, Weights
+from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import Ask, MemorySearch
 from backend.memory.terms import TermCounter
 from backend.vault.sealing import Sealer
@@ -91,8 +91,8 @@ class Searched:
     speakers: frozenset[int]
     reading: querying.Reading
     plain: Found
-    service: tuple[UUID, ...]
-    relevant: tuple[UUID, ...]
+    relevant: frozenset[UUID]
+    vectors: Mapping[UUID, Floats]
 
 
 @dataclass
@@ -276,10 +276,10 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         speakers=frozenset(speaker_id(name, blinder) for name in reading.names),
         reading=reading,
         plain=await verbatim(desk, question, where),
-        service=tuple(each.payload.source_id for each in findings.candidates),
-        relevant=tuple(each.payload.source_id for each in ranking.relevant(findings.candidates)),
+        relevant=frozenset(each.id for each in ranking.relevant(findings.candidates)),
+        vectors=findings.vectors,
     )
-    if ranked(searched, Weights()) != list(searched.service):
+    if ranked(searched, Weights()) != list(findings.candidates):
         raise SystemExit("The search service ranks otherwise than its parts do.")
     return searched
 
@@ -299,16 +299,22 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[Part]) -> Fou
     return {"dense": dense_hits, "sparse": sparse_hits}
 
 
-def ranked(searched: Searched, weights: Weights) -> list[UUID]:
+def ranked(searched: Searched, weights: Weights) -> list[Candidate]:
     """Turns, best first."""
-    candidates = ranking.rank(
+    return ranking.rank(
         searched.found,
         weights=weights,
         speakers=searched.speakers,
         spans=searched.reading.spans,
         wants_recent=searched.reading.wants_recent,
     )
-    return [candidate.payload.source_id for candidate in candidates]
+
+
+def listed(searched: Searched, candidates: Sequence[Candidate]) -> list[UUID]:
+    """Turns as they are brought up: the first ones without what says the same."""
+    most = len(searched.vectors)
+    chosen = mmr.select(candidates[:most], searched.vectors, count=most)
+    return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
 def fused_by_rank(found: Found, k: float) -> list[UUID]:
@@ -401,15 +407,15 @@ def score(
         used.append(weights)
         for searched in part:
             plain = searched.plain
-            kept = set(searched.relevant)
             order = ranked(searched, weights)
+            kept = [each for each in order if each.id in searched.relevant]
             orders = {
                 "dense alone": [hit.payload.source_id for hit in plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in plain["sparse"]],
                 "RRF k=60": fused_by_rank(plain, 61),
                 "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
-                "Talekeeper": order,
-                "with its min_relevance": [each for each in order if each in kept],
+                "Talekeeper": listed(searched, order),
+                "with its min_relevance": listed(searched, kept),
             }
             for name, turns in orders.items():
                 gold = searched.question.gold

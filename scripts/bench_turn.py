@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice, pairwise
@@ -194,10 +194,12 @@ async def time_turns(
     model: StopwatchModel,
     turns: int,
     texts: Sequence[str] = (),
+    settle: Callable[[], Awaitable[None]] | None = None,
 ) -> Timed:
     """Milliseconds from writing each request to the model's being called.
 
     A plain socket, so that no client's work is measured. What is said are the `texts`, if any.
+    Between two turns there are 20 ms, and whatever `settle` waits for.
     """
     timed = Timed()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -220,6 +222,8 @@ async def time_turns(
             timed.starts.append(started)
             timed.replies += re.findall(r'"message_id":"([0-9a-f-]+)"', answer.decode())[-1:]
         await asyncio.sleep(0.02)
+        if settle is not None:
+            await settle()
     writer.close()
     return timed
 
@@ -357,10 +361,21 @@ async def bench_lore(
             settings, database, "bench-lore", is_new=False, registry=registry
         )
     name = database.url.get_backend_name()
-    said = questions(lines, options.turns + WARM_UP)
+    said = questions(lines, 2 * (options.turns + WARM_UP))
+
+    async def settle() -> None:
+        """Let the last turn be indexed, as while people read. On PostgreSQL others do that."""
+        if account.parts.settings.embedded:
+            await until_indexed(account)
+
     async with serving(account.parts) as port:
         with Watch(*(watched for watched, _ in STAGES)) as watch:
-            timed = await time_turns(port, account.token, chat_id, model, options.turns, said)
+            timed = await time_turns(
+                port, account.token, chat_id, model, options.turns, said, settle
+            )
+        hurried = await time_turns(
+            port, account.token, chat_id, model, options.turns, said[options.turns + WARM_UP :]
+        )
         async with client(account, port) as api:
             counts = await came_in(api, timed.replies[:: max(1, len(timed.replies) // 10)])
         floor = await time_floor(database, account.identity, chat_id, options.turns)
@@ -369,6 +384,7 @@ async def bench_lore(
     return [
         _row(name, what, timed.times, f"{note}; {owned:,} points are the user's"),
         *stages(name, watch, timed),
+        _row(name, "  the same while the last is indexed", hurried.times),
         _row(name, "  floor: read and unseal", floor),
     ]
 

@@ -1,10 +1,10 @@
-"""Lorebooks: `/lorebooks`, their entries, and lorebook files in and out."""
+"""Lorebooks: `/lorebooks`, and lorebook files in and out."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -13,25 +13,19 @@ from backend.accounts.identity import Identity
 from backend.characters.answers import file_answer
 from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
 from backend.errors import PreconditionFailedError
-from backend.lorebooks.entries import LoreEntry
-from backend.lorebooks.entry_service import LoreEntryService
 from backend.lorebooks.errors import (
     LorebookFullError,
     LorebookNotFoundError,
-    LoreEntryNotFoundError,
     LoreFileError,
     LoreLimitError,
 )
 from backend.lorebooks.schemas import (
-    EntryOrder,
     ExportFormat,
     ImportedLorebook,
     LorebookFields,
     LorebookItem,
     LorebookView,
-    LoreEntryView,
     NewLorebook,
-    NewLoreEntry,
 )
 from backend.lorebooks.service import LorebookService
 from backend.wire import PATCHES, RAISES, Page, etag, page_limit
@@ -177,133 +171,10 @@ class LorebookController(Controller):
         return file_answer(await lorebooks.export(identity, lorebook_id, file_format))
 
 
-class LoreEntryController(Controller):
-    """Entries of lorebooks."""
-
-    path = "/lorebooks/{lorebook_id:uuid}/entries"
-    tags = TAGS
-
-    @get(
-        opt={RAISES: (LorebookNotFoundError,)},
-        operation_id="listLoreEntries",
-        summary="List a lorebook's entries",
-    )
-    async def list_entries(
-        self,
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-        limit: FromQuery[int] = 50,
-        after: FromQuery[int | None] = None,
-    ) -> Page[LoreEntryView]:
-        """Entries in their order. `after` is the place behind which the page begins."""
-        return await lore_entries.list_page(
-            identity, lorebook_id, limit=page_limit(limit), after=after
-        )
-
-    @post(
-        opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
-        operation_id="createLoreEntry",
-        summary="Make an entry",
-    )
-    async def create_entry(
-        self,
-        lorebook_id: FromPath[UUID],
-        data: JSONBody[NewLoreEntry],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-    ) -> Response[LoreEntryView]:
-        """Put an entry behind the others. What is absent is as World Info has it by default."""
-        return _tagged_entry(await lore_entries.create(identity, lorebook_id, data))
-
-    @put(
-        "/order",
-        status_code=204,
-        opt={RAISES: (LorebookNotFoundError,)},
-        operation_id="orderLoreEntries",
-        summary="Put a lorebook's entries in order",
-    )
-    async def order_entries(
-        self,
-        lorebook_id: FromPath[UUID],
-        data: JSONBody[EntryOrder],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-    ) -> None:
-        """Put all entries in this order: how they are listed and exported. Prompts go by `order`.
-
-        Each entry of the lorebook is named once.
-        """
-        await lore_entries.reorder(identity, lorebook_id, data.entry_ids)
-
-    @get(
-        "/{entry_id:uuid}",
-        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError)},
-        operation_id="getLoreEntry",
-        summary="Read an entry",
-    )
-    async def get_entry(
-        self,
-        lorebook_id: FromPath[UUID],
-        entry_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-    ) -> Response[LoreEntryView]:
-        """An entry, with all its fields."""
-        return _tagged_entry(await lore_entries.get(identity, lorebook_id, entry_id))
-
-    @patch(
-        "/{entry_id:uuid}",
-        opt={
-            RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError),
-            PATCHES: LoreEntry,
-        },
-        operation_id="patchLoreEntry",
-        summary="Change an entry",
-    )
-    async def patch_entry(
-        self,
-        request: AnyRequest,
-        lorebook_id: FromPath[UUID],
-        entry_id: FromPath[UUID],
-        data: JSONBody[dict[str, Any]],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-    ) -> Response[LoreEntryView]:
-        """Merge into an entry: what is absent stays, null goes back to the default."""
-        view = await lore_entries.patch(
-            identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
-        )
-        return _tagged_entry(view)
-
-    @delete(
-        "/{entry_id:uuid}",
-        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError)},
-        operation_id="deleteLoreEntry",
-        summary="Delete an entry",
-    )
-    async def delete_entry(
-        self,
-        request: AnyRequest,
-        lorebook_id: FromPath[UUID],
-        entry_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lore_entries: NamedDependency[LoreEntryService],
-    ) -> None:
-        """Delete an entry."""
-        await lore_entries.delete(
-            identity, lorebook_id, entry_id, if_match=request.headers.get("if-match")
-        )
-
-
-CONTROLLERS = (LorebookController, LoreEntryController)
+CONTROLLERS = (LorebookController,)
 
 
 def _tagged(view: LorebookView) -> Response[LorebookView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
-
-
-def _tagged_entry(view: LoreEntryView) -> Response[LoreEntryView]:
     return Response(view, headers={"ETag": etag(view.revision)})
 
 

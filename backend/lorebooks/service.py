@@ -167,10 +167,11 @@ class LorebookService:
     ) -> LorebookView | None:
         """The book that the same request made; else its rows are marked as this request's."""
         secret = identity.sealer.derived("lorebook-import")
-        rows.book.import_digest = digest(secret, identity.slot_id.bytes, key.encode(), data)
+        request = digest(secret, identity.slot_id.bytes, key.encode(), data)
+        rows.book.import_digest = request
         book = await repository.find_imported(
             session,
-            rows.book.import_digest,
+            request,
             owner_id=identity.user_id,
             since=now() - KEPT_FOR,
         )

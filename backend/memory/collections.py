@@ -119,6 +119,9 @@ class Collections:
 
     async def begun(self, session: AsyncSession, user_id: UUID) -> None:
         """Note a user who came after the current collection: nothing has to move."""
+        known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
+        if await session.scalar(known) is not None:
+            return
         row = {
             "id": new_id(),
             "user_id": user_id,

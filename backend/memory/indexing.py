@@ -96,20 +96,15 @@ class Indexer:
         while True:
             notes, indexes = await self._changes(job, container_id)
             changed = [note.source_id for note in notes if note.source_id is not None]
-            if len(changed) < len(notes):
-                failure: EmbedderError | None = None
-                for index in indexes:
-                    failed = await self._whole(
-                        job.keys,
-                        source,
-                        container_id,
-                        index,
-                        failure=failure,
-                        report=job.progress,
-                    )
-                    failure = failure or failed
-            else:
-                failure = await self._some(job, source, container_id, changed, indexes)
+            failure: EmbedderError | None = None
+            for index in indexes if len(changed) < len(notes) else ():
+                failed = await self._whole(
+                    job.keys, source, container_id, index, failure=failure, report=job.progress
+                )
+                failure = failure or failed
+            # After all of it as well: the rows next to one that went held its words.
+            failed = await self._some(job, source, container_id, changed, indexes, failure=failure)
+            failure = failure or failed
             if failure is not None:
                 raise _put_off(failure)
             if len(notes) < CHANGES:
@@ -210,9 +205,10 @@ class Indexer:
         container_id: UUID,
         source_ids: Sequence[UUID],
         indexes: Sequence[VectorIndex],
+        *,
+        failure: EmbedderError | None,
     ) -> EmbedderError | None:
         """Index some rows anew; those that are gone lose their points."""
-        failure: EmbedderError | None = None
         for start in range(0, len(source_ids), BATCH):
             part = source_ids[start : start + BATCH]
             async with self._database.read() as session:

@@ -16,9 +16,8 @@ from backend.memory.ranking import Candidate
 SAME = 0.95
 """Cosine from which two texts say the same: the lower one is left out."""
 
-RELEVANCE_WEIGHT = 1.0
-"""Relevance alone decides the order, and only what says the same is dropped: on LoCoMo every lower
-weight lost recall, for what belongs together is near to each other."""
+RELEVANCE_WEIGHT = 0.9
+"""A little against repetition. On LoCoMo 0.7 to 1 differ by 0.3 points of recall, 0.9 is best."""
 
 
 def select(

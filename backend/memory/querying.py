@@ -15,6 +15,7 @@ from uuid import UUID
 from backend.memory.index.protocol import Floats, Kind, Part, Query, Scope, Sparse, SparseName
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
+from backend.memory.stop_words import STOP_WORDS
 from backend.memory.terms import TermCounter, blinded
 from backend.vault.blinding import Blinder
 
@@ -42,6 +43,8 @@ _ASKING = frozenset(
 )  # fmt: skip
 """Words of a question that are about the asking. What they would find says nothing of the answer.
 English alone: in other languages they count like any word."""
+
+_COMMON = frozenset(word for words in STOP_WORDS.values() for word in words) | {"may", "mark"}
 
 _RECENT = re.compile(
     r"\b(?:last time|the last one|most recent(?:ly)?|latest|lately|recently|just now|newest)\b",
@@ -196,15 +199,19 @@ def _occurs(name: str, text: str) -> bool:
 def _pattern(name: str) -> re.Pattern[str]:
     """A name, or a part of it that is long enough, as a word of its own.
 
-    Scripts without spaces have no words of their own: there any place will do.
+    In any case of letters, but for names that are common words (Will). Scripts without spaces have
+    no words of their own: there any place will do.
     """
     whole = name.strip()
     parts = [part for part in whole.split() if len(part) >= _SHORTEST_PART]
     forms = sorted({whole, *parts}, key=lambda form: (-len(form), form))
-    either = "|".join(re.escape(form) for form in forms)
+    either = "|".join(
+        re.escape(form) if form.casefold() in _COMMON else f"(?i:{re.escape(form)})"
+        for form in forms
+    )
     if whole and not _HAS_NO_SPACES.search(whole):
         either = rf"\b(?:{either})(?:['’]s)?\b"  # noqa: RUF001  # the typographic apostrophe
-    return re.compile(either, re.IGNORECASE)
+    return re.compile(either)
 
 
 _HAS_NO_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")

@@ -75,6 +75,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
             "name": "database",
             "ready": False,
             "detail": "The database does not answer",
+            "needed": True,
         }
         ok(await client.get("/health"))
         assert ok(await client.get("/ready"))["ready"] is True

@@ -6,14 +6,17 @@ import asyncio
 import io
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from PIL import Image
 from sqlalchemy import Table, select
 
-from backend.database.base import Base
+from backend.database.base import Base, now
+from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
@@ -44,6 +47,27 @@ def picture() -> bytes:
     return file.getvalue()
 
 
+async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
+    """A book that is linked twice, with an entry that stays for a while when it is activated."""
+    client = account.client
+    book = ok(await client.post("/api/v1/lorebooks", json={"name": "Inns"}), 201)["id"]
+    entry = {"keys": ["hello"], "content": "Inns are warm.", "sticky": 5}
+    ok(await client.post(f"/api/v1/lorebooks/{book}/entries", json=entry), 201)
+    ok(await client.put(f"/api/v1/chats/{chat_id}/lorebooks/{book}", json={"state": "linked"}))
+    linked = await client.put(f"/api/v1/characters/{character_id}/lorebooks/{book}")
+    assert linked.is_success, linked.text
+
+
+async def keep_a_vector(server: Running, account: Account) -> None:
+    """As an embedder would, which this server has none of."""
+    async with server.parts.database.write() as session:
+        session.add(
+            Embedding(
+                user_id=UUID(account.user["id"]), digest=b"d", sealed_vector=b"", used_at=now()
+            )
+        )
+
+
 async def live(account: Account) -> str:
     """Leave a row in every table that has room for one; gives back the chat's id."""
     client = account.client
@@ -57,6 +81,7 @@ async def live(account: Account) -> str:
     card = Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx"
     ok(await client.post("/api/v1/characters/import", files={"file": card.read_bytes()}), 201)
     chat = await account.new_chat(character_ids=[character["id"]], persona_id=persona["id"])
+    await write_lore(account, chat["id"], character["id"])
     events = await account.turn(chat["id"], text="{{setglobalvar::a::b}}Hello.")
     await account.turn(chat["id"], regenerate_of=events[0].data["reply_id"])
     await account.turn(chat["id"], impersonate=True)
@@ -76,20 +101,27 @@ async def delete_me(account: Account, password: str = PASSWORD) -> Any:
 async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> None:
     async with either.account("Ada") as ada, either.account("Ben") as ben:
         await live(ada)
+        await settled(either)
         before = await rows(either)
         async with either.account("Cleo") as cleo, either.signed_in("Cleo") as other:
             await live(cleo)
+            await keep_a_vector(either, cleo)
+            await settled(either)
             cleos = {
                 name: keys - before.get(name, set()) for name, keys in (await rows(either)).items()
             }
             assert {name for name, keys in cleos.items() if not keys} <= {
                 "instance_keys",
                 "invitations",
+                # What is done is no longer there.
+                "index_changes",
+                "jobs",
             }
             gone = await delete_me(cleo)
             assert gone.status_code == 204, gone.text
             assert dict(cleo.client.cookies) == {}
             problem(await other.client.get(ME), 401, "unauthenticated")
+        await settled(either)
         assert await rows(either) == before
         ok(await ben.client.get(ME))
         async with either.account("cleo"):
@@ -145,4 +177,5 @@ async def test_a_turn_that_was_running_leaves_nothing_behind(
             while len(runs):
                 await asyncio.sleep(0.01)
             await stream
+        await settled(server)
         assert await rows(server) == before

@@ -87,7 +87,10 @@ async def test_another_file_under_the_same_key_is_refused(ada: Account) -> None:
 
 async def test_keys_belong_to_accounts(ada: Account, database_url: str, tmp_path: Path) -> None:
     ok(await ada.client.post("/api/v1/chats", json={"title": "Hers"}, headers=KEY), 201)
-    async with running(database_url, tmp_path) as server, server.account("bob") as bob:
+    async with (
+        running(database_url, tmp_path / "other") as server,
+        server.account("bob") as bob,
+    ):
         made = ok(await bob.client.post("/api/v1/chats", json={"title": "His"}, headers=KEY), 201)
     assert made["title"] == "His"
 

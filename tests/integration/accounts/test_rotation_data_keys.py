@@ -110,6 +110,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
     assert binary == {
         "context_texts.digest",
         "data_keys.wrapped",
+        "embeddings.digest",
         "idempotent_requests.key_digest",
         "idempotent_requests.request_digest",
         "instance_keys.wrapped",
@@ -119,6 +120,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
         "key_slots.lookup",
         "key_slots.wrapped",
         "login_failures.key",
+        "lorebooks.import_digest",
         "turns.request_digest",
         "users.name_lookup",
         "users.settings_mac",

@@ -70,15 +70,17 @@ async def test_every_format_comes_in_and_goes_out_in_each(ada: Reader, name: str
 
 
 async def test_a_book_is_called_what_the_form_says_where_the_file_does_not(ada: Reader) -> None:
-    for value, form, name in (
-        ({"entries": {}}, {"name": " Harbour "}, "Harbour"),
-        ({"entries": {}}, {}, "file"),
-        ({"entries": {}, "name": "Its own"}, {"name": "Harbour"}, "Its own"),
-    ):
+    nameless: dict[str, Any] = {"entries": {}}
+    forms: list[tuple[dict[str, Any], dict[str, str], str]] = [
+        (nameless, {"name": " Harbour "}, "Harbour"),
+        (nameless, {}, "file"),
+        ({**nameless, "name": "Its own"}, {"name": "Harbour"}, "Its own"),
+    ]
+    for value, form, name in forms:
         found = await ada.import_book(value, filename="file.json", **form)
         assert found["lorebook"]["name"] == name
-    nameless = await ada.import_book({"entries": {}}, filename=".json")
-    assert nameless["lorebook"]["name"].strip()
+    found = await ada.import_book(nameless, filename=".json")
+    assert found["lorebook"]["name"].strip()
 
 
 async def test_an_export_is_a_file_to_download(ada: Reader) -> None:

@@ -360,7 +360,8 @@ def test_a_book_says_things_of_itself() -> None:
         "recursive_scanning": False,
         "extensions": {"talekeeper": {"semantic": False, "case_sensitive": True}},
     }
-    for value in ({**fields, "entries": []}, {"spec": "lorebook_v3", "data": fields}):
+    bare: dict[str, Any] = {**fields, "entries": []}
+    for value in (bare, {"spec": "lorebook_v3", "data": fields}):
         assert read(value).fields == BookFields(
             name="Harbour",
             description="Of ships.",

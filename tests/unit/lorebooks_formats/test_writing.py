@@ -281,8 +281,8 @@ MARKS: list[dict[str, Any]] = [
 @st.composite
 def books(draw: st.DrawFn) -> dict[str, Any]:
     entries: object = draw(ENTRIES)
-    beside: dict[str, Any] = draw(BESIDE)
-    return {**beside, **draw(st.sampled_from(MARKS)), "entries": entries, "data": entries}
+    found: dict[str, Any] = {**draw(BESIDE), **draw(st.sampled_from(MARKS))}
+    return {**found, "entries": entries, "data": entries}
 
 
 BOOK = books()

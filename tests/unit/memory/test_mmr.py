@@ -32,7 +32,7 @@ def test_what_says_the_same_as_something_better_is_dropped() -> None:
 def test_the_order_stays_where_relevance_is_all_that_counts() -> None:
     some = [candidate(score) for score in (0.9, 0.8, 0.7)]
     vectors = {each.id: at(20 * place) for place, each in enumerate(some)}
-    assert mmr.select(some, vectors, count=2) == some[:2]
+    assert mmr.select(some, vectors, count=2, relevance_weight=1) == some[:2]
 
 
 def test_a_lower_weight_prefers_what_is_new() -> None:

@@ -42,6 +42,11 @@ def test_a_name_is_a_word_of_its_own_in_any_case() -> None:
     assert read("what did MIRA say", "Mira").names == ["Mira"]
 
 
+def test_a_name_that_is_a_common_word_is_a_name_when_it_is_written_as_one() -> None:
+    assert read("what will the king do", "Will").names == []
+    assert read("what did Will do", "Will").names == ["Will"]
+
+
 def test_a_part_of_a_name_stands_for_all_of_it() -> None:
     reading = read("What does Elizabeth fear?", "Elizabeth of Bennet")
     assert reading.names == ["Elizabeth of Bennet"]

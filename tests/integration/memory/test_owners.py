@@ -1,0 +1,166 @@
+"""Whose memories are whose, and whose key it takes to make them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select
+
+from backend.jobs.models import Job
+from backend.memory.house import index_folder
+from backend.memory.outbox import REINDEX
+from tests.support.canary import disguises, sightings_in
+from tests.support.memory import (
+    API,
+    link,
+    new_book,
+    points_of,
+    preview,
+    reasons,
+    reconcile,
+    remembering,
+    rows_of,
+    search,
+    set_chat,
+    settled,
+    stored_rows,
+    tell,
+    texts_found,
+    until,
+)
+from tests.support.points import point, terms
+from tests.support.server import PASSWORD, Account, Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+FACT = "The captain buried the astrolabe under the chapel bell."
+QUESTION = "Where did the captain bury the astrolabe, under which bell?"
+
+
+async def write(server: Running, account: Account) -> tuple[str, str]:
+    """A chat with a memory and a book with an entry; their ids."""
+    chat = str((await account.new_chat())["id"])
+    await tell(server, account, chat, [FACT, *[f"Roof {n}." for n in range(40)]])
+    await set_chat(account, chat, budgets={"history": 60}, memory={"min_relevance": 0})
+    entry = {"title": "Chapel", "keys": ["nave"], "content": "A chapel with a bell, and bats."}
+    book = await new_book(account, entry)
+    await link(account, chat, book)
+    await settled(server)
+    return chat, book
+
+
+async def test_equal_texts_of_two_people_are_each_one_s_own(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+        server.account("Ben") as ben,
+    ):
+        written = {account.name: await write(server, account) for account in (ada, ben)}
+        for account, other in ((ada, ben), (ben, ada)):
+            chat, book = written[account.name]
+            theirs = set(written[other.name])
+            found = [*await search(account, "bell chapel"), *await search(account, QUESTION)]
+            assert {item["container_id"] for item in found} == {chat, book}
+            assert [item["text"] for item in found].count(FACT) == 2
+            context = await preview(account, chat, QUESTION)
+            assert not [each for each in theirs if each in str(context)]
+            mine = set(map(str, await stored_rows(server, UUID(account.user["id"]))))
+            assert {item["source_id"] for item in context["retrieved"]} <= mine
+            assert "Chapel" in reasons(context)
+            answer = await account.client.get(
+                f"{API}/search", params={"q": "bell", "chat_id": written[other.name][0]}
+            )
+            problem(answer, 404, "chat-not-found")
+
+        # The terms of equal texts have other ids.
+        index = server.parts.memory.collections.current
+        gone = UUID(ben.user["id"])
+        assert await index.owners() == {UUID(ada.user["id"]), gone}
+        before = await points_of(index, UUID(ada.user["id"]))
+        deleted = await ben.client.request("DELETE", f"{API}/me", json={"password": PASSWORD})
+        ok(deleted, 204)
+        await settled(server)
+        assert await index.owners() == {UUID(ada.user["id"])}
+        assert await index.count(gone) == 0
+        assert await points_of(index, UUID(ada.user["id"])) == before
+        assert FACT in await texts_found(ada, QUESTION)
+
+
+@pytest.mark.parametrize("mode", ["managed", "per_job", "sealed"])
+async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
+    database_url: str, tmp_path: Path, mode: str
+) -> None:
+    async with remembering(database_url, tmp_path, embedder="none") as server:
+        folder = index_folder(server.parts.settings)
+        async with server.account("Ada") as ada:
+            ok(await ada.client.patch(f"{API}/me", json={"key_mode": mode}))
+            chat, _ = await write(server, ada)
+            before = await search(ada, "bell chapel captain")
+            assert len(before) > 1
+    needles = [*disguises("astrolabe"), *disguises("chapel"), *disguises("captain")]
+    assert [path for path in folder.rglob("*") if path.is_file()]
+    assert sightings_in(needles, folder) == {}
+    shutil.rmtree(folder)
+
+    user_id = UUID(ada.user["id"])
+    async with remembering(database_url, tmp_path, embedder="none") as server:
+        index = server.parts.memory.collections.current
+
+        async def waits() -> bool:
+            async with server.parts.database.read() as session:
+                job = await session.scalar(select(Job).where(Job.kind == REINDEX))
+            return job is not None and job.state == "waiting_key"
+
+        if mode == "managed":
+            await settled(server)
+            points = await points_of(index, user_id)
+            assert rows_of(points).keys() == await stored_rows(server, user_id)
+        else:
+            await until(waits)
+            assert await index.count() == 0
+        async with server.signed_in("Ada") as ada:
+            await settled(server)
+            assert await search(ada, "bell chapel captain") == before
+            assert FACT in str(await preview(ada, chat, QUESTION))
+
+
+async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without_any_key(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with remembering(database_url, tmp_path, embedder="none") as server:
+        index = server.parts.memory.collections.current
+        async with server.account("Ada") as ada:
+            user_id = UUID(ada.user["id"])
+            _, book = await write(server, ada)
+            stored = await stored_rows(server, user_id)
+            before = {point.source_id: point for point in await points_of(index, user_id)}
+            rows = sorted(rows_of(before.values()))
+            ok(await ada.client.delete(f"{API}/sessions/current"), 204)
+
+        await index.delete_sources(user_id, rows[:5])
+        await index.delete_container(user_id, UUID(book))
+        stranger, stray = UUID(int=1), UUID(int=2)
+        vector = {"sparse": terms({1: 1.0})}
+        strays = [
+            point(stranger, stray, dense={}, sparse=vector),
+            point(user_id, stray, dense={}, sparse=vector),
+            point(user_id, before[rows[-1]].container_id, dense={}, sparse=vector),
+        ]
+        await index.upsert(strays)
+        assert await index.owners() == {user_id, stranger}
+        await reconcile(server)
+        assert await index.owners() == {user_id}
+        assert rows_of(await points_of(index, user_id)).keys() < stored
+
+        async with server.signed_in("Ada") as ada:
+            await settled(server)
+            after = await points_of(index, user_id)
+            assert rows_of(after).keys() == stored
+            messages = [each for each in after if each.kind != "scene"]
+            assert all(before[each.source_id] == each for each in messages)
+            assert FACT in await texts_found(ada, QUESTION)
