@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, select, type_coerce
+from sqlalchemy import CTE, func, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
@@ -105,6 +105,28 @@ async def sibling_ids(session: AsyncSession, messages: Sequence[Message]) -> dic
         roots = query.where(Message.chat_id == messages[0].chat_id, Message.position == 0)
         found[None] = [message_id for _, message_id in await session.execute(roots)]
     return {row.id: found[row.parent_id] for row in messages}
+
+
+async def count_replies(session: AsyncSession, leaf: Message) -> int:
+    """How many messages of characters there are on the active path, down to and with `leaf`."""
+    query = select(func.count()).where(
+        Message.chat_id == leaf.chat_id,
+        Message.is_active,
+        Message.position <= leaf.position,
+        Message.role == "assistant",
+    )
+    return await session.scalar(query) or 0
+
+
+async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
+    """Which of its first messages a chat was opened with, from 0; None for an empty chat."""
+    query = (
+        select(Message.is_active)
+        .where(Message.chat_id == chat_id, Message.position == 0)
+        .order_by(Message.id)
+    )
+    flags = list(await session.scalars(query))
+    return flags.index(True) if True in flags else None
 
 
 async def path_to(session: AsyncSession, message: Message) -> list[Message]:

@@ -129,7 +129,8 @@ def scene_of(
     return LoreScene(
         lines=lines,
         message_count=messages,
-        reply_count=(messages + 1) // 2,
+        reply_count=gathered.lore.reply_count,
+        greeting=gathered.lore.greeting,
         seed=seed_of(gathered.chat.id, target.leaf.id if target.leaf else None),
         speaker=gathered.speaker.name,
         tags=card.tags,

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import LoreOverrides, first_set
+from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.database.upsert import upsert
 from backend.lorebooks.activation.cache import BookCache
@@ -43,6 +44,8 @@ class GatheredLore:
     books: Sequence[CompiledBook] = ()
     settings: LoreSettings = field(default_factory=LoreSettings)
     timed: TimedState = field(default_factory=TimedState)
+    reply_count: int = 0
+    greeting: int | None = None
 
     @property
     def depth(self) -> int:
@@ -84,10 +87,16 @@ class LoreReader:
         )
         if not refs:
             return GatheredLore()
+        books = [await self._book(session, identity, ref) for ref in refs]
+        is_timed = any(book.is_timed for book in books)
+        counts = any(book.asks_replies for book in books)
+        asks = any(book.asks_greeting for book in books)
         return GatheredLore(
-            books=[await self._book(session, identity, ref) for ref in refs],
+            books=books,
             settings=_settings(overrides),
-            timed=await _timed(session, identity, chat, leaf),
+            timed=await _timed(session, identity, chat, leaf) if is_timed else TimedState(),
+            reply_count=await chats.count_replies(session, leaf) if counts and leaf else 0,
+            greeting=await chats.greeting_number(session, chat.id) if asks else None,
         )
 
     def scan(self, scan: Scan) -> Outcome:

@@ -45,6 +45,7 @@ class LoreScene:
     lines: Sequence[ScannedLine]
     message_count: int
     reply_count: int
+    greeting: int | None
     seed: int
     speaker: str
     tags: Sequence[str]
@@ -87,6 +88,7 @@ def scan_of(
         count=count,
         message_count=scene.message_count,
         reply_count=scene.reply_count,
+        greeting=scene.greeting,
         seed=scene.seed,
         expand=expander,
         fields=scene.fields,

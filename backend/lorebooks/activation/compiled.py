@@ -85,6 +85,9 @@ class CompiledBook:
         minds_case: Whether an entry does, by its own or the book's word.
         takes_parts: Whether an entry is content with a part of a word, by its own or the book's
             word.
+        is_timed: Whether an activation of some entry must be remembered.
+        asks_replies: Whether a decorator counts the replies of the chat.
+        asks_greeting: Whether a decorator asks which greeting the chat was opened with.
         needs_process: Whether it has regexes for which the evaluator's process should be ready.
         given_up: Digests of regexes that took too long, which are not tried again.
         notes: What is wrong with keys, for whoever wrote them.
@@ -106,6 +109,9 @@ class CompiledBook:
     deepest: int = 0
     minds_case: bool = False
     takes_parts: bool = False
+    is_timed: bool = False
+    asks_replies: bool = False
+    asks_greeting: bool = False
     needs_process: bool = False
     given_up: set[bytes] = field(default_factory=set[bytes])
     notes: list[str] = field(default_factory=list[str])
@@ -140,6 +146,9 @@ def compile_book(
         (entry.scan_depth or 0 for entry in book.entries if entry.has_own_depth), default=0
     )
     book.takes_parts = any(entry.whole is False for entry in book.entries)
+    book.is_timed = any(entry.is_timed for entry in book.entries)
+    book.asks_replies = any(entry.says.counts_replies for entry in book.entries)
+    book.asks_greeting = any(entry.says.is_greeting is not None for entry in book.entries)
     book.minds_case = any(entry.sensitive for entry in book.entries)
     return book
 

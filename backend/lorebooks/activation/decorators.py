@@ -48,6 +48,11 @@ class Decorators(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_on_max_context: bool = False
     disable_ui_prompt: str = ""
 
+    @property
+    def counts_replies(self) -> bool:
+        """Whether it matters how many replies the chat has."""
+        return self.activate_only_after is not None or self.activate_only_every is not None
+
 
 NOTHING_SAID = Decorators()
 

@@ -124,6 +124,7 @@ async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
             await until(waits)
             assert await index.count() == 0
         async with server.signed_in("Ada") as ada:
+            ok(await ada.client.get(f"{API}/me"))
             await settled(server)
             assert await search(ada, "bell chapel captain") == before
             assert FACT in str(await preview(ada, chat, QUESTION))
@@ -136,7 +137,7 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
         index = server.parts.memory.collections.current
         async with server.account("Ada") as ada:
             user_id = UUID(ada.user["id"])
-            _, book = await write(server, ada)
+            chat, book = await write(server, ada)
             stored = await stored_rows(server, user_id)
             before = {point.source_id: point for point in await points_of(index, user_id)}
             rows = sorted(rows_of(before.values()))
@@ -149,7 +150,7 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
         strays = [
             point(stranger, stray, dense={}, sparse=vector),
             point(user_id, stray, dense={}, sparse=vector),
-            point(user_id, before[rows[-1]].container_id, dense={}, sparse=vector),
+            point(user_id, UUID(chat), dense={}, sparse=vector),
         ]
         await index.upsert(strays)
         assert await index.owners() == {user_id, stranger}
@@ -158,6 +159,7 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
         assert rows_of(await points_of(index, user_id)).keys() < stored
 
         async with server.signed_in("Ada") as ada:
+            ok(await ada.client.get(f"{API}/me"))
             await settled(server)
             after = await points_of(index, user_id)
             assert rows_of(after).keys() == stored
