@@ -12,9 +12,6 @@ from litestar import Controller, Litestar, Router
 from litestar.di import Provide
 from litestar.plugins.prometheus import PrometheusConfig
 
-import backend.jobs.models
-import backend.lorebooks.models
-import backend.memory.models  # noqa: F401
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
 from backend.accounts.cleanup import finish_deletions
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
@@ -56,6 +53,7 @@ from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
 from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.entry_service import LoreEntryService
+from backend.lorebooks.forking import copy_lore
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.recollection import LoreSource
@@ -164,7 +162,7 @@ async def build_parts(
         open_keys=open_keys,
         farewell=index.forget_owner,
     )
-    chats = ChatService(database, registry, settings, index)
+    chats = ChatService(database, registry, settings, index, copy_along=copy_lore)
     messages = MessageService(database, settings, index)
     sources = (MessageSource(), LoreSource())
     memory = await open_memory(settings, database, queue, index, sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -47,12 +47,23 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     return msgspec.json.decode(data, type=ChatSettings)
 
 
+CopyAlong = Callable[[AsyncSession, Sealer, UUID, UUID, Mapping[UUID, UUID]], Awaitable[None]]
+"""What else a copy of a chat takes along: given the chat, its copy, and the messages' copies."""
+
+
 class ChatService:
     """What a user does with chats as wholes."""
 
     def __init__(
-        self, database: Database, registry: ModelRegistry, settings: Settings, index: IndexOutbox
+        self,
+        database: Database,
+        registry: ModelRegistry,
+        settings: Settings,
+        index: IndexOutbox,
+        *,
+        copy_along: CopyAlong | None = None,
     ) -> None:
+        self._copy_along = copy_along
         self._database = database
         self._index = index
         self._registry = registry
@@ -242,6 +253,9 @@ class ChatService:
             session.add_all(copies)
             fork.leaf_id = copies[-1].id
             await session.flush()
+            if self._copy_along is not None:
+                copied = {row.id: copy.id for row, copy in zip(path, copies, strict=True)}
+                await self._copy_along(session, sealer, source.id, fork_id, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
 

@@ -1,0 +1,140 @@
+"""Where scenes begin, in the rows of real chats."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select, update
+
+from backend.chats.models import Message
+from backend.chats.scenes import LENGTH, PAUSE, opens_scene
+from tests.fakes.openai_server import OpenAIServer, reply
+from tests.integration.turns.seeding import stored_lines
+from tests.support.memory import API, points_of, remembering, settled, take_turn, tell, texts_found
+from tests.support.models import asking
+from tests.support.server import Account, Running, ok
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("data")
+    async with remembering(shared_url, folder, embedder="none", **asking(model)) as server:
+        yield server
+
+
+def scenes(rows: list[Message]) -> list[int]:
+    """Of each line, where the one stands that opens its scene."""
+    places = {row.id: place for place, row in enumerate(rows)}
+    assert all(row.scene_id is not None for row in rows)
+    return [places[row.scene_id] for row in rows if row.scene_id is not None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "***",
+        "* * *\nLater.",
+        "---\nDawn.",
+        "Chapter 3",
+        "## Chapter Two: Salt",
+        "**Scene 4**\nA bar.",
+    ],
+)
+def test_a_mark_at_the_head_of_a_text_opens_a_scene(text: str) -> None:
+    assert opens_scene(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*smiles*",
+        "**Bold** words",
+        "- a list",
+        "Well... ***",
+        "The chapter ends.",
+        "",
+        "Partly so.",
+    ],
+)
+def test_what_only_looks_like_one_does_not(text: str) -> None:
+    assert not opens_scene(text)
+
+
+async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
+    ada: Account, chat: str, server: Running
+) -> None:
+    lines = [f"Line {n}." for n in range(LENGTH + 3)]
+    await tell(server, ada, chat, [*lines, "Chapter 2\nThe ferry leaves.", "At last."])
+    rows = await stored_lines(server, chat)
+    marked = len(lines) + 1
+    assert scenes(rows) == [*[0] * LENGTH, *[LENGTH] * 4, marked, marked]
+    assert [row.scene_place for row in rows[LENGTH - 1 : LENGTH + 2]] == [LENGTH - 1, 0, 1]
+
+    for pause, is_new in ((PAUSE, True), (PAUSE - timedelta(minutes=5), False)):
+        # As if the last line had been said so long ago.
+        last = (await stored_lines(server, chat))[-1]
+        before = last.created_at - pause - timedelta(minutes=1)
+        async with server.parts.database.write() as session:
+            await session.execute(
+                update(Message).where(Message.id == last.id).values(created_at=before)
+            )
+        await tell(server, ada, chat, ["I am back."])
+        rows = await stored_lines(server, chat)
+        assert (rows[-1].scene_id == rows[-1].id) is is_new
+
+
+async def test_a_reply_that_opens_with_a_mark_opens_a_scene_and_what_follows_is_in_it(
+    ada: Account, chat: str, server: Running, model: OpenAIServer
+) -> None:
+    model.script(reply("***\n\n", "The next morning a cormorant waits."), reply("It flies off."))
+    await take_turn(ada, chat, text="I sleep.")
+    await take_turn(ada, chat, text="I wake.")
+    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 2, 2]
+    await settled(server)
+    points = await points_of(server.parts.memory.collections.current, UUID(ada.user["id"]))
+    rows = await stored_lines(server, chat)
+    found = {point.source_id for point in points if point.kind == "scene"}
+    assert found >= {rows[0].id, rows[2].id}
+    assert {point.source_id: point.scene_id for point in points if point.kind == "message"} == {
+        row.id: row.scene_id for row in await all_lines(server, chat)
+    }
+
+
+async def test_a_fork_keeps_its_scenes_and_an_edit_begins_none(
+    ada: Account, chat: str, server: Running
+) -> None:
+    await tell(server, ada, chat, ["One.", "* * *\nTwo.", "Three.", "Four.", "# Chapter 9", "Six."])
+    rows = await stored_lines(server, chat)
+    assert scenes(rows) == [0, 0, 2, 2, 2, 5, 5]
+    body = {"message_id": str(rows[5].id)}
+    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    copies = await stored_lines(server, fork)
+    assert scenes(copies) == scenes(rows)[:6]
+    assert not {row.id for row in copies} & {row.id for row in rows}
+
+    path = f"{API}/messages/{rows[3].id}"
+    ok(await ada.client.patch(path, json={"text": "Three, then."}))
+    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 2]
+    ok(await ada.client.patch(path, json={"text": "---\nThree, elsewhere."}))
+    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 3]
+    await settled(server)
+    assert "---\nThree, elsewhere." in await texts_found(ada, "elsewhere", chat_id=chat)
+
+
+async def all_lines(server: Running, chat_id: str) -> list[Message]:
+    """The rows of all branches."""
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(select(Message).where(Message.chat_id == UUID(chat_id))))

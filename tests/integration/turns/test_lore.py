@@ -1,0 +1,269 @@
+"""Lorebooks in the prompts of real turns: where entries stand, and what earlier turns did to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from backend.turns.models import ContextRecord
+from tests.fakes.openai_server import OpenAIServer
+from tests.support.memory import (
+    API,
+    context_of,
+    link,
+    new_book,
+    preview,
+    reasons,
+    set_chat,
+    take_turn,
+    whole,
+)
+from tests.support.models import asking
+from tests.support.server import Account, Running, ok, running
+
+pytestmark = pytest.mark.anyio
+
+WORLD = Path(__file__).parents[2] / "fixtures" / "lorebooks" / "drowned_coast.json"
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    """Without anybody who indexes: what is found here is found by its keys."""
+    folder = tmp_path_factory.mktemp("data")
+    async with running(
+        shared_url, folder, embedder="none", job_workers=0, **asking(model)
+    ) as server:
+        yield server
+
+
+async def import_world(account: Account, data: bytes) -> str:
+    """The id of the book that a file makes."""
+    files = {"file": ("world.json", data)}
+    made = ok(await account.client.post(f"{API}/lorebooks/import", files=files), 201)
+    assert made["skipped"] == 0
+    book_id: str = made["lorebook"]["id"]
+    return book_id
+
+
+async def linked(account: Account, chat: str, *entries: dict[str, Any], **fields: Any) -> str:
+    """A book of these entries, linked to the chat."""
+    book = await new_book(account, *entries, **fields)
+    await link(account, chat, book)
+    return book
+
+
+def said(context: dict[str, Any]) -> list[str]:
+    """The prompt, message by message."""
+    return [message["text"] for message in context["prompt"]]
+
+
+async def test_a_world_info_file_s_places_come_up_where_they_are_spoken_of(
+    ada: Account, chat: str
+) -> None:
+    await link(ada, chat, await import_world(ada, WORLD.read_bytes()))
+    assert reasons(await preview(ada, chat, "Good evening.")) == {"The coast": "constant"}
+    context = await preview(ada, chat, "We sail past Skerrow Light to the Salt Market.")
+    assert reasons(context) == {
+        "The coast": "constant",
+        "Skerrow Light": 'key "skerrow" in the line',
+        "Salt Market": 'key "salt market" in the line',
+        # The lighthouse speaks of its keeper.
+        "Keeper": 'key "Oda Fenwick" in entry "Skerrow Light" (recursion 1)',
+    }
+    assert "Oda Fenwick lost two fingers" in whole(context)
+    await take_turn(ada, chat, text="I ask for the Salt Market.")
+    context = await preview(ada, chat, "How much for the lantern?")
+    assert reasons(context)["Salt Market"] == 'key "salt market" in message 2'
+
+
+async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -> None:
+    character = await ada.new_character(
+        description="She keeps an inn. {{outlet::weather}}",
+        mes_example="<START>\n{{user}}: A room?\n{{char}}: Upstairs.",
+    )
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+    note = {"text": "NOTE", "depth": 1, "role": "system"}
+    await set_chat(ada, chat, authors_note=note)
+    for line in ("One.", "Two."):
+        await take_turn(ada, chat, text=line)
+    constant = {"constant": True}
+    await linked(
+        ada,
+        chat,
+        {"title": "a", "content": "BEFORE", "position": "before_character", **constant},
+        {"title": "b", "content": "AFTER", "position": "after_character", **constant},
+        {"title": "c", "content": "EXAMPLE-TOP", "position": "examples_top", **constant},
+        {"title": "d", "content": "EXAMPLE-BOTTOM", "position": "examples_bottom", **constant},
+        {"title": "e", "content": "NOTE-TOP", "position": "note_top", **constant},
+        {"title": "f", "content": "NOTE-BOTTOM", "position": "note_bottom", **constant},
+        {
+            "title": "g",
+            "content": "DEEP {{user}}",
+            "position": "at_depth",
+            "depth": 3,
+            "role": "assistant",
+            **constant,
+        },
+        {
+            "title": "h",
+            "content": "IT RAINS",
+            "position": "outlet",
+            "outlet": "weather",
+            **constant,
+        },
+        {
+            "title": "i",
+            "content": "UNREAD",
+            "position": "outlet",
+            "outlet": "nobody",
+            **constant,
+        },
+        {"title": "k", "content": "BY KEY", "position": "before_character", "keys": ["three"]},
+    )
+    reply_id = await take_turn(ada, chat, text="Three.")
+    context = await context_of(ada, reply_id)
+    head, *rest = said(context)
+    order = ["BEFORE", "keeps an inn. IT RAINS", "AFTER", "EXAMPLE-TOP", "A room?"]
+    places = [head.index(text) for text in [*order, "EXAMPLE-BOTTOM"]]
+    assert places == sorted(places)
+    # Greeting, One., reply, Two., reply, and the line: depth counts the line.
+    deep = next(place for place, text in enumerate(rest) if text == f"DEEP {ada.name}")
+    assert rest[deep - 1] == "The rain has stopped."
+    assert rest[deep + 1] == "Two."
+    assert context["prompt"][deep + 1]["role"] == "assistant"
+    around = rest.index("NOTE-TOP")
+    assert rest[around : around + 3] == ["NOTE-TOP", "NOTE", "NOTE-BOTTOM"]
+    assert rest[around + 3].startswith("<lorebook_entries>\nBY KEY\n")
+    assert rest[-1] == "Three."
+    assert "UNREAD" not in whole(context)
+    (unread,) = [each for each in context["left_out"] if each["title"] == "nobody"]
+    assert unread["reason"] == 'no field reads the outlet "nobody"'
+    sent = [message["content"] for message in model.requests[-1].body["messages"]]
+    assert sent == said(context)
+
+
+async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
+    ada: Account, chat: str
+) -> None:
+    entry = {"title": "Bell", "keys": ["bell"], "content": "It tolls.", "sticky": 4, "cooldown": 4}
+    await linked(ada, chat, entry)
+    await set_chat(ada, chat, lore={"scan_depth": 1})
+
+    async def is_in(text: str) -> str:
+        return reasons(await preview(ada, chat, text)).get("Bell", "")
+
+    async def left_out() -> str:
+        context = await preview(ada, chat, "The bell!")
+        return "".join(each["reason"] for each in context["left_out"] if each["title"] == "Bell")
+
+    quiet = await take_turn(ada, chat, text="Hush.")
+    assert await is_in("Hush.") == ""
+    rung = await take_turn(ada, chat, text="The bell!")
+    assert await is_in("Go on.") == "sticky, 2 messages left"
+    # On the branch beside it nobody rang.
+    ok(await ada.client.post(f"{API}/messages/{quiet}/activate", json={"follow": False}))
+    assert await is_in("Go on.") == ""
+    await take_turn(ada, chat, text="No bells here, but hush.")
+    assert await is_in("Go on.") == ""
+    # And back.
+    ok(await ada.client.post(f"{API}/messages/{rung}/activate", json={}))
+    assert "sticky" in await is_in("Go on.")
+    await take_turn(ada, chat, text="Go on.")
+    assert await is_in("Go on.") == ""
+    assert "cooldown" in await left_out()
+    for line in ("Still.", "Quiet."):
+        await take_turn(ada, chat, text=line)
+    assert await is_in("The bell!") == 'key "bell" in the line'
+    # A swipe of the reply that it began with keeps what began.
+    ok(await ada.client.post(f"{API}/messages/{rung}/activate", json={"follow": False}))
+    again = await take_turn(ada, chat, regenerate_of=rung)
+    assert again != rung
+    assert "sticky" in await is_in("Go on.")
+
+
+async def test_chance_falls_the_same_in_the_preview_the_turn_and_the_turn_taken_again(
+    ada: Account, chat: str
+) -> None:
+    entries = [
+        {"title": f"c{n}", "keys": ["coin"], "content": f"Coin {n}.", "probability": 50}
+        for n in range(24)
+    ]
+    group = [
+        {"title": f"g{n}", "keys": ["coin"], "content": f"Group {n}.", "group": "one"}
+        for n in range(6)
+    ]
+    await linked(ada, chat, *entries, *group)
+    draws: set[tuple[str, ...]] = set()
+    for _ in range(3):
+        shown = await preview(ada, chat, "A coin!")
+        reply_id = await take_turn(ada, chat, text="A coin!")
+        turn = await context_of(ada, reply_id)
+        again = await context_of(ada, await take_turn(ada, chat, regenerate_of=reply_id))
+        assert shown["prompt"] == turn["prompt"] == again["prompt"]
+        assert shown["left_out"] == turn["left_out"] == again["left_out"]
+        titles = tuple(sorted(reasons(turn)))
+        assert 1 <= sum(title[0] == "c" for title in titles) < 24
+        assert sum(title[0] == "g" for title in titles) == 1
+        draws.add(titles)
+    assert len(draws) > 1
+    reason = {each["reason"] for each in turn["left_out"] if each["kind"] == "lore"}
+    assert any("probability" in each for each in reason)
+    assert any("group" in each for each in reason)
+
+
+async def test_what_macros_in_lore_write_stays_with_the_turn(ada: Account, chat: str) -> None:
+    entry = {
+        "title": "Ledger",
+        "keys": ["pay"],
+        "content": "{{incvar::paid}}Paid {{getvar::paid}}.",
+    }
+    await linked(ada, chat, entry)
+    for _ in range(2):  # a preview writes nothing
+        assert "Paid 1." in whole(await preview(ada, chat, "I pay."))
+    await take_turn(ada, chat, text="I pay.")
+    assert "Paid 2." in whole(await preview(ada, chat, "I pay."))
+
+
+async def test_five_thousand_entries_make_no_large_record(
+    ada: Account, chat: str, server: Running
+) -> None:
+    entries = {
+        str(n): {
+            "uid": n,
+            "key": ["everything" if n < 900 else f"word{n}"],
+            "comment": f"Entry number {n} of the great book",
+            "content": f"What there is to know of {n}. " * 10,
+            "order": 500 if n == 1234 else 100,
+            "probability": 50 if n < 600 else 100,
+            "useProbability": True,
+        }
+        for n in range(5_000)
+    }
+    await link(ada, chat, await import_world(ada, json.dumps({"entries": entries}).encode()))
+    shown = await preview(ada, chat, "Tell me everything of word1234.")
+    reply_id = await take_turn(ada, chat, text="Tell me everything of word1234.")
+    context = await context_of(ada, reply_id)
+    assert context["prompt"] == shown["prompt"]
+    assert "Entry number 1234 of the great book" in reasons(context)
+    assert len(reasons(context)) > 50
+    assert len(context["left_out"]) <= 202
+    assert {"probability", "budget"} & {
+        word for each in context["left_out"] for word in each["reason"].split()
+    }
+    async with server.parts.database.read() as session:
+        record = await session.scalar(select(ContextRecord).order_by(ContextRecord.id.desc()))
+    assert record is not None
+    assert len(record.sealed_record) < 64 * 1024
