@@ -24,7 +24,8 @@ from backend.lorebooks.formats.reader import read_card_book
 from backend.lorebooks.importing import LoreRows, insert_entries, new_rows
 from backend.lorebooks.models import Lorebook
 from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.outbox import KIND, IndexOutbox, NoIndex
+from backend.lorebooks.recollection import KIND
+from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
 
@@ -95,8 +96,8 @@ class StoredCardBook:
 class CardBookService:
     """Keeps the books of cards as lorebooks."""
 
-    def __init__(self, outbox: IndexOutbox | None = None) -> None:
-        self._outbox = outbox or NoIndex()
+    def __init__(self, outbox: IndexOutbox) -> None:
+        self._outbox = outbox
 
     def prepare(
         self,

@@ -16,10 +16,11 @@ from backend.lorebooks import repository
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.limits import check_room
 from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.outbox import KIND, IndexOutbox, NoIndex
+from backend.lorebooks.recollection import KIND
 from backend.lorebooks.records import open_entry, sealed_entry
 from backend.lorebooks.schemas import LoreEntryView, NewLoreEntry
 from backend.lorebooks.views import entry_view
+from backend.memory.outbox import IndexOutbox
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
 _ENTRY_NAMES = LoreEntry.__struct_fields__
@@ -28,9 +29,9 @@ _ENTRY_NAMES = LoreEntry.__struct_fields__
 class LoreEntryService:
     """What a user does with the entries of a lorebook."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox | None = None) -> None:
+    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
         self._database = database
-        self._outbox = outbox or NoIndex()
+        self._outbox = outbox
 
     async def list_page(
         self, identity: Identity, book_id: UUID, *, limit: int, after: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -19,13 +20,14 @@ from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, Stored, version_of
 from backend.vault.sealing import Sealer
 
+KIND: Final = "lore"
 PARAMETERS = 5000
 
 
 class LoreSource:
     """The entries of a user's lorebooks."""
 
-    kind: Kind = "lore"
+    kind: Kind = KIND
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """A user's lorebooks."""

@@ -20,7 +20,7 @@ from backend.lorebooks.exporting import ExportedFile, export_file
 from backend.lorebooks.importing import LoreRows, import_rows, insert_entries
 from backend.lorebooks.limits import check_books
 from backend.lorebooks.models import Lorebook
-from backend.lorebooks.outbox import KIND, IndexOutbox, NoIndex
+from backend.lorebooks.recollection import KIND
 from backend.lorebooks.records import open_book, sealed_book
 from backend.lorebooks.schemas import (
     ExportFormat,
@@ -30,6 +30,7 @@ from backend.lorebooks.schemas import (
     LorebookView,
     NewLorebook,
 )
+from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import digest
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
@@ -45,9 +46,9 @@ _BOOK_NAMES = BookFields.__struct_fields__
 class LorebookService:
     """What a user does with lorebooks."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox | None = None) -> None:
+    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
         self._database = database
-        self._outbox = outbox or NoIndex()
+        self._outbox = outbox
         self._threads = CapacityLimiter(PLACES)
 
     async def list_page(

@@ -25,7 +25,10 @@ from backend.characters.service import CharacterService
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.jobs.queue import JobQueue
 from backend.lorebooks.card_books import CardBookService
+from backend.memory.outbox import IndexOutbox
+from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
@@ -42,13 +45,19 @@ ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=T
 AROUND_THE_CARD = {"id", "lorebook_id", "has_avatar", "revision", "created_at", "updated_at"}
 
 
+def character_service(database: Database) -> CharacterService:
+    """Characters, with their books, whose changes are noted for an index that nobody keeps here."""
+    outbox = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
+    return CharacterService(database, CardBookService(outbox))
+
+
 def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
     """The header `x-user` says who asks."""
 
     def who(request: Request[Any, Any, Any]) -> Identity:
         return identities[request.headers["x-user"]]
 
-    characters, personas = CharacterService(database, CardBookService()), PersonaService(database)
+    characters, personas = character_service(database), PersonaService(database)
     return Litestar(
         route_handlers=[*CHARACTER_CONTROLLERS, *PERSONA_CONTROLLERS],
         dependencies={

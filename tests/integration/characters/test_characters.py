@@ -10,14 +10,13 @@ import pytest
 from backend.accounts.identity import Identity
 from backend.characters import service
 from backend.characters.cards.model import Card
-from backend.characters.service import CharacterService
 from backend.database.engine import Database
-from backend.lorebooks.card_books import CardBookService
 from tests.integration.characters.people import (
     ON_SQLITE_ALONE,
     Person,
     body,
     card_of,
+    character_service,
     count_rows,
     problem,
 )
@@ -171,7 +170,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
 async def test_changes_at_the_same_time_are_all_kept(
     database: Database, identities: dict[str, Identity]
 ) -> None:
-    characters, owner = CharacterService(database, CardBookService()), identities["ada"]
+    characters, owner = character_service(database), identities["ada"]
     made = await characters.create(owner, Card(name="Magda"))
     fields = ("nickname", "creator", "scenario", "personality", "system_prompt")
 

@@ -13,10 +13,8 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.personas import PersonaService
 from backend.characters.repository import PersonaData, find_names, find_persona, get_card
 from backend.characters.schemas import PersonaFields
-from backend.characters.service import CharacterService
 from backend.database.engine import Database
-from backend.lorebooks.card_books import CardBookService
-from tests.integration.characters.people import sign_up
+from tests.integration.characters.people import character_service, sign_up
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +31,7 @@ async def ben(database: Database) -> Identity:
 
 async def make(database: Database, owner: Identity, name: str) -> UUID:
     card = Card(name=name, extensions={"depth_prompt": {"prompt": "Terse."}})
-    return (await CharacterService(database, CardBookService()).create(owner, card)).id
+    return (await character_service(database).create(owner, card)).id
 
 
 async def test_a_card_is_read_whole(database: Database, ada: Identity) -> None:

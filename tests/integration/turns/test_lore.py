@@ -84,6 +84,7 @@ async def test_a_world_info_file_s_places_come_up_where_they_are_spoken_of(
         "Keeper": 'key "Oda Fenwick" in entry "Skerrow Light" (recursion 1)',
     }
     assert "Oda Fenwick lost two fingers" in whole(context)
+    await set_chat(ada, chat, lore={"scan_depth": 3})
     await take_turn(ada, chat, text="I ask for the Salt Market.")
     context = await preview(ada, chat, "How much for the lantern?")
     assert reasons(context)["Salt Market"] == 'key "salt market" in message 2'
