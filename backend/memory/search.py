@@ -34,6 +34,9 @@ log = get_logger(__name__)
 SPARE = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
 
+SPARE_VECTORS = 20
+"""Vectors that are read beyond what is asked for, to see what says the same."""
+
 
 class QueryEmbedder(Protocol):
     """Turns what is looked for into a vector, quickly or not at all."""
@@ -51,7 +54,7 @@ class Ask:
         text: The user's line, or words to search for.
         context: What was said just before, which counts for less.
         names: Who takes part, and names of things: a query that names them means them.
-        parts: Where to look; none is everywhere.
+        parts: Where to look.
         weights: How much each kind counts against the others.
         limit: How many memories are wanted.
         min_relevance: From 0 (all that was found) to 1; None is the default.
@@ -229,7 +232,7 @@ class MemorySearch:
         )
         weighed = _weighed(everything, ask.weights)
         kept = ranking.relevant(weighed, _thresholds(ask.min_relevance))
-        near = [each.id for each in kept[: ask.limit * SPARE]]
+        near = [each.id for each in kept[: ask.limit + SPARE_VECTORS]]
         vectors = await index.dense_vectors(near) if vector is not None and near else {}
         return Findings(
             ask=ask,

@@ -81,7 +81,7 @@ def reindex(folder: Path, name: str, **settings: str) -> str:
 async def answers(account: Account, chat: str) -> list[Any]:
     """What memory answers, by words and by meaning."""
     context = await preview(account, chat, "Where did you hide the locket of your sister?")
-    paraphrase = await preview(account, chat, "How do workers make thick cords for ships?")
+    paraphrase = await preview(account, chat, "Are kids allowed in the shed where hemp is twisted?")
     return [
         remembered(context),
         reasons(paraphrase),
