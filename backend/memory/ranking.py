@@ -84,9 +84,9 @@ class Thresholds:
             away is no answer either.
     """
 
-    dense: float = 0.32
-    sparse: float = 9.6
-    best: float = 1.5
+    dense: float = 0.29
+    sparse: float = 8.7
+    best: float = 1.33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
