@@ -302,6 +302,7 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     await parts.turns.recover(all_running=parts.settings.embedded)
     await finish_deletions(parts.database)
+    await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
     # thousands of objects at once, and the full collections that they set off took over 100 ms.
     gc.collect()
@@ -335,6 +336,7 @@ async def _sweep(parts: Parts) -> None:
             await parts.turns.recover(all_running=False)
             await finish_deletions(parts.database)
             await forget_old(parts.database, at=now())
+            await parts.database.optimize()
             await parts.jobs.clean(at=now())
             await parts.memory.prepare()
             parts.memory.blinders.sweep()

@@ -71,7 +71,7 @@ class Call:
 
 
 class Watch:
-    """Notes how long calls of functions take, as long as it is entered. Their own work alone.
+    """Notes how long calls of functions take, as long as it is entered.
 
     Args:
         watched: (class or module, name of its function) of each.

@@ -384,7 +384,7 @@ async def bench_lore(
     return [
         _row(name, what, timed.times, f"{note}; {owned:,} points are the user's"),
         *stages(name, watch, timed),
-        _row(name, "  the same while the last is indexed", hurried.times),
+        _row(name, "  the same, one right after the other", hurried.times),
         _row(name, "  floor: read and unseal", floor),
     ]
 

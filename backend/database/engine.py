@@ -104,6 +104,18 @@ class Database:
         async with translated(), self._read_sessions.begin() as session:
             yield session
 
+    async def optimize(self) -> None:
+        """Have SQLite look at tables that grew; PostgreSQL does so by itself.
+
+        Without statistics it takes "these ids, of this user" for a reason to read everything of the
+        user's. Costs next to nothing where no table has become ten times as large.
+        """
+        if not self.is_sqlite:
+            return
+        async with self.write() as session:
+            for pragma in ("analysis_limit=2000", "optimize=0x10002"):
+                await session.execute(text(f"PRAGMA {pragma}"))
+
     async def ping(self) -> None:
         """Raise `DatabaseUnavailableError` unless the database answers."""
         async with self.read() as session:

@@ -81,7 +81,9 @@ class LoreSource:
         is_semantic: dict[UUID, bool] = {}
         for ids in _chunks(list(source_ids)):
             rows = await session.execute(
-                select(EntryRow.id, EntryRow.lorebook_id).where(EntryRow.id.in_(ids))
+                select(EntryRow.id, EntryRow.lorebook_id).where(
+                    EntryRow.id.in_(ids), EntryRow.user_id == sealer.user_id
+                )
             )
             books = dict(rows.all())
             for entry_id, _, entry in await _entries(session, sealer, ids):

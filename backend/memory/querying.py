@@ -22,6 +22,9 @@ from backend.vault.blinding import Blinder
 LIMIT = 100
 """Hits of each signal."""
 
+OTHERS = 40
+"""Hits of each signal among what is no line of a chat: nobody reads on that far."""
+
 SCENES = 20
 
 CONTEXT_WEIGHT = 0.3
@@ -142,7 +145,10 @@ def plan(
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
         name = "sparse" if signal == "scene" else signal
-        scope = Scope(owner_id=owner_id, parts=parts, kinds=kinds)
+        there = [part for part in parts if not part.kinds or set(part.kinds) & set(kinds)]
+        if not there:
+            return
+        scope = Scope(owner_id=owner_id, parts=there, kinds=kinds)
         queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
 
     if "message" in wanted:
@@ -154,14 +160,10 @@ def plan(
             add(signal, sparse, ["message"], LIMIT)
         add("scene", sparse, ["scene"], SCENES)
     if others:
+        sparse = blinded(term_weights(reading, reading.lore_terms, terms), blinder)
         if dense is not None:
-            add("dense", dense, others, LIMIT)
-        add(
-            "sparse",
-            blinded(term_weights(reading, reading.lore_terms, terms), blinder),
-            others,
-            LIMIT,
-        )
+            add("dense", dense, others, OTHERS)
+        add("sparse", sparse, others, OTHERS)
     return queries
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -33,9 +33,6 @@ log = get_logger(__name__)
 
 SPARE = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
-
-SPARE_VECTORS = 20
-"""Vectors that are read beyond what is asked for, to see what says the same."""
 
 
 class QueryEmbedder(Protocol):
@@ -164,19 +161,28 @@ class MemorySearch:
         return Findings(ask=ask, notes=notes)
 
     async def recall(
-        self, session: AsyncSession, sealer: Sealer, findings: Findings
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        findings: Findings,
+        *,
+        known: Collection[Kind] = (),
     ) -> list[Memory]:
-        """The texts of what was found and counts at this moment, best first, none twice."""
+        """The texts of what was found and counts at this moment, best first, none twice.
+
+        Kinds that are `known` to the caller are taken as they were found, without their texts.
+        """
         ask = findings.ask
-        if ask is None or not findings.candidates:
+        if ask is None:
             return []
-        candidates = list(findings.candidates)[: ask.limit * SPARE]
+        active: list[Candidate] = []
         found: dict[UUID, Recalled] = {}
-        for kind, source in self._sources.items():
-            wanted = [each.payload.source_id for each in candidates if each.payload.kind == kind]
-            if wanted:
-                found |= await source.recall(session, sealer, wanted)
-        active = [each for each in candidates if each.payload.source_id in found]
+        for start in range(0, min(len(findings.candidates), ask.limit * SPARE), ask.limit):
+            part = findings.candidates[start : start + ask.limit]
+            found |= await self._recalled(session, sealer, part, known)
+            active += [each for each in part if each.payload.source_id in found]
+            if len(active) >= ask.limit:
+                break
         chosen = mmr.select(active, findings.vectors, count=ask.limit)
         return [
             Memory(
@@ -187,6 +193,32 @@ class MemorySearch:
             )
             for rank, each in enumerate(chosen, start=1)
         ]
+
+    async def _recalled(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        candidates: Sequence[Candidate],
+        known: Collection[Kind],
+    ) -> dict[UUID, Recalled]:
+        found: dict[UUID, Recalled] = {}
+        for kind, source in self._sources.items():
+            payloads = [each.payload for each in candidates if each.payload.kind == kind]
+            if kind in known:
+                found |= {
+                    each.source_id: Recalled(
+                        kind=kind,
+                        source_id=each.source_id,
+                        container_id=each.container_id,
+                        title="",
+                        text="",
+                    )
+                    for each in payloads
+                }
+            elif payloads:
+                wanted = [each.source_id for each in payloads]
+                found |= await source.recall(session, sealer, wanted)
+        return found
 
     async def _embed(
         self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
@@ -232,7 +264,7 @@ class MemorySearch:
         )
         weighed = _weighed(everything, ask.weights)
         kept = ranking.relevant(weighed, _thresholds(ask.min_relevance))
-        near = [each.id for each in kept[: ask.limit + SPARE_VECTORS]]
+        near = [each.id for each in kept[: ask.limit]]
         vectors = await index.dense_vectors(near) if vector is not None and near else {}
         return Findings(
             ask=ask,

@@ -23,6 +23,7 @@ from backend.database.engine import Database
 from backend.generation.model import ModelSpec, PromptMessage
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer, starting_ratio
+from backend.memory.index.protocol import Kind
 from backend.memory.search import Findings, Memory, MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
@@ -35,8 +36,14 @@ from backend.turns.ratios import RatioCache
 from backend.turns.remembering import ask_for
 from backend.turns.schemas import TurnRequest
 
+MOST_ALWAYS = 16_384
+"""Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
+
 ModelChooser = Callable[[Identity, ChatSettings], tuple[ModelSpec, Sampling]]
 """What `ChatService.effective_model` does."""
+
+SCANNED: tuple[Kind, ...] = ("lore",)
+"""Of these the scan of the lorebooks has the texts at hand, and knows which of them count."""
 
 Check = Callable[[AsyncSession], Awaitable[None]]
 
@@ -111,11 +118,10 @@ class PromptBuilder:
                 widest = math.floor(window.budget.for_history(0) / window.scale)
                 reach = await gatherer.reach(gathered, budget=widest)
                 line = spoken_line(identity, gathered, request)
-                # Of a small window that may take a good part. Memory is looked through from where
-                # history would begin in half of it; what is kept of that is left out later.
-                narrow = math.floor(
-                    window.budget.for_history(window.budget.prompt // 2) / window.scale
-                )
+                # Of a small window that may take a good part: memory is looked through from where
+                # history would begin then. What is kept all the same is left out later.
+                always = min(window.budget.prompt // 2, MOST_ALWAYS)
+                narrow = math.floor(window.budget.for_history(always) / window.scale)
                 behind = reach
                 if narrow < widest:
                     behind = await gatherer.reach(gathered, budget=narrow)
@@ -162,7 +168,7 @@ class PromptBuilder:
         if not findings.candidates:
             return []
         async with self._database.read() as session:
-            return await self._search.recall(session, identity.sealer, findings)
+            return await self._search.recall(session, identity.sealer, findings, known=SCANNED)
 
     async def _window(
         self,

@@ -48,10 +48,16 @@ def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Rea
     kinds: list[Kind] = []
     books = [book.book_id for book in gathered.lore.books if book.fields.semantic and book.entries]
     if books and weights.lore:
-        parts.append(Part(containers=books))
+        parts.append(Part(containers=books, kinds=("lore",)))
         kinds.append("lore")
     if reach.first_position and weights.message:
-        parts.append(Part(containers=[gathered.chat.id], before_position=reach.first_position))
+        parts.append(
+            Part(
+                containers=[gathered.chat.id],
+                before_position=reach.first_position,
+                kinds=("message", "scene"),
+            )
+        )
         kinds.append("message")
     recent = [each.text for each in gathered.recent[-2:]]
     text = line or (recent.pop() if recent else "")

@@ -78,15 +78,12 @@ def reindex(folder: Path, name: str, **settings: str) -> str:
     return done.stdout
 
 
-async def answers(account: Account, chat: str) -> list[Any]:
-    """What memory answers, by words and by meaning."""
+async def answers(account: Account, chat: str) -> tuple[str, set[str], str]:
+    """What memory answers: to a question, to a paraphrase of lore, and to a search."""
     context = await preview(account, chat, "Where did you hide the locket of your sister?")
     paraphrase = await preview(account, chat, "Are kids allowed in the shed where hemp is twisted?")
-    return [
-        remembered(context),
-        reasons(paraphrase),
-        [(item["text"], item["rank"]) for item in await search(account, "bad luck at noon")],
-    ]
+    found = await search(account, "bad luck at noon")
+    return "".join(remembered(context)[:1]), set(reasons(paraphrase)), found[0]["text"]
 
 
 async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) -> None:
@@ -105,14 +102,14 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             book = ok(await upload(ada, WORLD.read_bytes()), 201)["lorebook"]["id"]
             await link(ada, chat, book)
             told = await ada.turn(chat, text=FACT)
-            for n in range(60):
+            for n in range(40):
                 await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {n}")
             await set_chat(ada, chat, budgets={"history": 250})
             await until(lambda: are_jobs_done(ada))
             before = await answers(ada, chat)
-            assert any(FACT in text for text in before[0])
-            assert before[1]["Rope-walk"].startswith("semantic ")
-            assert before[2][0][0].startswith("In the Salt Market")
+            assert FACT in before[0]
+            assert before[1] == {"The coast", "Rope-walk"}
+            assert before[2].startswith("In the Salt Market")
             keyed = await preview(ada, chat, "Is that the Skerrow?")
             assert 'key "skerrow" in the line' in reasons(keyed)["Skerrow Light"]
 
@@ -120,11 +117,10 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             fact_id = told[0].data["user_message_id"]
             path = f"{API}/messages/{fact_id}"
             ok(await ada.client.patch(path, json={"text": "Nothing."}))
-            assert not any(FACT in text for text in (await answers(ada, chat))[0])
+            assert FACT not in (await answers(ada, chat))[0]
             ok(await ada.client.post(f"{path}/activate", json={}))
             await until(lambda: are_jobs_done(ada))
-            before = await answers(ada, chat)
-            assert any(FACT in text for text in before[0])
+            assert await answers(ada, chat) == before
         assert served.stop() == 0
 
     shutil.rmtree(folder)
@@ -169,7 +165,7 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
 ) -> None:
     entries = {
         str(n): {"uid": n, "key": [f"key{n}"], "content": f"Entry {n} of them. " * 5}
-        for n in range(1500)
+        for n in range(1000)
     }
     world = json.dumps({"entries": entries}).encode()
     with serving(tmp_path, **BY_WORDS) as served:
@@ -177,7 +173,7 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
             chat = str((await ada.new_chat())["id"])
             cookies = ada.client.cookies
     acknowledged = 0
-    for _ in range(4):
+    for _ in range(3):
         async with killed(tmp_path, cookies, random.uniform(0.1, 0.8)) as ada:
             while True:
                 ok(await upload(ada, world), 201)
@@ -193,7 +189,7 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
     stored, points = await both_sides(tmp_path)
     assert rows_of(points).keys() == stored
     assert set(rows_of(points).values()) == {1}
-    assert len({point.source_id for point in points if point.kind == "lore"}) >= 1500 * acknowledged
+    assert len({point.source_id for point in points if point.kind == "lore"}) >= 1000 * acknowledged
 
     # Whoever deletes their account is gone from the index, though it be killed at once.
     with serving(tmp_path, **BY_WORDS) as served:
@@ -209,7 +205,7 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
         async def is_forgotten() -> bool:
             with contextlib.closing(sqlite3.connect(tmp_path / "talekeeper.sqlite3")) as database:
                 left = "SELECT count(*) FROM jobs WHERE kind = 'memory.forget'"
-                return database.execute(left).fetchone() == (0,)
+                return bool(database.execute(left).fetchone() == (0,))
 
         await until(is_forgotten)
         assert served.stop() == 0

@@ -115,11 +115,20 @@ class EdgeIndex:
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Answer all queries, each with its hits, best first."""
         found: list[list[Hit]] = []
+        # Most points are found by several signals: each payload is read once.
+        payloads: dict[UUID, Payload] = {}
+
+        def decoded(hit: Any) -> Payload:
+            payload = payloads.get(hit.id)
+            if payload is None:
+                payload = payloads[hit.id] = fields.decode(hit.payload)
+            return payload
+
         for query in queries:
 
             def read(query: Query = query) -> list[Hit]:
                 hits = self._shard.query(wire.request(query))
-                return [Hit(hit.id, hit.score, fields.decode(hit.payload)) for hit in hits]
+                return [Hit(hit.id, hit.score, decoded(hit)) for hit in hits]
 
             found.append([] if is_empty(query) else await self._in(self._reader, read))
         return found

@@ -97,15 +97,15 @@ def _within(scope: Scope) -> engine.Filter:
     if all(part.before_position is None for part in parts):
         containers = [each for part in parts for each in part.containers]
         return owned(scope.owner_id, among(fields.CONTAINER, containers), kinds)
-    alternatives: list[Any] = [_part(part) for part in parts]
+    if len(parts) == 1:
+        return owned(scope.owner_id, kinds, *_part(parts[0]))
+    alternatives: list[Any] = [engine.Filter(must=_part(part)) for part in parts]
     return owned(scope.owner_id, kinds, engine.Filter(should=alternatives))
 
 
-def _part(part: Part) -> Any:
+def _part(part: Part) -> list[Any]:
     containers = among(fields.CONTAINER, part.containers)
     if part.before_position is None:
-        return containers
+        return [containers]
     before = engine.RangeFloat(lt=part.before_position)
-    return engine.Filter(
-        must=[containers, engine.FieldCondition(key=fields.POSITION, range=before)]
-    )
+    return [containers, engine.FieldCondition(key=fields.POSITION, range=before)]

@@ -92,10 +92,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Points of some containers; `before_position` keeps to those at lower positions."""
+    """Points of some containers; `before_position` keeps to those at lower positions.
+
+    `kinds` says what is in them, so that nobody looks there for anything else; none says nothing.
+    """
 
     containers: Sequence[UUID]
     before_position: int | None = None
+    kinds: Sequence[Kind] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

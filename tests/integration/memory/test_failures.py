@@ -118,27 +118,29 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
 async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_later(
     database_url: str, tmp_path: Path
 ) -> None:
-    async with remembering(database_url, tmp_path, embedder="none") as server:
-        async with server.account("Ada") as ada:
-            chat = str((await ada.new_chat())["id"])
-            await tell(server, ada, chat, [FACT, *[f"Roof {n}." for n in range(60)]])
-            await set_chat(ada, chat, budgets={"history": 100})
-            assert (await part_of(ada, "index"))["ready"]
-            await server.parts.memory.collections.current.aclose()
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT, *[f"Roof {n}." for n in range(60)]])
+        await set_chat(ada, chat, budgets={"history": 100})
+        assert (await part_of(ada, "index"))["ready"]
+        await server.parts.memory.collections.current.aclose()
 
-            reply_id = await take_turn(ada, chat, text=f"{QUESTION} A zeppelin?")
-            context = await context_of(ada, reply_id)
-            (said,) = context["notes"]
-            assert said.startswith("nothing was looked up in memory: the index of memories")
-            assert context["retrieved"] == []
-            found = ok(await ada.client.get(f"{API}/search", params={"q": "bell"}))
-            assert found["items"] == []
-            assert found["notes"] == [said]
-            part = await part_of(ada, "index")
-            assert not part["ready"]
-            assert not part["needed"]
-            job = await failed_job(server, ada)
-            assert job["error"] == "index-unavailable"
+        reply_id = await take_turn(ada, chat, text=f"{QUESTION} A zeppelin?")
+        context = await context_of(ada, reply_id)
+        (said,) = context["notes"]
+        assert said.startswith("nothing was looked up in memory: the index of memories")
+        assert context["retrieved"] == []
+        found = ok(await ada.client.get(f"{API}/search", params={"q": "bell"}))
+        assert found["items"] == []
+        assert found["notes"] == [said]
+        part = await part_of(ada, "index")
+        assert not part["ready"]
+        assert not part["needed"]
+        job = await failed_job(server, ada)
+        assert job["error"] == "index-unavailable"
 
     async with (
         remembering(database_url, tmp_path, embedder="none") as server,

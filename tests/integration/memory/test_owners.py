@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from backend.jobs.models import Job
 from backend.memory.house import index_folder
+from backend.memory.index.protocol import Sparse, SparseName
 from backend.memory.outbox import REINDEX
 from tests.support.memory import (
     API,
@@ -143,7 +144,7 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
         await index.delete_sources(user_id, rows[:5])
         await index.delete_container(user_id, UUID(book))
         stranger, stray = UUID(int=1), UUID(int=2)
-        vector = {"sparse": terms({1: 1.0})}
+        vector: dict[SparseName, Sparse] = {"sparse": terms({1: 1.0})}
         strays = [
             point(stranger, stray, dense={}, sparse=vector),
             point(user_id, stray, dense={}, sparse=vector),

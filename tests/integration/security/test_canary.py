@@ -2,7 +2,7 @@
 
 Somebody signs up, writes the word wherever a text can be written, plays turns that end in every
 way, and sends what is refused. Then the word is looked for in the database's files and tables, in
-the log, and in the temporary folder.
+the index, in the log, and in the temporary folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.fakes.openai_server import OpenAIServer
 from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, sing
 from tests.support.canary import sightings, sightings_in
 from tests.support.logs import Logged, caught_logs
+from tests.support.memory import settled, working
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok, running
 
@@ -56,6 +57,17 @@ async def crash(server: Running, account: Account, monkeypatch: pytest.MonkeyPat
         answer = await account.client.get(f"{API}/chats")
         assert answer.status_code == 500
         assert sightings(NEEDLES, answer.content) == []
+
+
+async def remember(server: Running, account: Account) -> None:
+    """Have everything in the index, and look into it."""
+    await settled(server)
+    answer = ok(await account.client.get(f"{API}/search", params={"q": WORD}))
+    assert {"lore", "message"} <= {item["kind"] for item in answer["items"]}
+    assert WORD in answer["items"][0]["text"]
+    assert await server.parts.memory.collections.current.count() > 10
+    refused = await account.client.get(f"{API}/search", params={"q": WORD, "sources": WORD})
+    assert refused.status_code == 422
 
 
 def shown(cell: object) -> object:
@@ -104,6 +116,7 @@ async def test_the_canary_is_found_nowhere(
     with caught_logs() as logged:
         async with (
             running(database_url, tmp_path, **asking(model)) as server,
+            working(server.parts),
             server.browser() as client,
         ):
             client.headers["User-Agent"] = sing("browser")
@@ -112,6 +125,7 @@ async def test_the_canary_is_found_nowhere(
             account = Account(client, sing("user"), made["recovery_code"], made["user"])
             await Player(account, model).play()
             await crash(server, account, monkeypatch)
+            await remember(server, account)
             rows = await dump(server.parts.database)
             assert len(rows) > 20_000
             assert sightings(NEEDLES, rows) == []

@@ -17,6 +17,7 @@ from sqlalchemy import update
 
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, enqueue
+from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
@@ -301,6 +302,23 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
         for path in ("sessions", "me", "me/settings"):
             answer = await person.client.get(f"{API}/{path}")
             assert not [each for each in owned if each in answer.text]
+
+
+async def test_a_search_finds_nothing_of_anybody_else_s(stage: Scene) -> None:
+    await settled(stage.server)
+    chat_id, search = stage.things.ids["chat_id"], f"{API}/search"
+    for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": chat_id}):
+        found = ok(await stage.things.owner.client.get(search, params=query))["items"]
+        assert "Who lit the lamp?" in [item["text"] for item in found]
+    for person in (stage.thief, stage.administrator):
+        own = (await person.new_chat(title="Mine"))["id"]
+        for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": own}):
+            assert ok(await person.client.get(search, params=query))["items"] == []
+        real, invented = [
+            await person.client.get(search, params={"q": "lamp", "chat_id": each})
+            for each in (chat_id, str(uuid4()))
+        ]
+        assert problem(real, 404, "chat-not-found") == problem(invented, 404, "chat-not-found")
 
 
 async def test_someone_elses_turn_id_says_no_more_than_that_it_was_used(stage: Scene) -> None:

@@ -150,7 +150,7 @@ async def test_no_line_is_lost_between_a_small_window_s_history_and_its_memory(
     lines = [f"Bell {n} tolls for the {n}th drowned sailor of the fleet." for n in range(200)]
     await tell(server, ada, chat, lines)
     await set_chat(ada, chat, budgets={"total": 4096, "reply_reserve": 256})
-    first = (await preview(ada, chat, "Well?"))["history"]["first"]
+    first: int = (await preview(ada, chat, "Well?"))["history"]["first"]
     assert 50 < first < 190
     # The greeting is message 0.
     just_gone = lines[first - 2]
@@ -158,6 +158,9 @@ async def test_no_line_is_lost_between_a_small_window_s_history_and_its_memory(
     known = [*remembered(context), *(each["title"] for each in context["left_out"])]
     assert just_gone not in [message["text"] for message in context["prompt"][:-1]]
     assert any(just_gone in each or each == f"message {first}" for each in known)
+    # What is behind it was looked through, too, and is not said twice.
+    assert all(place < first for place in places(context))
+    assert "already in history" in {each["reason"] for each in context["left_out"]}
 
 
 async def test_memories_stay_within_their_budget_and_what_is_too_long_lets_shorter_ones_pass(
