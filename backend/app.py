@@ -7,6 +7,7 @@ import contextlib
 import gc
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from litestar import Controller, Litestar, Router
 from litestar.di import Provide
@@ -81,6 +82,8 @@ log = get_logger(__name__)
 
 API = "/api/v1"
 SWEEP_EVERY = 15.0
+LOOK_EVERY = 20
+"""Rounds of the sweep between two looks at what is in the database's tables."""
 JSON_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of a route that says nothing else: a card with every field full."""
 
@@ -330,13 +333,15 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
 
 async def _sweep(parts: Parts) -> None:
     """Look after turns that other processes left behind, and drop what has served its time."""
+    rounds = count(1)
     while True:
         await asyncio.sleep(SWEEP_EVERY)
         try:
             await parts.turns.recover(all_running=False)
             await finish_deletions(parts.database)
             await forget_old(parts.database, at=now())
-            await parts.database.optimize()
+            if next(rounds) % LOOK_EVERY == 0:
+                await parts.database.optimize()
             await parts.jobs.clean(at=now())
             await parts.memory.prepare()
             parts.memory.blinders.sweep()

@@ -30,6 +30,9 @@ SCENES = 20
 CONTEXT_WEIGHT = 0.3
 """How much a term of the last exchange counts against one of the line itself."""
 
+CONTEXT_TERMS = 24
+"""Terms of the last exchange that are looked for, the longest ones."""
+
 NAME_WEIGHT = 1.5
 """How much a term counts that is the name of a person or a thing."""
 
@@ -169,9 +172,10 @@ def plan(
 
 def term_weights(reading: Reading, text: str, terms: TermCounter) -> dict[str, float]:
     """Terms with their weights: those of `text` fully, names more, the context's less."""
-    weights = {
-        term: weight * CONTEXT_WEIGHT for term, weight in terms.query(reading.context).items()
-    }
+    said = terms.query(reading.context)
+    # Long words are rare ones, as a rule: what a search costs grows with its terms.
+    telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
+    weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}
     weights |= terms.query(text)
     for name in reading.boosted:
         for term in terms.query(name):

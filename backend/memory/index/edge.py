@@ -114,24 +114,26 @@ class EdgeIndex:
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Answer all queries, each with its hits, best first."""
-        found: list[list[Hit]] = []
-        # Most points are found by several signals: each payload is read once.
-        payloads: dict[UUID, Payload] = {}
+        asked = [query for query in queries if not is_empty(query)]
 
-        def decoded(hit: Any) -> Payload:
-            payload = payloads.get(hit.id)
-            if payload is None:
-                payload = payloads[hit.id] = fields.decode(hit.payload)
-            return payload
+        def read() -> list[list[Hit]]:
+            batch = engine.QueryBatchRequest([wire.request(query) for query in asked])
+            # Most points are found by several signals: each payload is read once.
+            payloads: dict[UUID, Payload] = {}
+            answers: list[list[Hit]] = []
+            for hits in self._shard.query_batch(batch):
+                some: list[Hit] = []
+                for hit in hits:
+                    point_id = hit.id
+                    payload = payloads.get(point_id)
+                    if payload is None:
+                        payload = payloads[point_id] = fields.decode(hit.payload)
+                    some.append(Hit(point_id, hit.score, payload))
+                answers.append(some)
+            return answers
 
-        for query in queries:
-
-            def read(query: Query = query) -> list[Hit]:
-                hits = self._shard.query(wire.request(query))
-                return [Hit(hit.id, hit.score, decoded(hit)) for hit in hits]
-
-            found.append([] if is_empty(query) else await self._in(self._reader, read))
-        return found
+        answers = iter(await self._in(self._reader, read) if asked else ())
+        return [[] if is_empty(query) else next(answers) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
         """The `dense` vectors of points, for those that have one."""
