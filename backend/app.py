@@ -229,7 +229,7 @@ def build_worker(
     """
     return Worker(
         queue,
-        memory.indexer.kinds,
+        memory.kinds,
         keys,
         concurrency=settings.job_workers,
         takes_queued=takes_queued,
@@ -304,6 +304,8 @@ def _constant(value: object) -> Provide:
 async def _running(parts: Parts) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     await parts.turns.recover(all_running=parts.settings.embedded)
+    if parts.settings.embedded:
+        await parts.jobs.take_over(at=now())
     await finish_deletions(parts.database)
     await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes

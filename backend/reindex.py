@@ -65,7 +65,7 @@ async def reindex_everybody(
     Whose key is not to be had is indexed when they are next seen.
     """
     memory, queue = await _open(database, settings, root)
-    worker = Worker(queue, memory.indexer.kinds, JobKeys(database, root), concurrency=2)
+    worker = Worker(queue, memory.kinds, JobKeys(database, root), concurrency=2)
     try:
         await memory.prepare()
         async with database.write() as session:

@@ -42,6 +42,7 @@ from backend.chats.models import Message
 from backend.chats.scenes import place_in_scene
 from backend.logs import configure_logging
 from backend.memory import mmr, querying, ranking
+from backend.memory.asking import Ask
 from backend.memory.collections import Collections
 from backend.memory.documents import WINDOW, Line, message_documents, scene_document
 from backend.memory.embedding.local import LocalEmbedder
@@ -50,7 +51,7 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Part, Point, Query, Scope, VectorIndex
 from backend.memory.points import Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
-from backend.memory.search import Ask, MemorySearch
+from backend.memory.search import MemorySearch
 from backend.memory.terms import TermCounter
 from backend.vault.sealing import Sealer
 

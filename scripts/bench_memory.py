@@ -42,13 +42,14 @@ from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.logs import configure_logging
 from backend.memory import querying
+from backend.memory.asking import Ask
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.memory.house import MemoryHouse, index_folder
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Part, Query, Scope
-from backend.memory.search import Ask, MemorySearch
+from backend.memory.search import MemorySearch
 from backend.memory.terms import TermCounter
 from backend.settings import Settings
 from scripts._bench import (

@@ -184,11 +184,13 @@ def assemble(
     """
     budget = plan.budget
     history_tokens = sum(history.tokens)
-    taken, passed = fill(retrieved, budget.for_retrieval(plan.fixed, history_tokens))
+    room = budget.for_retrieval(plan.fixed, history_tokens)
+    taken, passed = fill(retrieved, room)
     left_out = [_left_out(item, "budget") for item in passed]
 
+    # Each item has its share of the wrapper in its tokens, or nearly so.
     memory = _memory_section(taken, render_memory, count)
-    while taken and plan.fixed + history_tokens + memory.tokens > budget.prompt:
+    while taken and memory.tokens > room:
         left_out.append(_left_out(taken.pop(), "truncated"))
         memory = _memory_section(taken, render_memory, count)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, delete, or_, select
+from sqlalchemy import and_, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -36,6 +36,12 @@ class JobService:
         self._database = queue.database
         self._cleaned_at = datetime.min.replace(tzinfo=UTC)
         self._closed = asyncio.Event()
+
+    async def take_over(self, *, at: datetime) -> None:
+        """End the leases of a process that is no more, where there is one process at a time."""
+        running = update(Job).where(Job.state == "running").values(lease_until=at)
+        async with self._database.write() as session:
+            await session.execute(running.execution_options(synchronize_session=False))
 
     async def list_jobs(
         self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None

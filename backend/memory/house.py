@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
+from backend.jobs.running import JobKind
 from backend.logs import get_logger
 from backend.memory.collections import Collections, Opener, collection_name
 from backend.memory.embedding.cached import CachedEmbedder
@@ -21,6 +22,7 @@ from backend.memory.indexing import Indexer
 from backend.memory.models import IndexState
 from backend.memory.outbox import IndexOutbox
 from backend.memory.points import Blinders, PointMaker
+from backend.memory.reconciling import Reconciler
 from backend.memory.search import MemorySearch
 from backend.memory.sources import Source
 from backend.memory.terms import TermCounter
@@ -37,10 +39,16 @@ class MemoryHouse:
     outbox: IndexOutbox
     collections: Collections
     indexer: Indexer
+    reconciler: Reconciler
     search: MemorySearch
     blinders: Blinders
     embedder: CachedEmbedder | None
     is_prepared: bool = False
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        """What is done for each kind of job."""
+        return {**self.indexer.kinds, **self.reconciler.kinds}
 
     async def prepare(self) -> None:
         """See to it that whoever is not in the index gets there, and that both sides are compared.
@@ -60,7 +68,7 @@ class MemoryHouse:
                 await self.outbox.reindex(
                     session, user_id, self.collections.current.name, holder=None
                 )
-        await self.indexer.schedule()
+        await self.reconciler.schedule()
         self.is_prepared = True
 
     async def aclose(self) -> None:
@@ -92,7 +100,6 @@ async def open_memory(
     terms, blinders = TermCounter(), Blinders()
     indexer = Indexer(
         database,
-        queue,
         collections,
         sources,
         maker=PointMaker(terms, embedder),
@@ -105,6 +112,7 @@ async def open_memory(
         outbox=outbox,
         collections=collections,
         indexer=indexer,
+        reconciler=Reconciler(database, queue, outbox, collections, sources, blinders=blinders),
         search=search,
         blinders=blinders,
         embedder=embedder,

@@ -7,26 +7,22 @@ rows, and ends together with the notes of what changed. Doing any of it twice ch
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, time, timedelta
+from datetime import time, timedelta
 from uuid import UUID
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import User
-from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
-from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
 from backend.memory.comparing import differences
 from backend.memory.documents import Document
-from backend.memory.embedding.cache import EmbeddingCache
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
-from backend.memory.outbox import FORGET, INDEX, RECONCILE, REINDEX, note_changes
+from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.points import Blinders, PointMaker
 from backend.memory.sources import Source
 from backend.vault.sealing import Sealer
@@ -58,7 +54,6 @@ class Indexer:
     def __init__(
         self,
         database: Database,
-        queue: JobQueue,
         collections: Collections,
         sources: Sequence[Source],
         *,
@@ -67,7 +62,6 @@ class Indexer:
         blinders: Blinders,
     ) -> None:
         self._database = database
-        self._queue = queue
         self._collections = collections
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._maker = maker
@@ -80,14 +74,7 @@ class Indexer:
         return {
             INDEX: JobKind(self.index),
             REINDEX: JobKind(self.reindex, keep=True),
-            FORGET: JobKind(self.forget, needs_key=False),
-            RECONCILE: JobKind(self.reconcile, needs_key=False),
         }
-
-    async def schedule(self) -> None:
-        """See to it that both sides are compared tonight."""
-        async with self._database.write() as session:
-            await self._queue.enqueue(session, _tonight())
 
     async def index(self, job: RunningJob) -> None:
         """Follow the changes of one chat, lorebook or chronicle up."""
@@ -175,29 +162,6 @@ class Indexer:
                 for container_id in await source.containers(session, owner_id=owner_id)
             ]
 
-    async def forget(self, job: RunningJob) -> None:
-        """Delete every point of somebody who is gone."""
-        owner_id = UUID(job.payload["owner_id"])
-        self._blinders.forget(owner_id)
-        for index in await self._collections.everywhere():
-            await index.delete_owner(owner_id)
-
-    async def reconcile(self, job: RunningJob) -> None:
-        """Compare both sides, without opening any text: mend what can be, note the rest."""
-        current = self._collections.current
-        async with self._database.read() as session:
-            users = set(await session.scalars(select(User.id)))
-        for index in await self._collections.everywhere():
-            here = users if index is current else await self._collections.users_of(index.name)
-            for stranger in await index.owners() - here:
-                await index.delete_owner(stranger)
-        for number, user_id in enumerate(sorted(users)):
-            await job.progress(number, len(users))
-            await self._compare(user_id, current)
-        async with job.finish() as session:
-            await EmbeddingCache().forget_unused(session, now() - VECTORS_KEPT)
-            await self._queue.enqueue(session, _tonight())
-
     async def _some(
         self,
         job: RunningJob,
@@ -277,45 +241,6 @@ class Indexer:
             await index.upsert(made.points)
         return made.failure
 
-    async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
-        """Note what of one user's is missing or stale; delete what nobody has any more."""
-        kept: set[UUID] = set()
-        for source in self._sources.values():
-            async with self._database.read() as session:
-                containers = await source.containers(session, owner_id=user_id)
-            kept.update(containers)
-            for container_id in containers:
-                async with self._database.read() as session:
-                    stored = await source.inventory(session, container_id, owner_id=user_id)
-                if stored is None:
-                    continue
-                found = await differences(index, user_id, container_id, source.kind, stored)
-                if found.gone:
-                    await index.delete_sources(user_id, found.gone)
-                if found.missing:
-                    await self._note(user_id, source.kind, container_id, found.missing)
-        strays: set[UUID] = set()
-        async for page in index.scan(user_id):
-            strays |= {payload.container_id for _, payload in page} - kept
-        for container_id in strays:
-            await index.delete_container(user_id, container_id)
-
-    async def _note(
-        self, user_id: UUID, kind: Kind, container_id: UUID, source_ids: Sequence[UUID]
-    ) -> None:
-        async with self._database.write() as session:
-            await note_changes(session, user_id, kind, container_id, source_ids)
-            await self._queue.enqueue(
-                session,
-                NewJob(
-                    kind=INDEX,
-                    user_id=user_id,
-                    lane=container_id,
-                    payload={"kind": kind, "container_id": str(container_id)},
-                    dedupe_key=f"{INDEX}/{container_id}",
-                ),
-            )
-
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> None:
     ids = [note.id for note in notes]
@@ -329,10 +254,3 @@ def _put_off(failure: EmbedderError) -> Exception:
     if failure.retry_after is not None:
         return RetryLaterError(failure.detail, after=failure.retry_after)
     return failure
-
-
-def _tonight() -> NewJob:
-    at = datetime.combine(now().date(), NIGHT, tzinfo=now().tzinfo)
-    if at <= now():
-        at += timedelta(days=1)
-    return NewJob(kind=RECONCILE, dedupe_key=RECONCILE, run_after=at)

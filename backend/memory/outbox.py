@@ -62,15 +62,23 @@ class IndexOutbox:
         await note_changes(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(
             session,
-            NewJob(
-                kind=INDEX,
-                user_id=user_id,
-                lane=container_id,
-                payload={"kind": kind, "container_id": str(container_id)},
-                dedupe_key=f"{INDEX}/{container_id}",
-            ),
+            _following(user_id, kind, container_id),
             key=self._queue.grant(holder.sealer, holder.key_mode),
         )
+
+    async def left(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        *,
+        kind: Kind,
+        container_id: UUID,
+        source_ids: Sequence[UUID],
+    ) -> None:
+        """The same where nobody has the user's key at hand: it waits until they are seen."""
+        if source_ids:
+            await note_changes(session, user_id, kind, container_id, source_ids)
+            await self._queue.enqueue(session, _following(user_id, kind, container_id))
 
     async def reindex(
         self, session: AsyncSession, user_id: UUID, collection: str, *, holder: KeyHolder | None
@@ -97,6 +105,17 @@ class IndexOutbox:
             kind=FORGET, payload={"owner_id": str(user_id)}, dedupe_key=f"{FORGET}/{user_id}"
         )
         await self._queue.enqueue(session, job)
+
+
+def _following(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
+    """The job that follows the changes of a container up."""
+    return NewJob(
+        kind=INDEX,
+        user_id=user_id,
+        lane=container_id,
+        payload={"kind": kind, "container_id": str(container_id)},
+        dedupe_key=f"{INDEX}/{container_id}",
+    )
 
 
 async def note_changes(

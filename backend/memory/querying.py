@@ -124,6 +124,7 @@ def plan(
     dense: Floats | None,
     terms: TermCounter,
     blinder: Blinder,
+    limit: int = LIMIT,
 ) -> list[tuple[Signal, Query]]:
     """The queries of a search, for one batch.
 
@@ -138,6 +139,7 @@ def plan(
         dense: The vector of `reading.meaning`, shape (d,), blinded; None without an embedder.
         terms: Counts the terms.
         blinder: The owner's.
+        limit: Hits of each signal among lines.
 
     Returns:
         Which signal each query is for. At most seven.
@@ -157,10 +159,10 @@ def plan(
     if "message" in wanted:
         sparse = blinded(term_weights(reading, reading.terms, terms), blinder)
         if dense is not None:
-            add("dense", dense, ["message"], LIMIT)
-            add("dense_window", dense, ["message"], LIMIT)
+            add("dense", dense, ["message"], limit)
+            add("dense_window", dense, ["message"], limit)
         for signal in _MESSAGE_SIGNALS:
-            add(signal, sparse, ["message"], LIMIT)
+            add(signal, sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
     if others:
         sparse = blinded(term_weights(reading, reading.lore_terms, terms), blinder)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.database.engine import Database
 from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, querying, ranking
+from backend.memory.asking import Ask, Findings, Memory
 from backend.memory.collections import Collections
 from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.index.protocol import Kind, Part, VectorIndex
+from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.querying import Reading
 from backend.memory.ranking import Candidate, Thresholds
@@ -34,6 +35,9 @@ log = get_logger(__name__)
 SPARE = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
 
+DEEPER = 8
+"""So many times the usual hits are looked at where most of those are of branches left behind."""
+
 
 class QueryEmbedder(Protocol):
     """Turns what is looked for into a vector, quickly or not at all."""
@@ -41,58 +45,6 @@ class QueryEmbedder(Protocol):
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
         """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What is looked for, and where.
-
-    Attributes:
-        text: The user's line, or words to search for.
-        context: What was said just before, which counts for less.
-        names: Who takes part, and names of things: a query that names them means them.
-        parts: Where to look.
-        weights: How much each kind counts against the others.
-        limit: How many memories are wanted.
-        min_relevance: From 0 (all that was found) to 1; None is the default.
-        now: For queries such as "last week".
-    """
-
-    text: str
-    context: str = ""
-    names: Sequence[str] = ()
-    parts: Sequence[Part] = ()
-    kinds: Sequence[Kind] = ()
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    limit: int = 40
-    min_relevance: float | None = None
-    now: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What the index brought back, best first, and what there is to say about it."""
-
-    ask: Ask | None = None
-    candidates: Sequence[Candidate] = ()
-    below: int = 0
-    vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """A memory that was found and counts: its text, its rank from 1, and what each signal said."""
-
-    recalled: Recalled
-    rank: int
-    score: float
-    signals: Mapping[str, float]
-
-    @property
-    def reason(self) -> str:
-        """Why it is there, for people."""
-        return f"semantic {self.score:.2f}, rank {self.rank}"
 
 
 class Searching:
@@ -175,9 +127,10 @@ class MemorySearch:
         ask = findings.ask
         if ask is None:
             return []
+        most = ask.limit * SPARE * ask.depth
         active: list[Candidate] = []
         found: dict[UUID, Recalled] = {}
-        for start in range(0, min(len(findings.candidates), ask.limit * SPARE), ask.limit):
+        for start in range(0, min(len(findings.candidates), most), ask.limit):
             part = findings.candidates[start : start + ask.limit]
             found |= await self._recalled(session, sealer, part, known)
             active += [each for each in part if each.payload.source_id in found]
@@ -193,6 +146,31 @@ class MemorySearch:
             )
             for rank, each in enumerate(chosen, start=1)
         ]
+
+    async def remember(
+        self,
+        database: Database,
+        sealer: Sealer,
+        findings: Findings,
+        *,
+        known: Collection[Kind] = (),
+    ) -> list[Memory]:
+        """`recall` in a transaction of its own; looks deeper where hardly anything counted.
+
+        A reply that was regenerated a hundred times leaves a hundred lines that are all near to
+        what is asked, and of which one is active.
+        """
+        ask = findings.ask
+        if ask is None or not findings.candidates:
+            return []
+        async with database.read() as session:
+            memories = await self.recall(session, sealer, findings, known=known)
+        looked_at = min(len(findings.candidates), ask.limit * SPARE)
+        if ask.depth > 1 or 2 * len(memories) >= min(looked_at, ask.limit):
+            return memories
+        deeper = await self.find(sealer, replace(ask, depth=DEEPER))
+        async with database.read() as session:
+            return await self.recall(session, sealer, deeper, known=known)
 
     async def _recalled(
         self,
@@ -253,6 +231,7 @@ class MemorySearch:
             dense=None if vector is None else blinder.turn(vector),
             terms=self._terms,
             blinder=blinder,
+            limit=querying.LIMIT * ask.depth,
         )
         hits = await index.search([query for _, query in plan])
         found = ranking.gather([signal for signal, _ in plan], hits)

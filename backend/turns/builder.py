@@ -24,7 +24,7 @@ from backend.generation.model import ModelSpec, PromptMessage
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer, starting_ratio
 from backend.memory.index.protocol import Kind
-from backend.memory.search import Findings, Memory, MemorySearch
+from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.composing import Built, Composer, Material
@@ -136,7 +136,9 @@ class PromptBuilder:
                 history = await asyncio.to_thread(_open, identity, lines, unit, recount=True)
             # An embedding model far away takes its time: no connection waits for it.
             findings = await search.findings()
-        memories = await self._recall(identity, findings)
+        memories = await self._search.remember(
+            self._database, identity.sealer, findings, known=SCANNED
+        )
         material = Material(
             gathered=gathered,
             spec=window.spec,
@@ -162,13 +164,6 @@ class PromptBuilder:
     def render_memory(self, items: Sequence[Item]) -> str:
         """The section of what was retrieved."""
         return self._composer.render_memory(items)
-
-    async def _recall(self, identity: Identity, findings: Findings) -> list[Memory]:
-        """The texts of what was found, of what counts at this moment."""
-        if not findings.candidates:
-            return []
-        async with self._database.read() as session:
-            return await self._search.recall(session, identity.sealer, findings, known=SCANNED)
 
     async def _window(
         self,

@@ -20,7 +20,7 @@ from backend.context.sections import Note, SectionBuilder
 from backend.generation.model import ModelSpec, Prompt
 from backend.generation.sampling import Sampling
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.search import Memory
+from backend.memory.asking import Memory
 from backend.prompts import PromptLibrary
 from backend.turns.counting import CountCache
 from backend.turns.gather import Gathered

@@ -12,8 +12,8 @@ from backend.context.assembly import History, Item, LeftOut
 from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
+from backend.memory.asking import Ask, Memory
 from backend.memory.index.protocol import Kind, Part
-from backend.memory.search import Ask, Memory
 from backend.turns.gather import Gathered, Reach
 from backend.turns.placing import PlacedLore
 

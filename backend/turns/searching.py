@@ -21,8 +21,9 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.reading import books_for_chat
+from backend.memory.asking import Ask, Memory
 from backend.memory.index.protocol import Kind, Part
-from backend.memory.search import Ask, Memory, MemorySearch
+from backend.memory.search import MemorySearch
 from backend.memory.sources import Source
 from backend.wire import RAISES
 
@@ -91,8 +92,7 @@ class SearchService:
             now=now(),
         )
         findings = await self._search.find(identity.sealer, ask)
-        async with self._database.read() as session:
-            memories = await self._search.recall(session, identity.sealer, findings)
+        memories = await self._search.remember(self._database, identity.sealer, findings)
         return SearchAnswer(items=list(map(_shown, memories)), notes=list(findings.notes))
 
     async def _everywhere(

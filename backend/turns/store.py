@@ -194,6 +194,10 @@ class TurnStore:
                 turn.finished_at = now()
                 turn.lease_until = None
                 await _leave_interrupted(session, chat, turn)
+                said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
+                await self._index.left(
+                    session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
+                )
                 recovered += 1
         return recovered
 
@@ -207,6 +211,7 @@ class TurnStore:
         if not counts:
             turn.reply_id = None
             await tree.remove(session, chat, message)
+            await self._spoken(session, run, turn, None)
             return False
         for name, value in _sealed_reply(run, message.id).items():
             setattr(message, name, value)
@@ -225,15 +230,17 @@ class TurnStore:
             after=run.built.timed,
         )
         chat.updated_at = now()
-        lines = [turn.user_message_id, message.id]
-        await self._index.changed(
-            session,
-            run,
-            kind="message",
-            container_id=chat.id,
-            source_ids=[each for each in lines if each is not None],
-        )
+        await self._spoken(session, run, turn, message.id)
         return True
+
+    async def _spoken(
+        self, session: AsyncSession, run: Run, turn: Turn, reply_id: UUID | None
+    ) -> None:
+        """Have the index follow what was said in a turn."""
+        said = [each for each in (turn.user_message_id, reply_id) if each is not None]
+        await self._index.changed(
+            session, run, kind="message", container_id=turn.chat_id, source_ids=said
+        )
 
 
 async def save_variables(

@@ -11,7 +11,7 @@ from backend.context.macros import MacroContext, Variables
 from backend.context.sections import Note
 from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.search import Memory
+from backend.memory.asking import Memory
 from backend.memory.sources import Recalled
 from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place
 from backend.turns.remembering import beyond, memory_texts, ranked, remembered

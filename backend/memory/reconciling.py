@@ -1,0 +1,121 @@
+"""What the index is kept in order by without anybody's key: comparing, and forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, time, timedelta
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.accounts.models import User
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.memory.collections import Collections
+from backend.memory.comparing import differences
+from backend.memory.embedding.cache import EmbeddingCache
+from backend.memory.index.protocol import VectorIndex
+from backend.memory.outbox import FORGET, RECONCILE, IndexOutbox
+from backend.memory.points import Blinders
+from backend.memory.sources import Source
+
+VECTORS_KEPT = timedelta(days=90)
+"""Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
+
+NIGHT = time(hour=3)
+
+
+class Reconciler:
+    """Compares the index with the database at night, and deletes what belongs to nobody."""
+
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        outbox: IndexOutbox,
+        collections: Collections,
+        sources: Sequence[Source],
+        *,
+        blinders: Blinders,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._outbox = outbox
+        self._collections = collections
+        self._sources = sources
+        self._blinders = blinders
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        """What is done for each kind of job."""
+        return {
+            FORGET: JobKind(self.forget, needs_key=False),
+            RECONCILE: JobKind(self.reconcile, needs_key=False),
+        }
+
+    async def schedule(self) -> None:
+        """See to it that both sides are compared tonight."""
+        async with self._database.write() as session:
+            await self._queue.enqueue(session, _tonight())
+
+    async def forget(self, job: RunningJob) -> None:
+        """Delete every point of somebody who is gone."""
+        owner_id = UUID(job.payload["owner_id"])
+        self._blinders.forget(owner_id)
+        for index in await self._collections.everywhere():
+            await index.delete_owner(owner_id)
+
+    async def reconcile(self, job: RunningJob) -> None:
+        """Compare both sides, without opening any text: mend what can be, note the rest."""
+        current = self._collections.current
+        async with self._database.read() as session:
+            users = set(await session.scalars(select(User.id)))
+        for index in await self._collections.everywhere():
+            here = users if index is current else await self._collections.users_of(index.name)
+            for stranger in await index.owners() - here:
+                await index.delete_owner(stranger)
+        for number, user_id in enumerate(sorted(users)):
+            await job.progress(number, len(users))
+            await self._compare(user_id, current)
+        async with job.finish() as session:
+            await EmbeddingCache().forget_unused(session, now() - VECTORS_KEPT)
+            await self._queue.enqueue(session, _tonight())
+
+    async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
+        """Note what of one user's is missing or stale; delete what nobody has any more."""
+        kept: set[UUID] = set()
+        for source in self._sources:
+            async with self._database.read() as session:
+                containers = await source.containers(session, owner_id=user_id)
+            kept.update(containers)
+            for container_id in containers:
+                async with self._database.read() as session:
+                    stored = await source.inventory(session, container_id, owner_id=user_id)
+                if stored is None:
+                    continue
+                found = await differences(index, user_id, container_id, source.kind, stored)
+                if found.gone:
+                    await index.delete_sources(user_id, found.gone)
+                if found.missing:
+                    async with self._database.write() as session:
+                        await self._outbox.left(
+                            session,
+                            user_id,
+                            kind=source.kind,
+                            container_id=container_id,
+                            source_ids=found.missing,
+                        )
+        strays: set[UUID] = set()
+        async for page in index.scan(user_id):
+            strays |= {payload.container_id for _, payload in page} - kept
+        for container_id in strays:
+            await index.delete_container(user_id, container_id)
+
+
+def _tonight() -> NewJob:
+    at = datetime.combine(now().date(), NIGHT, tzinfo=now().tzinfo)
+    if at <= now():
+        at += timedelta(days=1)
+    return NewJob(kind=RECONCILE, dedupe_key=RECONCILE, run_after=at)

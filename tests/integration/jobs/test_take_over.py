@@ -1,0 +1,54 @@
+"""After a crash of the one process there is, its jobs need not wait for their leases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
+from backend.vault.root import RootKeys
+from tests.support.memory import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_job_of_a_process_that_is_gone_is_taken_over_at_once(database: Database) -> None:
+    root = RootKeys({1: b"r" * 32})
+    queue = JobQueue(database, root)
+    done: list[int] = []
+
+    async def handler(job: RunningJob) -> None:
+        done.append(job.attempt)
+
+    async with database.write() as session:
+        await queue.enqueue(session, NewJob(kind="work"))
+        await session.execute(
+            update(Job).values(
+                state="running",
+                attempts=1,
+                fence=1,
+                lease_owner=new_id(),
+                lease_until=now() + timedelta(minutes=1),
+            )
+        )
+    await JobService(queue).take_over(at=now())
+    kinds = {"work": JobKind(handler, needs_key=False)}
+    worker = Worker(queue, kinds, JobKeys(database, root), poll=0.05)
+    worker.start()
+
+    async def is_over() -> bool:
+        async with database.read() as session:
+            return not list(await session.scalars(select(Job.id)))
+
+    await until(is_over)
+    await worker.aclose()
+    assert done == [2]
