@@ -127,7 +127,7 @@ def wrap_lent(
     """Wrap the user key under HKDF(root key, slot or job, user): (root key's version, blob)."""
     return root.wrap(
         user_key,
-        context=_lent_context(kind, slot_id, user_id),
+        context=_context(kind, slot_id, user_id),
         purpose=_lent_purpose(kind, slot_id, user_id),
     )
 
@@ -145,7 +145,7 @@ def unwrap_lent(
     return root.unwrap(
         root_version,
         blob,
-        context=_lent_context(kind, slot_id, user_id),
+        context=_context(kind, slot_id, user_id),
         purpose=_lent_purpose(kind, slot_id, user_id),
     )
 
@@ -193,13 +193,9 @@ def recovery_secret(code: str) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
-def _lent_context(kind: LentKind, slot_id: UUID, user_id: UUID) -> bytes:
-    return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
-
-
 def _lent_purpose(kind: LentKind, slot_id: UUID, user_id: UUID) -> str:
     return f"slot/{kind}/{slot_id.hex}/{user_id.hex}"
 
 
-def _context(kind: SlotKind, slot_id: UUID, user_id: UUID) -> bytes:
+def _context(kind: SlotKind | LentKind, slot_id: UUID, user_id: UUID) -> bytes:
     return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes

@@ -21,10 +21,13 @@ from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
 from backend.vault.root import RootKeys, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, open_with
 from backend.vault.slots import (
+    LentKind,
     PasswordKdf,
     SlotKind,
+    unwrap_lent,
     unwrap_with_password,
     unwrap_with_secret,
+    wrap_lent,
     wrap_with_password,
     wrap_with_secret,
 )
@@ -59,6 +62,16 @@ PASSWORD_SLOT = (
     "000102030405060708090a0bec3694e0cb6737da1f3cb68a1c08e31cf4939366673e0fa10b4459dc569755c1"
     "16c3478d2e0dad0f616fccf4323ee4d524458528d16a4bcdb88d4ae4bfc9f13038009932ea75b0b50d1eaef1"
 )
+LENT: dict[LentKind, str] = {
+    "standing": (
+        "000102030405060708090a0bf9d2a1fe00f44ed5da1c4871dc52561ba3c91aac16e162a74152b80092b0145e"
+        "9a81fcf579cc66f080ea4a80ac358158"
+    ),
+    "job": (
+        "000102030405060708090a0b04cadca8bfc39f1214514dd60b342c577fd15d94ca71d288e2b1491f41173891"
+        "bbde9a7aa948fe2953f2dc16855b19e8"
+    ),
+}
 INSTANCE_KEY = (
     "000102030405060708090a0bcc16b4c0eb4717fa3f1c96aa1eae9a26ab5538d5649836cd828746714bcd8410"
     "133b569d779ecd6e005f12601186e509"
@@ -150,6 +163,17 @@ def test_a_password_slot_keeps_its_form(counting: None) -> None:
         )
         == USER_KEY
     )
+
+
+@pytest.mark.parametrize("kind", LENT)
+def test_what_is_lent_to_the_server_keeps_its_form(kind: LentKind, counting: None) -> None:
+    version, wrapped = wrap_lent(kind, ROW, USER, user_key=USER_KEY, root=ROOT)
+    purpose = f"talekeeper/slot/{kind}/{ROW.hex}/{USER.hex}"
+    context = f"slot/{kind}/".encode() + ROW.bytes + USER.bytes
+
+    assert (version, wrapped.hex()) == (3, LENT[kind])
+    assert AESGCM(hkdf(KEY, purpose)).decrypt(wrapped[:12], wrapped[12:], context) == USER_KEY
+    assert unwrap_lent(kind, ROW, USER, blob=wrapped, root_version=3, root=ROOT) == USER_KEY
 
 
 def test_the_instance_key_keeps_its_form(counting: None) -> None:
