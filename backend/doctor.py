@@ -15,6 +15,8 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder
+from backend.memory.house import index_folder
+from backend.memory.index.server import look_at_server
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import load_root_keys
@@ -42,6 +44,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _models,
         _gemini,
         _openai,
+        _index,
         _embeddings,
         _door,
     )
@@ -155,6 +158,15 @@ async def _openai(settings: Settings) -> Finding:
             "Name them in TALEKEEPER_OPENAI_MODELS, separated by commas.",
         )
     return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
+
+
+async def _index(settings: Settings) -> Finding:
+    if not settings.qdrant_url:
+        folder = index_folder(settings)
+        state = "there" if folder.is_dir() else "the first start makes it"
+        return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
+    version = await look_at_server(settings)
+    return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
 
 
 async def _embeddings(settings: Settings) -> Finding:

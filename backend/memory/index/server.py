@@ -67,6 +67,19 @@ async def open_server(settings: Settings, name: str, dimension: int | None) -> S
     return index
 
 
+async def look_at_server(settings: Settings) -> str:
+    """The version of the server; nothing is made there.
+
+    Raises `IndexUnavailableError` as `open_server` does.
+    """
+    client = await asyncio.to_thread(_client, settings, grpc=False)
+    index = ServerIndex(client, settings, "", None)
+    try:
+        return await index.check_version()
+    finally:
+        await index.aclose()
+
+
 class ServerIndex:
     """A `VectorIndex` on a server. Made by `open_server`."""
 
@@ -83,7 +96,7 @@ class ServerIndex:
 
     async def prepare(self) -> None:
         """Make the collection with its indexes, or check it. Raises `IndexUnavailableError`."""
-        await self._check_version()
+        await self.check_version()
         if not await self._asked(self._client.collection_exists(self.name)):
             await self._create()
         info = await self._asked(self._client.get_collection(self.name))
@@ -196,7 +209,8 @@ class ServerIndex:
         else:
             self.is_new = True
 
-    async def _check_version(self) -> None:
+    async def check_version(self) -> str:
+        """The server's version. Raises `IndexUnavailableError` for one that is too old."""
         version = (await self._asked(self._client.info())).version
         numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
         if numbers < NEWEST_NEEDED:
@@ -205,6 +219,7 @@ class ServerIndex:
                 f"The Qdrant server has version {'.'.join(map(str, numbers)) or 'unknown'}; "
                 f"Talekeeper needs {wanted} or newer."
             )
+        return version
 
     async def _asked(self, answer: Awaitable[T]) -> T:
         """Wait for an answer. Raises `IndexUnavailableError` whatever comes in its place."""
