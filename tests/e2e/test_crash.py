@@ -19,6 +19,7 @@ from sqlalchemy import select
 from backend.app import build_parts
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.database.engine import Database
+from backend.database.migrate import HEAD
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
@@ -262,4 +263,4 @@ def test_after_a_crash_the_doctor_and_the_migration_find_nothing_wrong(tmp_path:
     doctor, migrate = talekeeper(tmp_path, "doctor"), talekeeper(tmp_path, "migrate")
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     assert "FAIL" not in doctor.stdout
-    assert (migrate.returncode, migrate.stdout) == (0, "The tables are at revision 0001.\n")
+    assert (migrate.returncode, migrate.stdout) == (0, f"The tables are at revision {HEAD}.\n")

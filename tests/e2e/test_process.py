@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backend.database.migrate import HEAD
 from tests.support.process import serving, talekeeper
 
 API = "/api/v1"
@@ -107,6 +108,6 @@ def test_going_back_needs_to_be_told_how_far(tmp_path: Path) -> None:
         result = talekeeper(tmp_path, "migrate", *arguments)
         assert result.returncode == 2
         assert "--to REVISION" in result.stderr
-    assert talekeeper(tmp_path, "migrate").stdout.endswith("revision 0001.\n")
+    assert talekeeper(tmp_path, "migrate").stdout.endswith(f"revision {HEAD}.\n")
     result = talekeeper(tmp_path, "migrate", "--down", "--to", "base")
     assert (result.returncode, result.stdout) == (0, "The tables are at revision base.\n")

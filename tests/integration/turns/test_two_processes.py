@@ -57,7 +57,7 @@ async def one(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 @pytest.fixture
 async def other(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
     """Its model speaks at once."""
-    async with running(postgres_url, tmp_path) as server:
+    async with running(postgres_url, tmp_path / "other") as server:
         yield server
 
 
