@@ -29,7 +29,7 @@ import uvicorn
 from sqlalchemy import insert, select
 
 from backend.accounts.identity import Identity
-from backend.app import Parts, build_parts, build_worker, create_app
+from backend.app import Parts, build_parts, create_app
 from backend.chats.counting import CountUnit
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.scenes import LENGTH
@@ -37,7 +37,6 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.http import observe
-from backend.jobs.keys import JobKeys
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.index.protocol import Kind, Payload, Point, Sparse, VectorIndex, point_id
 from backend.memory.models import IndexChange
@@ -334,21 +333,14 @@ async def index_container(account: Account, kind: Kind, container_id: UUID) -> f
 
 
 async def until_indexed(account: Account) -> None:
-    """Wait until nothing is left to index. On PostgreSQL a worker of its own does the work."""
+    """Wait until nothing is left to index, while its server serves."""
     parts = account.parts
-    worker = None
-    if not parts.settings.embedded:
-        keys = JobKeys(parts.database, ROOT)
-        worker = build_worker(parts.settings, parts.queue, keys, parts.memory, takes_queued=True)
-        worker.start()
     noted = select(IndexChange.id).where(IndexChange.user_id == account.identity.user_id).limit(1)
     while True:
         async with parts.database.read() as session:
             if await session.scalar(noted) is None:
                 break
-        await asyncio.sleep(0.05)
-    if worker is not None:
-        await worker.aclose()
+        await asyncio.sleep(0.02)
 
 
 def stranger_id(number: int) -> UUID:

@@ -193,8 +193,7 @@ async def bench_search(searched: Searched, *, suffix: str = "") -> list[Row]:
         findings = await search.find(sealer, ask)
         if findings.notes:
             raise SystemExit(f"The search did without something: {findings.notes}")
-        async with parts.database.read() as session:
-            return len(await search.recall(session, sealer, findings))
+        return len(await search.recall(parts.database, sealer, findings))
 
     await timed(partial(look, search=by_words), searched.asks[:10])
     rows: list[Row] = []

@@ -291,6 +291,11 @@ async def bench_prompt(
     bare = [text for _, text in lines]
     name = database.url.get_backend_name()
     rows: list[Row] = []
+
+    async def settle() -> None:
+        """Let the last turn be indexed, as while people read."""
+        await until_indexed(account)
+
     async with serving(parts) as port:
         medians: dict[str, float] = {}
         for what, texts, count in (
@@ -300,7 +305,8 @@ async def bench_prompt(
         ):
             authored = [("Someone", text) for text in texts]
             chat_id = await make_chat(database, identity, authored, count)
-            times = (await time_turns(port, token, chat_id, model, turns)).times
+            timed = await time_turns(port, token, chat_id, model, turns, settle=settle)
+            times = timed.times
             sent = len(model.prompt.messages)
             rows.append(_row(name, f"turn: {what}", times, f"{sent:,} messages sent"))
             medians[what] = rows[-1].p50
@@ -364,9 +370,8 @@ async def bench_lore(
     said = questions(lines, 2 * (options.turns + WARM_UP))
 
     async def settle() -> None:
-        """Let the last turn be indexed, as while people read. On PostgreSQL others do that."""
-        if account.parts.settings.embedded:
-            await until_indexed(account)
+        """Let the last turn be indexed, as while people read."""
+        await until_indexed(account)
 
     async with serving(account.parts) as port:
         with Watch(*(watched for watched, _ in STAGES)) as watch:

@@ -114,7 +114,7 @@ class MemorySearch:
 
     async def recall(
         self,
-        session: AsyncSession,
+        database: Database,
         sealer: Sealer,
         findings: Findings,
         *,
@@ -122,20 +122,17 @@ class MemorySearch:
     ) -> list[Memory]:
         """The texts of what was found and counts at this moment, best first, none twice.
 
-        Kinds that are `known` to the caller are taken as they were found, without their texts.
+        Looks deeper where most of it does not count: a reply that was regenerated a hundred times
+        leaves a hundred lines that are all near to what is asked, and of which one is active. Kinds
+        that are `known` to the caller are taken as they were found, without their texts.
         """
         ask = findings.ask
-        if ask is None:
+        if ask is None or not findings.candidates:
             return []
-        most = ask.limit * SPARE * ask.depth
-        active: list[Candidate] = []
-        found: dict[UUID, Recalled] = {}
-        for start in range(0, min(len(findings.candidates), most), ask.limit):
-            part = findings.candidates[start : start + ask.limit]
-            found |= await self._recalled(session, sealer, part, known)
-            active += [each for each in part if each.payload.source_id in found]
-            if len(active) >= ask.limit:
-                break
+        active, found, looked_at = await self._active(database, sealer, findings, known)
+        if ask.depth == 1 and 2 * len(active) < min(looked_at, ask.limit):
+            findings = await self.find(sealer, replace(ask, depth=DEEPER))
+            active, found, _ = await self._active(database, sealer, findings, known)
         chosen = mmr.select(active, findings.vectors, count=ask.limit)
         return [
             Memory(
@@ -147,30 +144,29 @@ class MemorySearch:
             for rank, each in enumerate(chosen, start=1)
         ]
 
-    async def remember(
+    async def _active(
         self,
         database: Database,
         sealer: Sealer,
         findings: Findings,
-        *,
-        known: Collection[Kind] = (),
-    ) -> list[Memory]:
-        """`recall` in a transaction of its own; looks deeper where hardly anything counted.
-
-        A reply that was regenerated a hundred times leaves a hundred lines that are all near to
-        what is asked, and of which one is active.
-        """
+        known: Collection[Kind],
+    ) -> tuple[list[Candidate], dict[UUID, Recalled], int]:
+        """(candidates that count, what they are by row, how many were looked at for them)."""
         ask = findings.ask
-        if ask is None or not findings.candidates:
-            return []
+        active: list[Candidate] = []
+        found: dict[UUID, Recalled] = {}
+        looked_at = 0
+        if ask is None:
+            return active, found, looked_at
         async with database.read() as session:
-            memories = await self.recall(session, sealer, findings, known=known)
-        looked_at = min(len(findings.candidates), ask.limit * SPARE)
-        if ask.depth > 1 or 2 * len(memories) >= min(looked_at, ask.limit):
-            return memories
-        deeper = await self.find(sealer, replace(ask, depth=DEEPER))
-        async with database.read() as session:
-            return await self.recall(session, sealer, deeper, known=known)
+            for start in range(0, ask.limit * SPARE * ask.depth, ask.limit):
+                part = findings.candidates[start : start + ask.limit]
+                if not part or len(active) >= ask.limit:
+                    break
+                looked_at += len(part)
+                found |= await self._recalled(session, sealer, part, known)
+                active += [each for each in part if each.payload.source_id in found]
+        return active, found, looked_at
 
     async def _recalled(
         self,

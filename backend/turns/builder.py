@@ -136,7 +136,7 @@ class PromptBuilder:
                 history = await asyncio.to_thread(_open, identity, lines, unit, recount=True)
             # An embedding model far away takes its time: no connection waits for it.
             findings = await search.findings()
-        memories = await self._search.remember(
+        memories = await self._search.recall(
             self._database, identity.sealer, findings, known=SCANNED
         )
         material = Material(

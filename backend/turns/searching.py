@@ -92,7 +92,7 @@ class SearchService:
             now=now(),
         )
         findings = await self._search.find(identity.sealer, ask)
-        memories = await self._search.remember(self._database, identity.sealer, findings)
+        memories = await self._search.recall(self._database, identity.sealer, findings)
         return SearchAnswer(items=list(map(_shown, memories)), notes=list(findings.notes))
 
     async def _everywhere(
