@@ -22,7 +22,7 @@ RE2_MEMORY = 1 << 20
 REFUSED_SIZE = 10_000
 """What a pattern that RE2 refused counts as, in instructions: finding out costs about that."""
 
-MAX_WORK = 16_000_000
+MAX_WORK = 8_000_000
 """Instructions times bytes of text that one search in this process may come to: 40 ms at the very
 worst, where RE2 must follow all of them for each byte; mostly it need not, and takes 0.1."""
 
