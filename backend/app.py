@@ -170,6 +170,8 @@ async def build_parts(
     sources = (MessageSource(), LoreSource())
     memory = await open_memory(settings, database, queue, index, sources)
     lore = LoreReader()
+    open_keys.on_departure(memory.blinders.forget)
+    open_keys.on_departure(lore.forget)
     builder = PromptBuilder(database, load_prompts(), settings, CountCache(), lore, memory.search)
     turns = TurnService(
         database,

@@ -37,10 +37,15 @@ class OpenKeys:
         self._clock = clock
         self._keys: dict[UUID, OpenKey] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._farewells: list[Callable[[UUID], None]] = []
 
     def on_arrival(self, listener: Callable[[], None]) -> None:
         """Have a function called whenever a user comes who was not here."""
         self._listeners.append(listener)
+
+    def on_departure(self, listener: Callable[[UUID], None]) -> None:
+        """Have a function called with each user who leaves, to drop what it keeps in the clear."""
+        self._farewells.append(listener)
 
     def seen(self, identity: Identity) -> None:
         """Somebody asked for something. Who may only look lends no key to work that writes."""
@@ -61,6 +66,8 @@ class OpenKeys:
     def drop(self, user_id: UUID) -> None:
         """Forget a user's key: at sign-out, at a new password, at the account's end."""
         self._keys.pop(user_id, None)
+        for farewell in self._farewells:
+            farewell(user_id)
 
     def users(self) -> list[UUID]:
         """Whose keys are here. Keys that have stayed long enough are forgotten."""

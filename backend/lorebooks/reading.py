@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.links import find_chat_books
-from backend.lorebooks.models import LoreEntry as EntryRow
 from backend.lorebooks.records import open_book, open_entries
 from backend.lorebooks.repository import get_book, sealed_entries
 from backend.lorebooks.schemas import LinkSource
 from backend.vault.sealing import Sealer
-
-_AT_ONCE = 500
-"""Ids in one query: databases bound the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +60,3 @@ async def load_book(
     return open_book(sealer, book), [
         (UUID(bytes=row.id), row.place, entry) for row, entry in zip(rows, opened, strict=True)
     ]
-
-
-async def load_entries(
-    session: AsyncSession, sealer: Sealer, entry_ids: Sequence[UUID], owner_id: UUID
-) -> dict[UUID, LoreEntry]:
-    """Entries by id; those that are gone or not the owner's are left out."""
-    found: dict[UUID, LoreEntry] = {}
-    for start in range(0, len(entry_ids), _AT_ONCE):
-        rows = (
-            await session.execute(
-                select(EntryRow.id, EntryRow.sealed_entry).where(
-                    EntryRow.id.in_(entry_ids[start : start + _AT_ONCE]),
-                    EntryRow.user_id == owner_id,
-                )
-            )
-        ).all()
-        opened = open_entries(sealer, ((row.id.bytes, row.sealed_entry) for row in rows))
-        found.update(zip((row.id for row in rows), opened, strict=True))
-    return found
