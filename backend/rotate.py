@@ -9,7 +9,9 @@ from backend.accounts.rotation import mark_all_due, rotate_data_key, rotate_root
 from backend.accounts.service import AccountService
 from backend.characters import models as character_models
 from backend.chats import models as chat_models
+from backend.chronicles import models as chronicle_models
 from backend.database.engine import Database
+from backend.enrichment import models as enrichment_models
 from backend.jobs import models as job_models
 from backend.lorebooks import models as lorebook_models
 from backend.memory import models as memory_models
@@ -20,7 +22,16 @@ from backend.vault.slots import DEFAULT_KDF
 
 Report = Callable[[int, int], None]
 
-TABLES = (character_models, chat_models, job_models, lorebook_models, memory_models, turn_models)
+TABLES = (
+    character_models,
+    chat_models,
+    chronicle_models,
+    enrichment_models,
+    job_models,
+    lorebook_models,
+    memory_models,
+    turn_models,
+)
 """Every table has to be known for every sealed text to be found."""
 
 

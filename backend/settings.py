@@ -262,6 +262,26 @@ class Settings(BaseSettings):
         100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
     )
 
+    # Behind the reply
+    enrichment_model: str = Field(
+        "",
+        description=(
+            "Model of the agent that keeps chronicles, and of summaries, for users who chose none. "
+            "Empty: the smallest Gemini model where there is a key, else the default model."
+        ),
+    )
+    enrichment_max_writes: int = Field(
+        8, ge=0, le=100, description="Events and entries that one run of the agent may write."
+    )
+    enrichment_tokens_per_run: int = Field(
+        60_000, ge=1_000, description="Tokens that one run of the agent may take."
+    )
+    enrichment_tokens_per_day: int = Field(
+        2_000_000,
+        ge=0,
+        description="Tokens that work behind the reply may take of one user's in 24 hours.",
+    )
+
     # Work in the background
     job_workers: int = Field(
         8, ge=0, le=256, description="Jobs that one process works on at once; 0 for none."

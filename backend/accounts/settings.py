@@ -77,6 +77,19 @@ class MemorySettings(
     weights: SourceWeights | None = None
 
 
+class EnrichmentSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """The agent that keeps chronicles, and what writes summaries; absent is the default.
+
+    `model` is the model that they ask. `may_edit_lore` lets the agent change entries of lorebooks
+    that the user wrote; without it only those that it made itself.
+    """
+
+    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    may_edit_lore: bool | None = None
+
+
 class UserSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -87,6 +100,7 @@ class UserSettings(
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
+    enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     persona_id: UUID | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy import ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -19,6 +20,9 @@ class Chat(Base):
     """A chat. `leaf_id` is the last message of its active path; null while it has none.
 
     `count_unit` names how its messages' tokens were counted (see `generation.tokens`).
+    `chronicle_id` is the chronicle whose events it remembers. `chronicle_enabled` is its owner's
+    consent to have what happens written down there; what was said before `chronicle_since`, when
+    that was given last, is not part of it.
     """
 
     __tablename__ = "chats"
@@ -32,6 +36,11 @@ class Chat(Base):
     persona_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("personas.id", ondelete="SET NULL"), index=True
     )
+    chronicle_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("chronicles.id", ondelete="SET NULL"), index=True
+    )
+    chronicle_enabled: Mapped[bool] = mapped_column(default=False, server_default=false())
+    chronicle_since: Mapped[datetime | None]
     leaf_id: Mapped[UUID | None]
     count_unit: Mapped[str]
     revision: Mapped[int] = mapped_column(default=1)

@@ -104,6 +104,7 @@ class MessageSource:
                     text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
                     said_at=row.created_at,
                     position=row.position,
+                    chat_id=row.chat_id,
                     tokens=row.tokens,
                 )
         return found

@@ -40,15 +40,25 @@ from backend.wire import check_revision, merge_patch
 
 
 def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
-    """A chat's settings, unsealed."""
-    if chat.sealed_settings is None:
-        return ChatSettings()
-    data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
-    return msgspec.json.decode(data, type=ChatSettings)
+    """A chat's settings, unsealed. What concerns its chronicle stands in columns of its own."""
+    settings = ChatSettings()
+    if chat.sealed_settings is not None:
+        data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
+        settings = msgspec.json.decode(data, type=ChatSettings)
+    return msgspec.structs.replace(
+        settings, chronicle_enabled=chat.chronicle_enabled, chronicle_id=chat.chronicle_id
+    )
 
 
-CopyAlong = Callable[[AsyncSession, Sealer, UUID, UUID, Mapping[UUID, UUID]], Awaitable[None]]
+CopyAlong = Callable[[AsyncSession, Identity, UUID, UUID, Mapping[UUID, UUID]], Awaitable[None]]
 """What else a copy of a chat takes along: given the chat, its copy, and the messages' copies."""
+
+
+ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitable[UUID]]
+"""Sees to it that a chronicle is the chat owner's; None asks for a new one, for this chat."""
+
+BeforeDelete = Callable[[AsyncSession, Identity, Chat], Awaitable[None]]
+"""What is to be done before a chat goes, in the same transaction."""
 
 
 class ChatService:
@@ -61,8 +71,12 @@ class ChatService:
         settings: Settings,
         index: IndexOutbox,
         *,
-        copy_along: CopyAlong | None = None,
+        chronicle: ChooseChronicle,
+        before_delete: BeforeDelete,
+        copy_along: Sequence[CopyAlong] = (),
     ) -> None:
+        self._chronicle = chronicle
+        self._before_delete = before_delete
         self._copy_along = copy_along
         self._database = database
         self._index = index
@@ -196,16 +210,34 @@ class ChatService:
                 total=self._settings.budget_total,
                 reply_reserve=self._settings.budget_reply_reserve,
             )
+            await self._keep_chronicle(session, identity, chat, settings)
+            kept = msgspec.structs.replace(settings, chronicle_enabled=False, chronicle_id=None)
             chat.sealed_settings = identity.sealer.seal_bytes(
-                CHAT_SETTINGS, chat.id, msgspec.json.encode(settings)
+                CHAT_SETTINGS, chat.id, msgspec.json.encode(kept)
             )
             chat.revision += 1
-        return settings, chat.revision
+            return read_settings(identity.sealer, chat), chat.revision
+
+    async def _keep_chronicle(
+        self, session: AsyncSession, identity: Identity, chat: Chat, settings: ChatSettings
+    ) -> None:
+        """Follow what settings say of the chronicle. What was said before consent is not in it."""
+        if settings.chronicle_id != chat.chronicle_id or (
+            settings.chronicle_enabled and chat.chronicle_id is None
+        ):
+            wanted = settings.chronicle_id
+            if wanted is not None or settings.chronicle_enabled:
+                wanted = await self._chronicle(session, identity, chat, wanted)
+            chat.chronicle_id = wanted
+        if settings.chronicle_enabled and not chat.chronicle_enabled:
+            chat.chronicle_since = now()
+        chat.chronicle_enabled = settings.chronicle_enabled
 
     async def delete(self, identity: Identity, chat_id: UUID) -> None:
         """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            await self._before_delete(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
@@ -253,9 +285,9 @@ class ChatService:
             session.add_all(copies)
             fork.leaf_id = copies[-1].id
             await session.flush()
-            if self._copy_along is not None:
-                copied = {row.id: copy.id for row, copy in zip(path, copies, strict=True)}
-                await self._copy_along(session, sealer, source.id, fork_id, copied)
+            copied = {row.id: copy.id for row, copy in zip(path, copies, strict=True)}
+            for copy_along in self._copy_along:
+                await copy_along(session, identity, source.id, fork_id, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from uuid import UUID
 
 import msgspec
 
-from backend.accounts.settings import BudgetSettings, LongText, LoreOverrides, MemorySettings
+from backend.accounts.settings import (
+    BudgetSettings,
+    EnrichmentSettings,
+    LongText,
+    LoreOverrides,
+    MemorySettings,
+)
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -19,6 +26,19 @@ class AuthorsNote(
     text: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
     depth: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
     role: Role = "system"
+
+
+class SummarySettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """The rolling summary of what scrolls out of the history.
+
+    `words` is about how long it is; `interval` how many messages at least lie between two.
+    """
+
+    enabled: bool = False
+    words: Annotated[int, msgspec.Meta(ge=50, le=2_000)] = 250
+    interval: Annotated[int, msgspec.Meta(ge=2, le=500)] = 20
 
 
 class ChatSettings(
@@ -35,6 +55,12 @@ class ChatSettings(
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
+    enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
+    chronicle_enabled: bool = False
+    """Have the agent write down what happens: the opt-in. Makes a chronicle where none is set."""
+    chronicle_id: UUID | None = None
+    """The chronicle whose events the chat remembers, and into which the agent writes."""
+    summary: SummarySettings = msgspec.field(default_factory=SummarySettings)
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)

@@ -8,14 +8,14 @@ from uuid import UUID
 from sqlalchemy import insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.identity import Identity
 from backend.database.types import Id
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
-from backend.vault.sealing import Sealer
 
 
 async def copy_lore(
     session: AsyncSession,
-    sealer: Sealer,
+    identity: Identity,
     source_id: UUID,
     fork_id: UUID,
     copied: Mapping[UUID, UUID],
@@ -24,6 +24,7 @@ async def copy_lore(
 
     `copied` leads from messages to their copies.
     """
+    sealer = identity.sealer
     links = select(literal(fork_id, Id()), ChatLorebook.lorebook_id, ChatLorebook.state).where(
         ChatLorebook.chat_id == source_id
     )

@@ -17,6 +17,8 @@ class Lorebook(Base):
 
     `revision` counts every change of the book and of its entries: a compiled book is cached by it.
     `character_id` is set for the book of a card, which goes and comes with the character.
+    `chronicle_id` likewise for the book into which the agent writes what comes up in a chronicle's
+    chats.
     `import_digest` is a keyed hash of the file and of the `Idempotency-Key` that it came with.
     """
 
@@ -27,6 +29,9 @@ class Lorebook(Base):
     user_id: Mapped[ListedOwnerId]
     character_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("characters.id", ondelete="CASCADE"), unique=True
+    )
+    chronicle_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("chronicles.id", ondelete="CASCADE"), unique=True, index=True
     )
     is_global: Mapped[bool] = mapped_column(default=False)
     import_digest: Mapped[bytes | None]
@@ -42,7 +47,13 @@ LOREBOOK_SOURCE = Column("lorebooks", "sealed_source")
 
 
 class LoreEntry(Base):
-    """An entry of a lorebook. `place` is where it stands in the book, from 0."""
+    """An entry of a lorebook. `place` is where it stands in the book, from 0.
+
+    The rest is of entries that the agent made: `agent_run_id` is its run, `agent_revision` the
+    revision at which it left the entry (a user who changes it makes it theirs). The entry counts
+    while `source_message_id`, the last message that it comes from, is on the active path; once
+    that chat is deleted, always.
+    """
 
     __tablename__ = "lore_entries"
     __table_args__ = (Index(None, "lorebook_id", "place"),)
@@ -51,6 +62,12 @@ class LoreEntry(Base):
     user_id: Mapped[OwnerId]
     lorebook_id: Mapped[UUID] = mapped_column(ForeignKey("lorebooks.id", ondelete="CASCADE"))
     place: Mapped[int]
+    agent_run_id: Mapped[UUID | None] = mapped_column(index=True)
+    agent_revision: Mapped[int | None]
+    source_chat_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("chats.id", ondelete="SET NULL"), index=True
+    )
+    source_message_id: Mapped[UUID | None]
     sealed_entry: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
     revision: Mapped[int] = mapped_column(default=1)

@@ -38,7 +38,8 @@ class Recalled:
         title: What it is called, or who says it.
         text: All of it.
         said_at: When, where there is a time.
-        position: Of a message, its depth in the tree; else 0.
+        position: Of a message, its depth in the tree; of an event, that of its first message.
+        chat_id: Where `position` is: a message's chat, that of an event's messages.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
     """
 
@@ -49,6 +50,7 @@ class Recalled:
     text: str
     said_at: datetime | None = None
     position: int = 0
+    chat_id: UUID | None = None
     tokens: int = 0
 
 

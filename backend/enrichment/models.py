@@ -1,0 +1,91 @@
+"""Tables of the work behind the reply: how far it has come, what it did, and the summaries."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
+from backend.vault.sealing import Column
+
+RunKind = Literal["turn", "rebuild", "summary"]
+RunState = Literal["done", "failed", "undone"]
+
+
+class EnrichmentMark(Base):
+    """A watermark: with this message (`id`), everything on the path down to it has been read.
+
+    It follows the message tree: what counts is the deepest one on the active path.
+    """
+
+    __tablename__ = "enrichment_marks"
+    __table_args__ = (Index(None, "chat_id", "position"),)
+
+    id: Mapped[UUID] = mapped_column(
+        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    )
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    position: Mapped[int]
+
+
+class EnrichmentRun(Base):
+    """One run of the agent, or of the summary: what it cost, and, sealed, what it read and wrote.
+
+    It read the path from `from_position` to `to_position`. Tokens are as the provider reported
+    them. `error` is the slug of what went wrong. A run that failed has written nothing.
+    """
+
+    __tablename__ = "enrichment_runs"
+    __table_args__ = (Index(None, "chat_id", "id"), Index(None, "user_id", "created_at"))
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[ListedOwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    chronicle_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("chronicles.id", ondelete="CASCADE"), index=True
+    )
+    job_id: Mapped[UUID | None]
+    kind: Mapped[RunKind] = mapped_column(String)
+    state: Mapped[RunState] = mapped_column(String)
+    model: Mapped[str]
+    from_position: Mapped[int]
+    to_position: Mapped[int]
+    calls: Mapped[int] = mapped_column(default=0)
+    prompt_tokens: Mapped[int] = mapped_column(default=0)
+    completion_tokens: Mapped[int] = mapped_column(default=0)
+    duration_ms: Mapped[int] = mapped_column(default=0)
+    error: Mapped[str | None]
+    sealed_detail: Mapped[bytes | None]
+    created_at: Mapped[CreatedAt]
+    undone_at: Mapped[datetime | None]
+
+
+RUN_DETAIL = Column("enrichment_runs", "sealed_detail")
+
+
+class ChatSummary(Base):
+    """A rolling summary of the path down to and with a message (`id`). It follows the tree."""
+
+    __tablename__ = "chat_summaries"
+    __table_args__ = (Index(None, "chat_id", "position"),)
+
+    id: Mapped[UUID] = mapped_column(
+        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    )
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    run_id: Mapped[UUID | None]
+    position: Mapped[int]
+    is_edited: Mapped[bool] = mapped_column(default=False)
+    sealed_summary: Mapped[bytes]
+    revision: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+CHAT_SUMMARY = Column("chat_summaries", "sealed_summary")

@@ -1,0 +1,83 @@
+"""What a stored reply sets off behind it, in the transaction that stores it."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid5
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.models import Chat
+from backend.chats.settings import ChatSettings
+from backend.jobs.queue import JobQueue, NewJob
+from backend.memory.outbox import KeyHolder
+
+TURN = "enrichment.turn"
+REBUILD = "enrichment.rebuild"
+SUMMARY = "enrichment.summary"
+
+_LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
+
+
+def lane_of(container_id: UUID) -> UUID:
+    """The lane of the work behind a chronicle, or a chat: apart from that of its index jobs.
+
+    Whatever writes into one chronicle does so one after the other, from whichever chat.
+    """
+    return uuid5(_LANES, str(container_id))
+
+
+class EnrichmentOutbox:
+    """Puts work behind the reply into the queue, where the chat's owner has agreed to it."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+
+    async def replied(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        chat: Chat,
+        settings: ChatSettings,
+        *,
+        path_tokens: int,
+        history_budget: int,
+    ) -> None:
+        """A reply was stored. Tokens are in the chat's unit, as they are stored.
+
+        Without consent there is no job: this is where the opt-in is enforced.
+        """
+        if chat.chronicle_enabled and chat.chronicle_id is not None:
+            await self.study(session, holder, chat.id, chat.chronicle_id)
+        if settings.summary.enabled and is_summary_due(path_tokens, history_budget):
+            await self._queue.enqueue(
+                session,
+                NewJob(
+                    kind=SUMMARY,
+                    user_id=holder.sealer.user_id,
+                    lane=lane_of(chat.id),
+                    payload={"chat_id": str(chat.id), "history_budget": history_budget},
+                    dedupe_key=f"{SUMMARY}/{chat.id}",
+                ),
+                key=self._queue.grant(holder.sealer, holder.key_mode),
+            )
+
+    async def study(
+        self, session: AsyncSession, holder: KeyHolder, chat_id: UUID, chronicle_id: UUID
+    ) -> None:
+        """Have the agent read what a chat said since it read last."""
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=TURN,
+                user_id=holder.sealer.user_id,
+                lane=lane_of(chronicle_id),
+                payload={"chat_id": str(chat_id)},
+                dedupe_key=f"{TURN}/{chat_id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+
+def is_summary_due(path_tokens: int, history_budget: int) -> bool:
+    """Whether the history is about to lose its beginning, or has lost it already."""
+    return 5 * path_tokens >= 4 * history_budget
