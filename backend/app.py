@@ -33,6 +33,7 @@ from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chats.messages import MessageService
 from backend.chats.recollection import MessageSource
 from backend.chats.service import ChatService
+from backend.chronicles.joining import choose_chronicle, leave_chronicle
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.registry import (
@@ -165,7 +166,15 @@ async def build_parts(
         open_keys=open_keys,
         farewell=index.forget_owner,
     )
-    chats = ChatService(database, registry, settings, index, copy_along=copy_lore)
+    chats = ChatService(
+        database,
+        registry,
+        settings,
+        index,
+        chronicle=choose_chronicle,
+        before_delete=leave_chronicle,
+        copy_along=(copy_lore,),
+    )
     messages = MessageService(database, settings, index)
     sources = (MessageSource(), LoreSource())
     memory = await open_memory(settings, database, queue, index, sources)

@@ -19,6 +19,7 @@ from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.recount import recount
 from backend.chats.service import ChatService
+from backend.chronicles.joining import choose_chronicle, leave_chronicle
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
@@ -136,7 +137,14 @@ class Grove:
         values: dict[str, Any] = {"_env_file": None}
         settings = Settings(**values)
         index = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
-        self.chats = ChatService(database, ModelRegistry(DemoConfig()), settings, index)
+        self.chats = ChatService(
+            database,
+            ModelRegistry(DemoConfig()),
+            settings,
+            index,
+            chronicle=choose_chronicle,
+            before_delete=leave_chronicle,
+        )
         self.messages = MessageService(database, settings, index)
         self.expected = Expected(CountUnit("o200k_base", names=False))
         self.chat_id = UUID(int=0)
