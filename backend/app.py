@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -33,9 +33,25 @@ from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chats.messages import MessageService
 from backend.chats.recollection import MessageSource
 from backend.chats.service import ChatService
-from backend.chronicles.joining import choose_chronicle, leave_chronicle
+from backend.chronicles.controller import CONTROLLERS as CHRONICLE_CONTROLLERS
+from backend.chronicles.event_controller import CONTROLLERS as EVENT_CONTROLLERS
+from backend.chronicles.event_service import EventService
+from backend.chronicles.joining import ChatChronicles
+from backend.chronicles.recollection import ChronicleSource
+from backend.chronicles.service import ChronicleService
+from backend.chronicles.transfer import ChronicleTransfer
+from backend.chronicles.transfer_controller import (
+    CONTROLLERS as CHRONICLE_TRANSFER_CONTROLLERS,
+)
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.enrichment.controller import CONTROLLERS as ENRICHMENT_CONTROLLERS
+from backend.enrichment.house import open_enrichment
+from backend.enrichment.outbox import EnrichmentOutbox
+from backend.enrichment.service import EnrichmentService
+from backend.enrichment.summaries import copy_summaries
+from backend.enrichment.summary_controller import CONTROLLERS as SUMMARY_CONTROLLERS
+from backend.enrichment.summary_service import SummaryService
 from backend.generation.registry import (
     DemoConfig,
     GeminiConfig,
@@ -48,6 +64,7 @@ from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import CONTROLLERS as JOB_CONTROLLERS
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
+from backend.jobs.running import JobKind, stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.logs import get_logger
@@ -55,7 +72,7 @@ from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
 from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.entry_service import LoreEntryService
-from backend.lorebooks.forking import copy_lore
+from backend.lorebooks.forking import ChatLore
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.recollection import LoreSource
@@ -76,6 +93,7 @@ from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
 from backend.turns.searching import SearchService
 from backend.turns.service import TurnService
+from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
@@ -98,6 +116,11 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *LOREBOOK_CONTROLLERS,
     *LORE_ENTRY_CONTROLLERS,
     *LOREBOOK_LINK_CONTROLLERS,
+    *CHRONICLE_CONTROLLERS,
+    *EVENT_CONTROLLERS,
+    *CHRONICLE_TRANSFER_CONTROLLERS,
+    *ENRICHMENT_CONTROLLERS,
+    *SUMMARY_CONTROLLERS,
     *TURN_CONTROLLERS,
     *MODEL_CONTROLLERS,
     *SEARCH_CONTROLLERS,
@@ -133,12 +156,18 @@ class Parts:
     lorebooks: LorebookService
     lore_entries: LoreEntryService
     lorebook_links: LorebookLinkService
+    chronicles: ChronicleService
+    chronicle_events: EventService
+    chronicle_transfer: ChronicleTransfer
+    enrichment: EnrichmentService
+    summaries: SummaryService
     chats: ChatService
     messages: MessageService
     opening: OpeningService
     turns: TurnService
     contexts: ContextService
     jobs: JobService
+    kinds: Mapping[str, JobKind]
     worker: Worker
 
 
@@ -166,32 +195,38 @@ async def build_parts(
         open_keys=open_keys,
         farewell=index.forget_owner,
     )
+    joining, lore_of_chats = ChatChronicles(index), ChatLore(index)
     chats = ChatService(
         database,
         registry,
         settings,
         index,
-        chronicle=choose_chronicle,
-        before_delete=leave_chronicle,
-        copy_along=(copy_lore,),
+        chronicle=joining.choose,
+        before_delete=(joining.leave, lore_of_chats.leave),
+        # The chronicle first: its book is copied where the copy has a chronicle of its own.
+        copy_along=(joining.copy, lore_of_chats.copy, copy_summaries),
     )
     messages = MessageService(database, settings, index)
-    sources = (MessageSource(), LoreSource())
+    sources = (MessageSource(), LoreSource(), ChronicleSource())
     memory = await open_memory(settings, database, queue, index, sources)
     lore = LoreReader()
     open_keys.on_departure(memory.blinders.forget)
     open_keys.on_departure(lore.forget)
-    builder = PromptBuilder(database, load_prompts(), settings, CountCache(), lore, memory.search)
+    prompts = load_prompts()
+    behind = open_enrichment(settings, database, registry, prompts, memory)
+    builder = PromptBuilder(database, prompts, settings, CountCache(), lore, memory.search)
     turns = TurnService(
         database,
         builder,
         registry,
         chats,
         messages,
-        index,
+        TurnStore(database, index, EnrichmentOutbox(queue)),
         name_of=accounts.name_of,
         max_per_user=settings.max_turns_per_user,
     )
+    contexts = ContextService(database, builder, turns)
+    kinds = {**memory.kinds, **behind.kinds}
     return Parts(
         settings=settings,
         database=database,
@@ -213,17 +248,23 @@ async def build_parts(
         lorebooks=LorebookService(database, index),
         lore_entries=LoreEntryService(database, index),
         lorebook_links=LorebookLinkService(database),
+        chronicles=ChronicleService(database, index),
+        chronicle_events=EventService(database, index),
+        chronicle_transfer=ChronicleTransfer(database, index),
+        enrichment=EnrichmentService(database, queue, index, registry, settings, prompts),
+        summaries=SummaryService(database, in_prompt=contexts.has_summary),
         chats=chats,
         messages=messages,
         opening=OpeningService(database, chats, name_of=accounts.name_of),
         turns=turns,
-        contexts=ContextService(database, builder, turns),
-        jobs=JobService(queue),
+        contexts=contexts,
+        jobs=JobService(queue, stoppable=stoppable_kinds(kinds)),
+        kinds=kinds,
         worker=build_worker(
             settings,
             queue,
             JobKeys(database, root, open_keys),
-            memory,
+            kinds,
             # Without a Qdrant server this process alone has the index open.
             takes_queued=settings.embedded or not settings.qdrant_url,
         ),
@@ -231,7 +272,12 @@ async def build_parts(
 
 
 def build_worker(
-    settings: Settings, queue: JobQueue, keys: JobKeys, memory: MemoryHouse, *, takes_queued: bool
+    settings: Settings,
+    queue: JobQueue,
+    keys: JobKeys,
+    kinds: Mapping[str, JobKind],
+    *,
+    takes_queued: bool,
 ) -> Worker:
     """What works on jobs in this process.
 
@@ -240,7 +286,7 @@ def build_worker(
     """
     return Worker(
         queue,
-        memory.kinds,
+        kinds,
         keys,
         concurrency=settings.job_workers,
         takes_queued=takes_queued,

@@ -165,7 +165,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     parts = await build_parts(settings, root, database)
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(database, root)
-    worker = build_worker(settings, parts.queue, keys, parts.memory, takes_queued=True)
+    worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
     stop = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, stop.set)

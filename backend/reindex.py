@@ -12,6 +12,7 @@ from backend.accounts.names import load_instance_keys
 from backend.accounts.repository import data_keys
 from backend.accounts.service import AccountService
 from backend.chats.recollection import MessageSource
+from backend.chronicles.recollection import ChronicleSource
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
@@ -97,7 +98,7 @@ async def _open(
     database: Database, settings: Settings, root: RootKeys
 ) -> tuple[MemoryHouse, JobQueue]:
     queue = JobQueue(database, root)
-    sources = (MessageSource(), LoreSource())
+    sources = (MessageSource(), LoreSource(), ChronicleSource())
     return await open_memory(settings, database, queue, IndexOutbox(queue), sources), queue
 
 

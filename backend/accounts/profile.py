@@ -110,6 +110,8 @@ class ProfileService:
     def _check_model(self, settings: UserSettings) -> None:
         spec = self._registry.spec(settings.model or self._registry.default_id)
         check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
+        if settings.enrichment.model is not None:
+            self._registry.spec(settings.enrichment.model)
         check_budgets(
             [settings.budgets],
             total=self._settings.budget_total,

@@ -72,7 +72,7 @@ class ChatService:
         index: IndexOutbox,
         *,
         chronicle: ChooseChronicle,
-        before_delete: BeforeDelete,
+        before_delete: Sequence[BeforeDelete] = (),
         copy_along: Sequence[CopyAlong] = (),
     ) -> None:
         self._chronicle = chronicle
@@ -205,6 +205,8 @@ class ChatService:
             check_revision(if_match, chat.revision)
             settings = merge_patch(read_settings(identity.sealer, chat), patch)
             self.effective_model(identity, settings)
+            if settings.enrichment.model is not None:
+                self._registry.spec(settings.enrichment.model)
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 total=self._settings.budget_total,
@@ -237,7 +239,8 @@ class ChatService:
         """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            await self._before_delete(session, identity, chat)
+            for before_delete in self._before_delete:
+                await before_delete(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
             await self._index.changed(session, identity, kind="message", container_id=chat_id)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 MAX_SUMMARY = 4_000
+MAX_NAMES = 50
 
 EventKind = Literal[
     "event",
@@ -22,7 +23,7 @@ EventKind = Literal[
 """What sort of thing happened. `fact` is something that is so, and may stop being so."""
 
 Words = Annotated[str, msgspec.Meta(max_length=300)]
-Names = Annotated[list[Words], msgspec.Meta(max_length=50)]
+Names = Annotated[list[Words], msgspec.Meta(max_length=MAX_NAMES)]
 Significance = Annotated[int, msgspec.Meta(ge=1, le=5)]
 """From 1, a detail, to 5, what nobody forgets."""
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -46,6 +46,13 @@ class ChronicleEvent(Base):
     __table_args__ = (
         Index(None, "chronicle_id", "happened_at", "place", "id"),
         Index(None, "run_id"),
+        # Every turn asks for these. The condition stands as SQLAlchemy spells it in queries.
+        Index(
+            "ix_chronicle_events_pinned",
+            "chronicle_id",
+            sqlite_where=text("is_pinned = 1"),
+            postgresql_where=text("is_pinned"),
+        ),
     )
 
     id: Mapped[PrimaryId]

@@ -52,7 +52,7 @@ def eviction_point(path_tokens: int, budget: int) -> int:
     """
     if path_tokens <= budget:
         return 0
-    step = 1 << max(0, (budget // STEP_PARTS).bit_length() - 1)
+    step = step_of(budget)
     # Just above a power of two the step doubles, and the coarser grid may lie further on than the
     # finer one would for the smaller budget: whichever keeps more is taken.
     finer = max(1, step // 2)
@@ -60,6 +60,28 @@ def eviction_point(path_tokens: int, budget: int) -> int:
         _round_up(path_tokens - budget, step),
         _round_up(path_tokens - min(budget, STEP_PARTS * step), finer),
     )
+
+
+def step_of(budget: int) -> int:
+    """Tokens by which the beginning of kept history moves on at a time, at most."""
+    return 1 << max(0, (budget // STEP_PARTS).bit_length() - 1)
+
+
+def joined(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
+    """Where kept history begins so that no line is missing between a summary and it.
+
+    Args:
+        begin: Tokens from the root after which it begins by its own budget.
+        summarised: Tokens from the root that the summary covers.
+        path_tokens: Tokens of the whole path.
+        most: Tokens that history may take where it has to reach further back.
+
+    Returns:
+        Tokens from the root; None where the summary can't be reached.
+    """
+    if begin <= summarised:
+        return begin
+    return summarised if path_tokens - summarised <= most else None
 
 
 def _round_up(value: int, step: int) -> int:

@@ -65,7 +65,8 @@ class SectionInputs:
 
     `others` are the names of further characters; with any, the default system prompt is the
     group's. `line` is what the user says, as it is: macros in it are not expanded, for it may
-    quote what a model wrote. `line_reason` says where it comes from.
+    quote what a model wrote. `line_reason` says where it comes from. Nor are they in `summary`;
+    `summary_id` is the last message that it covers.
     """
 
     card: CardFields
@@ -77,6 +78,8 @@ class SectionInputs:
     post_history: str = ""
     note: Note = Note()
     summary: str = ""
+    summary_reason: str = "summary"
+    summary_id: UUID | None = None
     line: str | None = None
     line_kind: str = "user_line"
     line_title: str = "User's line"
@@ -129,7 +132,8 @@ class SectionBuilder:
                     title="Previously",
                     text=self._render("sections/summary", {"summary": inputs.summary}),
                     place="head",
-                    reason="summary",
+                    reason=inputs.summary_reason,
+                    source_id=inputs.summary_id,
                 )
             )
         if card.depth_prompt:

@@ -65,17 +65,24 @@ class EnrichmentOutbox:
         self, session: AsyncSession, holder: KeyHolder, chat_id: UUID, chronicle_id: UUID
     ) -> None:
         """Have the agent read what a chat said since it read last."""
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=TURN,
-                user_id=holder.sealer.user_id,
-                lane=lane_of(chronicle_id),
-                payload={"chat_id": str(chat_id)},
-                dedupe_key=f"{TURN}/{chat_id}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        job = _study(holder.sealer.user_id, chat_id, chronicle_id)
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        await self._queue.enqueue(session, job, key=key)
+
+    async def left(self, session: AsyncSession, chat: Chat) -> None:
+        """The same where a crash cut a reply off and nobody has the key at hand: it waits."""
+        if chat.chronicle_enabled and chat.chronicle_id is not None:
+            await self._queue.enqueue(session, _study(chat.user_id, chat.id, chat.chronicle_id))
+
+
+def _study(user_id: UUID, chat_id: UUID, chronicle_id: UUID) -> NewJob:
+    return NewJob(
+        kind=TURN,
+        user_id=user_id,
+        lane=lane_of(chronicle_id),
+        payload={"chat_id": str(chat_id)},
+        dedupe_key=f"{TURN}/{chat_id}",
+    )
 
 
 def is_summary_due(path_tokens: int, history_budget: int) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from backend.generation._failures import mapping
+from backend.generation._json import clean, clean_text
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,
@@ -215,7 +216,10 @@ def read(response: GenerateContentResponse) -> Delta:
 
 
 def read_calls(response: GenerateContentResponse) -> list[ToolCall]:
-    """The calls that a response asks for, in order."""
+    """The calls that a response asks for, in order.
+
+    Raises `ValueError` for arguments that are nested too deeply.
+    """
     candidate = response.candidates[0] if response.candidates else None
     parts = (candidate.content.parts if candidate and candidate.content else None) or ()
     calls: list[ToolCall] = []
@@ -230,8 +234,8 @@ def read_calls(response: GenerateContentResponse) -> list[ToolCall]:
         calls.append(
             ToolCall(
                 id=call.id or f"call-{uuid4().hex}",
-                name=call.name or "",
-                arguments=call.args or {},
+                name=clean_text(call.name or ""),
+                arguments=clean(call.args or {}),
                 vendor_state=state or None,
             )
         )

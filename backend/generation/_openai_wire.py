@@ -14,6 +14,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from backend.generation._failures import code_words, mapping
+from backend.generation._json import clean, parse_json
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,
@@ -141,21 +142,24 @@ def _read(body: Any, part: str) -> Delta:
 
 
 def read_calls(completion: Any) -> list[ToolCall]:
-    """The calls that an answer asks for, in order. `ValueError`: arguments that are not JSON."""
+    """The calls that an answer asks for, in order.
+
+    Raises `ValueError` for arguments that are no JSON object, or one that is nested too deeply.
+    """
     choice = next(iter(_member(completion, "choices") or ()), None)
     calls: list[ToolCall] = []
     for call in _member(_member(choice, "message"), "tool_calls") or ():
         function = _member(call, "function")
-        arguments = json.loads(_text(function, "arguments") or "{}")
+        arguments = parse_json(_text(function, "arguments") or "{}")
         if not isinstance(arguments, dict):
             raise ValueError("the arguments of a tool call are not an object")  # noqa: TRY004 - of what the model wrote, not of a caller's type
-        raw = dict(mapping(call)) or call.to_dict()
+        raw: dict[str, Any] = clean(mapping(call) or call.to_dict())
         raw["type"] = "function"
         raw["id"] = identifier = _text(call, "id") or f"call-{uuid4().hex}"
         calls.append(
             ToolCall(
                 id=identifier,
-                name=_text(function, "name"),
+                name=_text(raw.get("function"), "name"),
                 arguments=cast("dict[str, Any]", arguments),
                 vendor_state=raw,
             )

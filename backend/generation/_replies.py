@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from backend.generation._json import clean_text, parse_json
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -116,7 +116,8 @@ def said(answer: Delta, *, who: str, called: bool = False) -> tuple[str, FinishR
         ModelBlockedError, ModelEmptyReplyError: There is no text.
         ModelUnavailableError: There is nothing at all.
     """
-    text = "".join(piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
+    pieces = (piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
+    text = clean_text("".join(pieces))
     if called:
         return text, "tool_calls"
     if text.strip():
@@ -149,7 +150,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
     if bare.startswith("```"):
         bare = bare.strip("`").removeprefix("json")
     try:
-        return json.loads(bare)
+        return parse_json(bare)
     except ValueError:
         if finish == "length":
             raise ModelInterruptedError(

@@ -1,7 +1,8 @@
 """The built-in model: no key, no network, no language model. It says so in every reply.
 
 The user's last line can command it (`/demo help` says how), so that everything around a model,
-its failures included, can be tried without one.
+its failures included, can be tried without one. For the chronicle's agent and for summaries it
+answers by simple rules (`_demo_tools`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from typing import Any
 
 from backend.generation._configs import DemoConfig
-from backend.generation._demo_script import script_for
+from backend.generation._demo_script import Script, script_for
+from backend.generation._demo_tools import calls, summary, triage
 from backend.generation._schema_sample import sample
 from backend.generation.model import (
     Finish,
@@ -61,7 +63,8 @@ class DemoModel:
 
     async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""
-        script = script_for(prompt)
+        told = summary(prompt)
+        script = script_for(prompt) if told is None else Script(words=told.split())
         rhythm = _Rhythm(self._delay * script.pace)
         for word in _spaced(script.thoughts):
             await rhythm.beat()
@@ -83,11 +86,14 @@ class DemoModel:
     async def call_tools(
         self,
         prompt: Prompt,
-        tools: Sequence[Tool],  # noqa: ARG002 - the protocol's; a demo calls nothing
+        tools: Sequence[Tool],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> ToolAnswer:
-        """See `ChatModel`. It says so, and calls nothing."""
-        text = "The demo model calls no tools."
+        """See `ChatModel`. The tools of the chronicle's agent, and no others."""
+        if made := calls(prompt, tools):
+            usage = _usage(prompt, completion=len(made))
+            return ToolAnswer(text="", calls=made, usage=usage, finish="tool_calls")
+        text = "The demo model does not call these tools."
         usage = _usage(prompt, completion=len(text.split()))
         return ToolAnswer(text=text, calls=(), usage=usage, finish="stop")
 
@@ -97,8 +103,10 @@ class DemoModel:
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. A made-up value of the schema."""
-        return StructuredAnswer(sample(schema, _NEXT_LINES), _usage(prompt, completion=1))
+        """See `ChatModel`. Triage of new lines by simple rules; else a value that is made up."""
+        value = triage(prompt, schema)
+        made = sample(schema, _NEXT_LINES) if value is None else value
+        return StructuredAnswer(made, _usage(prompt, completion=1))
 
 
 class _Rhythm:

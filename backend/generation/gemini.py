@@ -16,6 +16,7 @@ from backend.generation._replies import Delta, parse_value, relay, said, whole
 from backend.generation.model import (
     ModelError,
     ModelSpec,
+    ModelUnavailableError,
     Piece,
     Prompt,
     StructuredAnswer,
@@ -144,7 +145,13 @@ class GeminiModel:
         if tools:
             body["tools"] = wire.declarations(tools)
         response = await self._whole(body)
-        answer, calls = wire.read(response), wire.read_calls(response)
+        answer = wire.read(response)
+        try:
+            calls = wire.read_calls(response)
+        except ValueError:
+            raise ModelUnavailableError(
+                f"{WHO} calls a tool with arguments that are nested too deeply."
+            ) from None
         text, finish = said(answer, who=WHO, called=bool(calls))
         return ToolAnswer(text=text, calls=calls, usage=answer.usage, finish=finish)
 

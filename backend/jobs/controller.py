@@ -14,7 +14,7 @@ from litestar.response import Stream
 
 from backend.accounts.identity import Identity
 from backend.accounts.watch import SessionWatch
-from backend.jobs.errors import JobNotFoundError, JobNotRetryableError
+from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import JobState
 from backend.jobs.schemas import JobView
 from backend.jobs.service import JobService
@@ -78,6 +78,26 @@ class JobController(Controller):
     ) -> JobView:
         """Have a job that gave up, or waits, tried again now, with all its attempts before it."""
         return await jobs.retry(identity, job_id)
+
+    @post(
+        "/{job_id:uuid}/stop",
+        status_code=202,
+        opt={RAISES: (JobNotFoundError, JobNotStoppableError)},
+        operation_id="stopJob",
+        summary="Stop a job",
+    )
+    async def stop(
+        self,
+        job_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        jobs: NamedDependency[JobService],
+    ) -> JobView:
+        """End a job half-way, where its kind allows it: a rebuild of a chronicle does.
+
+        What it has done stays, what it was about to do is dropped. It is `done`, with `stopped` as
+        its error, and is shown for a day.
+        """
+        return await jobs.stop(identity.user_id, job_id)
 
     @get(
         "/{job_id:uuid}/events",

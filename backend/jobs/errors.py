@@ -17,6 +17,12 @@ class JobNotRetryableError(ConflictError):
     slug, title = "job-not-retryable", "The job cannot be tried again now"
 
 
+class JobNotStoppableError(ConflictError):
+    """It is over, or of a kind that is not stopped half-way."""
+
+    slug, title = "job-not-stoppable", "The job cannot be stopped"
+
+
 class LostLeaseError(AppError):
     """Another worker may have the job by now: what this one did is rolled back."""
 

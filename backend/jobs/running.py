@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -171,8 +171,15 @@ class JobKind:
     Args:
         needs_key: Whether it waits until its user's key is at hand.
         keep: Whether the row stays for a day when it is done, for people to see.
+        stoppable: Whether its owner may end it half-way. What its steps did until then stays.
     """
 
     handler: Handler
     needs_key: bool = True
     keep: bool = False
+    stoppable: bool = False
+
+
+def stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
+    """Which of these kinds may be ended half-way."""
+    return frozenset(name for name, kind in kinds.items() if kind.stoppable)

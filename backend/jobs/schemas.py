@@ -1,6 +1,7 @@
 """Shapes of the jobs' part of the API."""
 
 from datetime import datetime
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -19,13 +20,15 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     """A piece of work in the background.
 
     `waiting_key` waits until its owner is signed in, `dead` was tried too often. `error` is the
-    last part of the `type` that the problem would have as an answer.
+    last part of the `type` that the problem would have as an answer; of a job that was stopped,
+    which is `done`, it is `stopped`. `counts` is what the job has counted so far, by name.
     """
 
     id: UUID
     kind: str
     state: JobState
     progress: JobProgress
+    counts: dict[str, int]
     attempts: int
     error: str | None
     lane: UUID | None
@@ -40,9 +43,19 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
             kind=job.kind,
             state=job.state,
             progress=JobProgress(done=job.progress_done, total=job.progress_total),
+            counts=_counts(job.payload),
             attempts=job.attempts,
             error=job.error,
             lane=job.lane,
             created_at=job.created_at,
             run_after=job.run_after,
         )
+
+
+def _counts(payload: str) -> dict[str, int]:
+    """The `counts` of a job's payload; the rest, which is the handler's own, is not shown."""
+    counts: Any = msgspec.json.decode(payload, type=dict[str, Any]).get("counts")
+    if not isinstance(counts, dict):
+        return {}
+    named = cast("dict[str, Any]", counts)
+    return {name: value for name, value in named.items() if type(value) is int}

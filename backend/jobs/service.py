@@ -1,4 +1,4 @@
-"""A user's own jobs: looking, trying again, following; and clearing away what is over."""
+"""A user's own jobs: looking, trying again, stopping, following; and clearing away what is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.lent import clear_old_keys
 from backend.database.base import now
-from backend.jobs.errors import JobNotFoundError, JobNotRetryableError
+from backend.jobs.claims import ENDED
+from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
@@ -24,15 +25,22 @@ from backend.wire import page_limit
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)
 CLEAN_EVERY = timedelta(minutes=5)
+STOPPED = "stopped"
+"""`error` of a job that its owner ended."""
 LOOK_SECONDS = 0.5
 """How often a stream looks how far its job is."""
 
 
 class JobService:
-    """What people see of their jobs."""
+    """What people see of their jobs.
 
-    def __init__(self, queue: JobQueue) -> None:
+    Args:
+        stoppable: The kinds that may be ended half-way, whichever process works on them.
+    """
+
+    def __init__(self, queue: JobQueue, *, stoppable: frozenset[str] = frozenset()) -> None:
         self._queue = queue
+        self._stoppable = stoppable
         self._database = queue.database
         self._cleaned_at = datetime.min.replace(tzinfo=UTC)
         self._closed = asyncio.Event()
@@ -80,6 +88,25 @@ class JobService:
                 job.attempts, job.error, job.run_after, job.updated_at = 0, None, at, at
         except IntegrityError as error:
             raise JobNotRetryableError("The same work waits in the queue already.") from error
+        self._queue.wake()
+        return JobView.of(job)
+
+    async def stop(self, owner_id: UUID, job_id: UUID) -> JobView:
+        """End a job where it is; its row stays for a day.
+
+        Whoever works on it has lost it: its next transaction changes nothing. Raises
+        `JobNotFoundError`, and `JobNotStoppableError` when it is over or of another kind.
+        """
+        async with self._database.write() as session:
+            job = await _owned(session, job_id, owner_id, lock=True)
+            if job.kind not in self._stoppable:
+                raise JobNotStoppableError("Work of its kind ends by itself.")
+            if job.state in {"done", "dead"}:
+                raise JobNotStoppableError(f"It is {job.state}.")
+            changes = {**ENDED, "state": "done", "error": STOPPED, "updated_at": now()}
+            for name, value in changes.items():
+                setattr(job, name, value)
+        # Others of its lane need not wait any longer.
         self._queue.wake()
         return JobView.of(job)
 

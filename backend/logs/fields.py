@@ -14,7 +14,7 @@ from backend.logs.exceptions import exception_fields
 FIELDS = frozenset(
     # where a line belongs
     "logger_name request_id error_id user_id chat_id turn_id message_id character_id "  # noqa: SIM905  one name a line would say no more in forty
-    "lorebook_id chronicle_id campaign_id job_id api_key_id provider_id "
+    "lorebook_id chronicle_id campaign_id job_id run_id api_key_id provider_id "
     # a request
     "method path_template status problem duration_ms "
     # a model's work

@@ -1,36 +1,166 @@
-"""What a copy of a chat takes along of its lorebooks."""
+"""What a chat's lorebooks do when the chat is copied, and when it goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import insert, literal, select
+from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.chats.models import Chat
+from backend.database.base import new_id, now
 from backend.database.types import Id
-from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
+from backend.lorebooks import repository
+from backend.lorebooks.activation.timed import TimedState
+from backend.lorebooks.authoring import counting, find_chronicle_book, is_own
+from backend.lorebooks.importing import insert_entries
+from backend.lorebooks.limits import check_books
+from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreState
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.recollection import KIND
+from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
+from backend.memory.outbox import IndexOutbox
+from backend.vault.sealing import Sealer
 
 
-async def copy_lore(
+class ChatLore:
+    """Copies what a chat has of lorebooks, and takes along what goes with it."""
+
+    def __init__(self, outbox: IndexOutbox) -> None:
+        self._outbox = outbox
+
+    async def copy(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        fork_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Copy a chat's links and switches, and what is sticky or cools down along the copied path.
+
+        `copied` leads from messages to their copies. A copy that has a chronicle of its own by now
+        gets a copy of the book of its original's chronicle, without what comes from messages of the
+        chat that were not copied. Raises `LorebookFullError`.
+        """
+        links = select(literal(fork_id, Id()), ChatLorebook.lorebook_id, ChatLorebook.state).where(
+            ChatLorebook.chat_id == source_id
+        )
+        await session.execute(
+            insert(ChatLorebook).from_select(["chat_id", "lorebook_id", "state"], links)
+        )
+        entries = await self._copy_book(session, identity, source_id, fork_id, copied)
+        await _copy_states(session, identity.sealer, source_id, fork_id, copied, entries)
+
+    async def leave(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+        """Before a chat goes: entries that come from a branch of it which was left go with it.
+
+        Those that count go on counting, for good: the database forgets which chat they are from.
+        """
+        rows = await session.execute(
+            select(EntryRow.id, EntryRow.lorebook_id).where(
+                EntryRow.source_chat_id == chat.id,
+                EntryRow.user_id == identity.user_id,
+                ~counting(),
+            )
+        )
+        left: dict[UUID, list[UUID]] = {}
+        for entry_id, book_id in rows:
+            left.setdefault(book_id, []).append(entry_id)
+        for book_id, entry_ids in left.items():
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            await session.execute(delete(EntryRow).where(EntryRow.id.in_(entry_ids)))
+            repository.touch(book)
+            await self._outbox.changed(
+                session, identity, kind=KIND, container_id=book_id, source_ids=entry_ids
+            )
+
+    async def _copy_book(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        fork_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> dict[UUID, UUID]:
+        """Copy the book of a chat's chronicle; what its entries are in the copy, by their ids."""
+        owner_id, sealer = identity.user_id, identity.sealer
+        source = await _chronicle_of(session, source_id, owner_id)
+        fork = await _chronicle_of(session, fork_id, owner_id)
+        if source is None or fork is None or source == fork:
+            return {}
+        book = await find_chronicle_book(session, source, owner_id=owner_id)
+        if book is None:
+            return {}
+        check_books(await repository.count_books(session, owner_id=owner_id))
+        copy_id = new_id()
+        session.add(
+            Lorebook(
+                id=copy_id,
+                user_id=owner_id,
+                chronicle_id=fork,
+                sealed_book=sealed_book(sealer, copy_id, open_book(sealer, book)),
+            )
+        )
+        await session.flush()
+        rows: list[dict[str, Any]] = []
+        entries: dict[UUID, UUID] = {}
+        for entry in await repository.list_entries(session, book.id, limit=None, after=None):
+            if entry.source_chat_id != source_id or entry.source_message_id in copied:
+                row = _copied_entry(sealer, entry, copy_id)
+                if entry.source_chat_id == source_id and entry.source_message_id is not None:
+                    row["source_chat_id"] = fork_id
+                    row["source_message_id"] = copied[entry.source_message_id]
+                rows.append(row)
+                entries[entry.id] = row["id"]
+        await insert_entries(session, rows)
+        # What the chat says of the original's book is meant for its copy.
+        await session.execute(
+            update(ChatLorebook)
+            .where(ChatLorebook.chat_id == fork_id, ChatLorebook.lorebook_id == book.id)
+            .values(lorebook_id=copy_id)
+        )
+        await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
+        return entries
+
+
+async def _chronicle_of(session: AsyncSession, chat_id: UUID, owner_id: UUID) -> UUID | None:
+    query = select(Chat.chronicle_id).where(Chat.id == chat_id, Chat.user_id == owner_id)
+    return await session.scalar(query)
+
+
+def _copied_entry(sealer: Sealer, entry: EntryRow, book_id: UUID) -> dict[str, Any]:
+    """A row like another one's. The copy is of no run: undoing the original's leaves it alone."""
+    copy_id, moment = new_id(), now()
+    return {
+        "id": copy_id,
+        "user_id": entry.user_id,
+        "lorebook_id": book_id,
+        "place": entry.place,
+        "agent_run_id": None,
+        "agent_revision": 1 if is_own(entry) else None,
+        "source_chat_id": entry.source_chat_id,
+        "source_message_id": entry.source_message_id,
+        "sealed_entry": sealed_entry(sealer, copy_id, open_entry(sealer, entry)),
+        "sealed_source": None,
+        "revision": 1,
+        "created_at": moment,
+        "updated_at": moment,
+    }
+
+
+async def _copy_states(
     session: AsyncSession,
-    identity: Identity,
+    sealer: Sealer,
     source_id: UUID,
     fork_id: UUID,
     copied: Mapping[UUID, UUID],
+    entries: Mapping[UUID, UUID],
 ) -> None:
-    """Copy a chat's links and switches, and what is sticky or cools down along the copied path.
-
-    `copied` leads from messages to their copies.
-    """
-    sealer = identity.sealer
-    links = select(literal(fork_id, Id()), ChatLorebook.lorebook_id, ChatLorebook.state).where(
-        ChatLorebook.chat_id == source_id
-    )
-    await session.execute(
-        insert(ChatLorebook).from_select(["chat_id", "lorebook_id", "state"], links)
-    )
+    """Copy what is sticky or cools down; `entries` leads from entries to their copies."""
     states = await session.scalars(
         select(LoreState).where(LoreState.chat_id == source_id, LoreState.user_id == sealer.user_id)
     )
@@ -39,6 +169,10 @@ async def copy_lore(
         if copy_id is None:
             continue
         data = sealer.open_bytes(LORE_STATE, state.id, state.sealed_state)
+        if entries:
+            timed = TimedState.decode(data)
+            effects = {entries.get(key, key): effect for key, effect in timed.effects.items()}
+            data = TimedState(effects).encode()
         session.add(
             LoreState(
                 id=copy_id,

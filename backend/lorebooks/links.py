@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters.repository import get_character, get_persona
+from backend.chats.models import Chat
 from backend.chats.repository import character_ids, get_chat
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -29,7 +30,14 @@ from backend.wire import Page
 
 Holder = Literal["character", "persona"]
 
-_SOURCES: tuple[LinkSource, ...] = ("chat", "persona", "character", "character", "global")
+_SOURCES: tuple[LinkSource, ...] = (
+    "chat",
+    "chronicle",
+    "persona",
+    "character",
+    "character",
+    "global",
+)
 """By rank: the books of cards stand before others that a character has."""
 
 _COLUMNS = {"character": LorebookLink.character_id, "persona": LorebookLink.persona_id}
@@ -37,12 +45,16 @@ _COLUMNS = {"character": LorebookLink.character_id, "persona": LorebookLink.pers
 
 @dataclass(frozen=True, slots=True)
 class ChatBook:
-    """A book that a chat has: the first place that it has it from, and whether it is off there."""
+    """A book that a chat has: the first place that it has it from, and whether it is off there.
+
+    `is_chronicles` marks the book of a chronicle, of whichever: some of its entries may not count.
+    """
 
     id: UUID
     revision: int
     source: LinkSource
     is_off: bool
+    is_chronicles: bool
 
 
 async def find_chat_books(
@@ -62,28 +74,38 @@ async def find_chat_books(
         select(chat.lorebook_id.label("book_id"), literal(0).label("rank")).where(
             chat.chat_id == chat_id, chat.state == "linked"
         ),
-        select(book.id, literal(4)).where(book.user_id == owner_id, book.is_global),
+        select(book.id, literal(1))
+        .join(Chat, Chat.chronicle_id == book.chronicle_id)
+        .where(Chat.id == chat_id),
+        select(book.id, literal(5)).where(book.user_id == owner_id, book.is_global),
     ]
     if persona_id is not None:
-        ranks.append(select(link.lorebook_id, literal(1)).where(link.persona_id == persona_id))
+        ranks.append(select(link.lorebook_id, literal(2)).where(link.persona_id == persona_id))
     if character_ids:
-        ranks.append(select(book.id, literal(2)).where(book.character_id.in_(character_ids)))
+        ranks.append(select(book.id, literal(3)).where(book.character_id.in_(character_ids)))
         ranks.append(
-            select(link.lorebook_id, literal(3)).where(link.character_id.in_(character_ids))
+            select(link.lorebook_id, literal(4)).where(link.character_id.in_(character_ids))
         )
     found = union_all(*ranks).subquery()
     off = select(chat.lorebook_id).where(chat.chat_id == chat_id, chat.state == "off").subquery()
     rows = await session.execute(
-        select(found.c.book_id, book.revision, found.c.rank, off.c.lorebook_id.is_not(null()))
+        select(
+            found.c.book_id,
+            book.revision,
+            found.c.rank,
+            off.c.lorebook_id.is_not(null()),
+            book.chronicle_id.is_not(null()),
+        )
         .join(book, book.id == found.c.book_id)
         .outerjoin(off, off.c.lorebook_id == book.id)
         .where(book.user_id == owner_id)
         .order_by(found.c.rank, found.c.book_id)
     )
     books: dict[UUID, ChatBook] = {}
-    for book_id, revision, rank, is_off in rows:
+    for book_id, revision, rank, is_off, is_chronicles in rows:
         source: LinkSource = _SOURCES[int(rank)]
-        books.setdefault(book_id, ChatBook(book_id, revision, source, bool(is_off)))
+        book_here = ChatBook(book_id, revision, source, bool(is_off), bool(is_chronicles))
+        books.setdefault(book_id, book_here)
     return list(books.values())
 
 

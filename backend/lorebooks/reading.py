@@ -18,11 +18,16 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True)
 class BookRef:
-    """A book that a chat has: by id and revision its compiled form is cached."""
+    """A book that a chat has: by id and revision its compiled form is cached.
+
+    Of the book of a chronicle (`is_chronicles`) some entries may not count at the moment: see
+    `authoring.inactive_entries`.
+    """
 
     id: UUID
     revision: int
     source: LinkSource
+    is_chronicles: bool = False
 
 
 async def books_for_chat(
@@ -35,7 +40,8 @@ async def books_for_chat(
 ) -> list[BookRef]:
     """The books of a chat but those that it switched off, each once, with its first source.
 
-    In the order chat, persona, character (the cards' own before others), global. One query.
+    In the order chat, its chronicle, persona, character (the cards' own before others), global.
+    One query.
     """
     books = await find_chat_books(
         session,
@@ -44,7 +50,11 @@ async def books_for_chat(
         character_ids=character_ids,
         persona_id=persona_id,
     )
-    return [BookRef(book.id, book.revision, book.source) for book in books if not book.is_off]
+    return [
+        BookRef(book.id, book.revision, book.source, book.is_chronicles)
+        for book in books
+        if not book.is_off
+    ]
 
 
 async def load_book(

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.lorebooks.activation.decorators import split_decorators
+from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.models import ENTRY, LOREBOOK_BOOK, Lorebook
 from backend.lorebooks.models import LoreEntry as EntryRow
@@ -76,17 +77,20 @@ class LoreSource:
     async def recall(
         self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
     ) -> dict[UUID, Recalled]:
-        """Entries that are there, enabled, and of books that may be found by meaning."""
+        """Entries that are there, enabled, and of books that may be found by meaning.
+
+        One that comes from a branch which was left is not among them.
+        """
         found: dict[UUID, Recalled] = {}
         is_semantic: dict[UUID, bool] = {}
         for ids in _chunks(list(source_ids)):
             rows = await session.execute(
                 select(EntryRow.id, EntryRow.lorebook_id).where(
-                    EntryRow.id.in_(ids), EntryRow.user_id == sealer.user_id
+                    EntryRow.id.in_(ids), EntryRow.user_id == sealer.user_id, counting()
                 )
             )
             books = dict(rows.all())
-            for entry_id, _, entry in await _entries(session, sealer, ids):
+            for entry_id, _, entry in await _entries(session, sealer, list(books)):
                 book_id = books[entry_id]
                 if book_id not in is_semantic:
                     # What was indexed before somebody switched it off is still in the index.

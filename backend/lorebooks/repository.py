@@ -156,9 +156,9 @@ async def get_entry(
 
 
 async def list_entries(
-    session: AsyncSession, book_id: UUID, *, limit: int, after: int | None
+    session: AsyncSession, book_id: UUID, *, limit: int | None, after: int | None
 ) -> list[EntryRow]:
-    """A book's entries in their order, from behind the place `after`."""
+    """A book's entries in their order, from behind the place `after`; without `limit` all."""
     query = (
         select(EntryRow)
         .where(EntryRow.lorebook_id == book_id)

@@ -13,7 +13,7 @@ from backend.lorebooks.limits import MAX_ENTRIES
 from backend.lorebooks.models import ChatLink
 
 ExportFormat = Literal["world_info", "v2", "v3"]
-LinkSource = Literal["chat", "persona", "character", "global"]
+LinkSource = Literal["chat", "chronicle", "persona", "character", "global"]
 """Where a chat has a lorebook from. A card's own book comes from its character."""
 
 BookName = Annotated[
@@ -49,6 +49,7 @@ class LorebookItem(msgspec.Struct, kw_only=True):
     """A lorebook as it is listed.
 
     `character_id` is set for the book of a card: it goes and comes with the character.
+    `chronicle_id` likewise for the book of a chronicle: every chat on the chronicle has it.
     """
 
     id: UUID
@@ -56,6 +57,7 @@ class LorebookItem(msgspec.Struct, kw_only=True):
     entry_count: int
     is_global: bool
     character_id: UUID | None
+    chronicle_id: UUID | None
     links: LorebookLinks
     revision: int
     created_at: datetime
@@ -71,6 +73,7 @@ class LorebookView(
     entry_count: int
     is_global: bool
     character_id: UUID | None
+    chronicle_id: UUID | None
     links: LorebookLinks
     revision: int
     created_at: datetime

@@ -17,8 +17,9 @@ the same say as the tenth of one that found a lot. What each signal brings: docs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
@@ -230,6 +231,26 @@ def relevant(ranked: Sequence[Candidate], thresholds: Thresholds | None = None) 
     if max(shares, default=0.0) < least.best:
         return []
     return [each for each, share in zip(ranked, shares, strict=True) if share >= 1]
+
+
+MANY = 400
+"""Points of a user from which on rare words weigh as they did where thresholds were chosen."""
+
+
+def for_corpus(least: Thresholds, points: int) -> Thresholds:
+    """Thresholds for a user with so many points.
+
+    A word that only one text of ten has is no rarer than that: BM25 weighs it a third of what it
+    would among hundreds, and the same match would count as none.
+    """
+    if points >= MANY:
+        return least
+    return replace(least, sparse=least.sparse * _rarest(points) / _rarest(MANY))
+
+
+def _rarest(points: int) -> float:
+    """The weight of a word that one point has (the index's IDF)."""
+    return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 
 def _nearest(candidate: Candidate, *signals: Signal) -> float:

@@ -89,6 +89,7 @@ class MemorySearch:
         self._embedder = embedder
         self._blinders = blinders
         self._terms = terms
+        self._many: set[tuple[str, UUID]] = set()
 
     @contextlib.asynccontextmanager
     async def searching(self, sealer: Sealer) -> AsyncGenerator[Searching]:
@@ -238,7 +239,10 @@ class MemorySearch:
             wants_recent=reading.wants_recent,
         )
         weighed = _weighed(everything, ask.weights)
-        kept = ranking.relevant(weighed, _thresholds(ask.min_relevance))
+        least = _thresholds(ask.min_relevance)
+        if weighed:
+            least = ranking.for_corpus(least, await self._points(index, sealer.user_id))
+        kept = ranking.relevant(weighed, least)
         near = [each.id for each in kept[: ask.limit]]
         vectors = await index.dense_vectors(near) if vector is not None and near else {}
         return Findings(
@@ -248,6 +252,17 @@ class MemorySearch:
             vectors=vectors,
             notes=notes,
         )
+
+
+    async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
+        """How many points a user has; once they are many nobody counts them again."""
+        key = index.name, owner_id
+        if key in self._many:
+            return ranking.MANY
+        count = await index.count(owner_id)
+        if count >= ranking.MANY:
+            self._many.add(key)
+        return count
 
 
 def _weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,7 +29,8 @@ from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.composing import Built, Composer, Material
 from backend.turns.counting import CountCache
-from backend.turns.gather import Gathered, Gatherer
+from backend.turns.fitting import reading_from
+from backend.turns.gather import Gathered, Gatherer, Reach
 from backend.turns.inputs import spoken_line
 from backend.turns.lore import LoreReader
 from backend.turns.ratios import RatioCache
@@ -127,7 +128,9 @@ class PromptBuilder:
                     behind = await gatherer.reach(gathered, budget=narrow)
                 search.begin(ask_for(identity, gathered, line, behind))
                 lines = await gatherer.history(
-                    gathered, reach, authors=unit.names or unit != stored_unit
+                    gathered,
+                    _reading(gathered, reach, window),
+                    authors=unit.names or unit != stored_unit,
                 )
             if unit == stored_unit:
                 history = _open(identity, lines, unit)
@@ -203,6 +206,21 @@ class PromptBuilder:
                 chain, "min_tail_messages", settings.budget_min_tail_messages
             ),
         )
+
+
+def _reading(gathered: Gathered, reach: Reach, window: _Window) -> Reach:
+    """From where lines are read: further back where the history has to follow on a summary."""
+    summary, leaf = gathered.summary, gathered.target.leaf
+    if summary is None or leaf is None:
+        return reach
+    begin = reading_from(
+        reach.from_sum,
+        summarised=summary.path_tokens,
+        path_tokens=leaf.path_tokens,
+        budget=window.budget,
+        scale=window.scale,
+    )
+    return replace(reach, from_sum=begin)
 
 
 def _unit(spec: ModelSpec, gathered: Gathered) -> CountUnit:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from backend.accounts.identity import Identity
 from backend.chats.counting import CountUnit
 from backend.chats.repository import StoredLines
-from backend.context.assembly import Assembled, History, Item, LeftOut, Plan, assemble, plan
-from backend.context.budget import Budget, eviction_point
+from backend.context.assembly import Assembled, History, Item, LeftOut, assemble
+from backend.context.budget import Budget
 from backend.context.errors import ContextOverflowError
 from backend.context.macros import Variables
 from backend.context.record import totals_of
@@ -23,6 +23,7 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.memory.asking import Memory
 from backend.prompts import PromptLibrary
 from backend.turns.counting import CountCache
+from backend.turns.fitting import fit
 from backend.turns.gather import Gathered
 from backend.turns.inputs import InputMaker, macros_for, scene_of
 from backend.turns.lore import LoreReader
@@ -70,12 +71,18 @@ class Material:
         leaf = self.gathered.target.leaf
         return leaf.path_tokens if leaf else 0
 
+    @property
+    def summarised(self) -> int | None:
+        """Stored tokens from the root that the chat's summary covers; None without one."""
+        summary = self.gathered.summary
+        return summary.path_tokens if summary else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """A prompt, ready to be sent, and all that has to be stored with its reply.
 
-    Counts are in `unit`; `ratio` makes them the model's.
+    Counts are in `unit`; `ratio` makes them the model's, and `scale` made them of stored ones.
     """
 
     gathered: Gathered
@@ -83,6 +90,7 @@ class Built:
     sampling: Sampling
     unit: CountUnit
     ratio: float
+    scale: float
     budget: Budget
     assembled: Assembled
     variables: Variables
@@ -106,6 +114,11 @@ class Built:
             for name, value in ((name, getattr(totals, name)) for name in totals.__struct_fields__)
         }
 
+    @property
+    def history_budget(self) -> int:
+        """What history may take beside what is always sent, in tokens as they are stored."""
+        return math.floor(self.budget.for_history(self.assembled.fixed_tokens) / self.scale)
+
     def real(self, count: int) -> int:
         """A count in the model's tokens."""
         return round(count * self.ratio)
@@ -128,7 +141,7 @@ class Composer:
             return self._counts.count(material.unit.tokenizer, text)
 
         gathered, budget, ratio = material.gathered, material.budget, material.ratio
-        recalled = remembered(material.memories, count=count)
+        recalled = remembered(material.memories, gathered, count=count)
         maker = InputMaker(self._prompts, identity, gathered, material.unit)
         inputs = maker.inputs(request, suggestions=suggestions)
         macros = macros_for(
@@ -147,8 +160,7 @@ class Composer:
         )
         items, unread = _read_outlets(sections.build(), outlets)
         with _in_real_tokens(ratio):
-            fixed = plan(items, budget=budget, count=count)
-            history = _fitting(material, fixed)
+            fixed, history, unsaid = fit(material, items, count=count)
             recalled = beyond(recalled, history)
             assembled = assemble(
                 fixed,
@@ -159,8 +171,10 @@ class Composer:
                 render_memory=self.render_memory,
                 memory_first=gathered.settings.memory_placement == "before_history",
             )
-        left_out = [*assembled.left_out, *unread, *recalled.left_out, *placed.left_out]
+        left_out = [*assembled.left_out, *unsaid, *unread, *recalled.left_out, *placed.left_out]
         files = dict(sections.used)
+        if unsaid:
+            files.pop("sections/summary", None)
         if assembled.retrieved:
             files["sections/memory"] = self._prompts["sections/memory"].digest
         return Built(
@@ -169,6 +183,7 @@ class Composer:
             sampling=material.sampling,
             unit=material.unit,
             ratio=ratio,
+            scale=material.scale,
             budget=budget,
             assembled=replace(assembled, left_out=left_out),
             variables=sections.variables,
@@ -213,25 +228,6 @@ class Composer:
     def render_memory(self, items: Sequence[Item]) -> str:
         """The section of what was retrieved."""
         return self._prompts["sections/memory"].render(**memory_texts(items))
-
-
-def _fitting(material: Material, fixed: Plan) -> History:
-    """The lines that history may take beside what is always sent."""
-    fits = math.floor(fixed.history_budget / material.scale)
-    if fits >= material.widest:
-        return material.history
-    lines, history = material.lines, material.history
-    begin = eviction_point(material.path_tokens, fits)
-    start = material.path_tokens - sum(lines.tokens)
-    dropped = 0
-    for tokens in lines.tokens:
-        if start >= begin:
-            break
-        start += tokens
-        dropped += 1
-    return History(
-        history.messages[dropped:], history.tokens[dropped:], history.positions[dropped:]
-    )
 
 
 def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], list[LeftOut]]:

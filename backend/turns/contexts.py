@@ -12,6 +12,7 @@ from backend.accounts.identity import Identity
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
 from backend.context.assembly import History
+from backend.context.errors import ContextOverflowError
 from backend.context.lines import line_text
 from backend.context.record import (
     ContextRecord,
@@ -26,6 +27,7 @@ from backend.generation.model import PromptMessage
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ContextNotFoundError
+from backend.turns.fitting import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.recording import record_of
 from backend.turns.schemas import (
@@ -63,6 +65,17 @@ class ContextService:
         if with_prompt:
             view.prompt = _shown(built.assembled.messages)
         return view
+
+    async def has_summary(self, identity: Identity, chat_id: UUID) -> bool:
+        """Whether the turn that would come now had the chat's summary in its prompt.
+
+        Raises what a turn's preparation raises, but for a prompt that does not fit.
+        """
+        try:
+            built = await self._turns.preview(identity, chat_id, TurnRequest())
+        except ContextOverflowError:
+            return False
+        return any(item.kind == SUMMARY for item in built.assembled.items)
 
     async def stored(
         self, identity: Identity, message_id: UUID, *, with_difference: bool

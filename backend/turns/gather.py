@@ -23,8 +23,11 @@ from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import StoredLines
 from backend.chats.service import read_settings
 from backend.chats.settings import ChatSettings
+from backend.chronicles.limits import MAX_PINNED
+from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
+from backend.enrichment.summaries import StoredSummary, current_summary
 from backend.turns.lore import GatheredLore, LoreReader
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, TargetFinder
@@ -77,6 +80,8 @@ class Gathered:
     variables: Variables
     recent: Sequence[RecentLine]
     lore: GatheredLore
+    pinned: Sequence[StoryEvent] = ()
+    summary: StoredSummary | None = None
 
     @property
     def member_count(self) -> int:
@@ -163,6 +168,8 @@ class Gatherer:
             variables=self._variables(chat, sealed_globals),
             recent=await self._recent(target, max(quoted, lore.depth)),
             lore=lore,
+            pinned=await self._pinned(chat),
+            summary=await self._summary(chat, settings, target.leaf),
         )
 
     async def reach(self, gathered: Gathered, *, budget: int) -> Reach:
@@ -185,6 +192,24 @@ class Gatherer:
             from_sum=reach.from_sum,
             to_position=leaf.position,
             authors=authors,
+        )
+
+    async def _pinned(self, chat: Chat) -> Sequence[StoryEvent]:
+        """Events of the chat's chronicle that every prompt of it holds."""
+        if chat.chronicle_id is None:
+            return ()
+        return await current_events(
+            self._session, self._identity.sealer, chat.chronicle_id, limit=MAX_PINNED, pinned=True
+        )
+
+    async def _summary(
+        self, chat: Chat, settings: ChatSettings, leaf: Message | None
+    ) -> StoredSummary | None:
+        """What was summarised of the path down to `leaf`, where the chat has summaries."""
+        if leaf is None or not settings.summary.enabled:
+            return None
+        return await current_summary(
+            self._session, self._identity.sealer, chat, up_to_position=leaf.position
         )
 
     async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:

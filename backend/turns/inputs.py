@@ -46,6 +46,7 @@ class InputMaker:
         account = self._identity.settings
         depth = card.depth_prompt
         line, kind, title, reason = self._line(request, suggestions=suggestions)
+        summary = gathered.summary
         return SectionInputs(
             card=CardFields(
                 id=gathered.speaker.id,
@@ -73,6 +74,9 @@ class InputMaker:
                 depth=settings.authors_note.depth,
                 role=settings.authors_note.role,
             ),
+            summary=summary.text if summary else "",
+            summary_reason=f"summary through message {summary.position + 1}" if summary else "",
+            summary_id=summary.message_id if summary else None,
             line=line,
             line_kind=kind,
             line_title=title,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from backend.lorebooks.activation.outcome import (
 from backend.lorebooks.activation.regex_process import RegexProcess
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
+from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreSettings
 from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.lorebooks.reading import BookRef, books_for_chat, load_book
@@ -39,9 +40,13 @@ IN_THREAD = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredLore:
-    """A chat's books, ready to be scanned, and what earlier turns mean for them."""
+    """A chat's books, ready to be scanned, and what earlier turns mean for them.
+
+    `inactive` are entries of a chronicle's book that come from a branch which was left.
+    """
 
     books: Sequence[CompiledBook] = ()
+    inactive: Collection[UUID] = frozenset()
     settings: LoreSettings = field(default_factory=LoreSettings)
     timed: TimedState = field(default_factory=TimedState)
     reply_count: int = 0
@@ -88,11 +93,13 @@ class LoreReader:
         if not refs:
             return GatheredLore()
         books = [await self._book(session, identity, ref) for ref in refs]
+        written = [ref.id for ref in refs if ref.is_chronicles]
         is_timed = any(book.is_timed for book in books)
         counts = any(book.asks_replies for book in books)
         asks = any(book.asks_greeting for book in books)
         return GatheredLore(
             books=books,
+            inactive=await _inactive(session, identity, written),
             settings=_settings(overrides),
             timed=await _timed(session, identity, chat, leaf) if is_timed else TimedState(),
             reply_count=await chats.count_replies(session, leaf) if counts and leaf else 0,
@@ -127,6 +134,15 @@ class LoreReader:
                 book = compile_book(ref.id, ref.revision, fields, entries)
             self._cache.put(identity.user_id, book)
         return book
+
+
+async def _inactive(
+    session: AsyncSession, identity: Identity, book_ids: Sequence[UUID]
+) -> Collection[UUID]:
+    """Entries of chronicles' books that do not count at this moment."""
+    if not book_ids:
+        return frozenset()
+    return await inactive_entries(session, book_ids, owner_id=identity.user_id)
 
 
 def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:

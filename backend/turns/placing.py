@@ -97,6 +97,7 @@ def scan_of(
         trigger=scene.trigger,
         timed=gathered.timed,
         semantic=semantic,
+        inactive=gathered.inactive,
     )
 
 

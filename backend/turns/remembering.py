@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from textwrap import shorten
 from uuid import UUID
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import MemorySettings, SourceWeights, first_set
+from backend.chronicles.events import told
+from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History, Item, LeftOut
 from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
@@ -20,12 +24,19 @@ from backend.turns.placing import PlacedLore
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
 
+PINNED = 0
+"""The rank of what nobody looked for: real ones begin at 1."""
+
+_TITLE = 60
+"""Characters of an event's title, which it has for people who look at a prompt."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """What a search brought back for a turn: lore by its entries, the rest as items by rank.
 
-    `positions` says of messages, by id, where in the chat they stand.
+    `positions` says of messages, by id, where in the chat they stand; of events, where the first
+    message stands that they come from, if it is one of this chat.
     """
 
     lore: Mapping[UUID, SemanticHit]
@@ -50,6 +61,9 @@ def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Rea
     if books and weights.lore:
         parts.append(Part(containers=books, kinds=("lore",)))
         kinds.append("lore")
+    if gathered.chat.chronicle_id is not None and weights.event:
+        parts.append(Part(containers=[gathered.chat.chronicle_id], kinds=("event",)))
+        kinds.append("event")
     if reach.first_position and weights.message:
         parts.append(
             Part(
@@ -76,24 +90,33 @@ def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Rea
     )
 
 
-def remembered(memories: Sequence[Memory], *, count: Callable[[str], int]) -> Remembered:
-    """What was found, as a prompt takes it; `count` counts tokens of a text."""
+def remembered(
+    memories: Sequence[Memory], gathered: Gathered, *, count: Callable[[str], int]
+) -> Remembered:
+    """What was found, as a prompt takes it, and what is pinned; `count` counts tokens of a text."""
     lore: dict[UUID, SemanticHit] = {}
     items: list[tuple[int, Item]] = []
     positions: dict[UUID, int] = {}
+    why = {memory.recalled.source_id: memory.reason for memory in memories}
+    for event in gathered.pinned:
+        reason = "; ".join(filter(None, ["pinned", why.get(event.id)]))
+        items.append((PINNED, sized(_pinned(event, reason), count)))
+    pinned = {event.id for event in gathered.pinned}
     for memory in memories:
+        if memory.recalled.source_id in pinned:
+            continue
         recalled = memory.recalled
         if recalled.kind == "lore":
             lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
             continue
         items.append((memory.rank, sized(_item(memory), count)))
-        if recalled.kind == "message":
+        if recalled.chat_id == gathered.chat.id:
             positions[recalled.source_id] = recalled.position
     return Remembered(lore=lore, items=items, positions=positions)
 
 
 def beyond(found: Remembered, history: History) -> Remembered:
-    """The same without the lines that the kept history holds."""
+    """The same without the lines that the kept history holds, and what was drawn from them."""
     if not history.positions:
         return found
     first = history.positions[0]
@@ -119,10 +142,12 @@ def beyond(found: Remembered, history: History) -> Remembered:
 def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]) -> list[Item]:
     """Everything that shares the memory's budget, best first.
 
-    Lore whose keys were said comes before what was found by meaning: somebody wrote the keys.
+    Pinned events come first, then lore whose keys were said, for somebody wrote the keys; then what
+    was found by meaning.
     """
+    pinned = [item for rank, item in found.items if rank == PINNED]
     by_key: list[Item] = []
-    by_meaning: list[tuple[int, Item]] = list(found.items)
+    by_meaning = [(rank, item) for rank, item in found.items if rank != PINNED]
     for item in placed.ranked:
         rank = placed.semantic_ranks.get(item.source_id) if item.source_id else None
         if rank is None:
@@ -130,7 +155,7 @@ def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]
         else:
             by_meaning.append((rank, sized(item, count)))
     by_meaning.sort(key=lambda each: each[0])
-    return [*by_key, *(item for _, item in by_meaning)]
+    return [*pinned, *by_key, *(item for _, item in by_meaning)]
 
 
 def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
@@ -149,17 +174,42 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
 
 def _item(memory: Memory) -> Item:
     recalled = memory.recalled
-    at = recalled.said_at
-    date = f"[{at.day} {at:%B %Y}] " if at else ""
     said = f"{recalled.title}: {recalled.text}" if recalled.title else recalled.text
-    title = f"message {recalled.position + 1}" if recalled.kind == "message" else recalled.title
+    if recalled.kind == "message":
+        kind, title = "memory", f"message {recalled.position + 1}"
+    else:
+        kind, title = recalled.kind, shorten(recalled.text, _TITLE, placeholder="...")
     return Item(
-        kind="memory",
+        kind=kind,
         title=title,
-        text=f"{date}{said}",
+        text=_dated(recalled.said_at, said),
         place="memory",
         reason=memory.reason,
         source_id=recalled.source_id,
-        # A line and its reply may be made in one moment: their places in the chat tell them apart.
-        order=(int(at.timestamp() * 1_000_000) if at else 0) + recalled.position,
+        order=_order(recalled.said_at, recalled.position),
     )
+
+
+def _pinned(event: StoryEvent, reason: str) -> Item:
+    text = told(event.fields)
+    return Item(
+        kind="event",
+        title=shorten(text, _TITLE, placeholder="..."),
+        text=_dated(event.happened_at, text),
+        place="memory",
+        reason=reason,
+        source_id=event.id,
+        order=_order(event.happened_at, event.place),
+    )
+
+
+def _dated(at: datetime | None, text: str) -> str:
+    return f"[{at.day} {at:%B %Y}] {text}" if at else text
+
+
+def _order(at: datetime | None, position: int) -> int:
+    """Where a memory stands among the others.
+
+    A line and its reply may be made in one moment: their places in the chat tell them apart.
+    """
+    return (int(at.timestamp() * 1_000_000) if at else 0) + position

@@ -29,14 +29,15 @@ from backend.wire import RAISES
 
 MOST = 100
 
-SourceName = Literal["lore", "message"]
-SOURCE_NAMES: tuple[SourceName, ...] = ("lore", "message")
+SourceName = Literal["event", "lore", "message"]
+SOURCE_NAMES: tuple[SourceName, ...] = ("event", "lore", "message")
 
 
 class FoundMemory(msgspec.Struct, kw_only=True):
     """Something that was found. `signals` says what each of them scored, `score` what they came to.
 
-    `container_id` is the lorebook or the chat. `position` is a message's place in its chat.
+    `container_id` is the chronicle, the lorebook or the chat. `position` is where in its chat a
+    message stands.
     """
 
     kind: str
@@ -114,7 +115,7 @@ class SearchController(Controller):
     @get(
         opt={RAISES: (ChatNotFoundError,)},
         operation_id="search",
-        summary="Search lore and messages",
+        summary="Search events, lore and messages",
     )
     async def search(
         self,
@@ -125,12 +126,13 @@ class SearchController(Controller):
         chat_id: FromQuery[UUID | None] = None,
         limit: FromQuery[int] = 20,
     ) -> SearchAnswer:
-        """Find lorebook entries and messages by their words and by their meaning, best first.
+        """Find events, lorebook entries and messages by words and by meaning, best first.
 
         It is the search that fills prompts, without its threshold. `sources` names what to look
-        for, with commas between (`lore`, `message`; all of them without it); `chat_id` keeps to
-        that chat's messages and lorebooks. Messages count that are on a chat's active path and not
-        hidden.
+        for, with commas between (`event`, `lore`, `message`; all of them without it); `chat_id`
+        keeps to that chat's messages, its lorebooks and its chronicle. Messages count that are on a
+        chat's active path and not hidden; events and entries that come from messages count while
+        those are on it.
         """
         if not 1 <= limit <= MOST:
             raise ValidationError(f"limit must be from 1 to {MOST}.")
@@ -156,6 +158,8 @@ async def _in_chat(
         session, member_ids, owner_id=owner_id, sealer=identity.sealer
     )
     parts: list[Part] = []
+    if "event" in kinds and chat.chronicle_id is not None:
+        parts.append(Part(containers=[chat.chronicle_id]))
     if "message" in kinds:
         parts.append(Part(containers=[chat.id]))
     if "lore" in kinds:

@@ -28,7 +28,6 @@ from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
-from backend.memory.outbox import IndexOutbox
 from backend.turns import repository
 from backend.turns.beginning import TurnBeginner
 from backend.turns.builder import Check, PromptBuilder
@@ -78,7 +77,7 @@ class TurnService:
         registry: ModelRegistry,
         chat_service: ChatService,
         message_service: MessageService,
-        index: IndexOutbox,
+        store: TurnStore,
         *,
         name_of: Callable[[Identity], str],
         max_per_user: int,
@@ -89,7 +88,7 @@ class TurnService:
         self._chats = chat_service
         self._messages = message_service
         self._name_of = name_of
-        self._store = TurnStore(database, index)
+        self._store = store
         self._beginner = TurnBeginner(database, registry)
         self._gate = Gate(max_per_user)
         self._recounts: set[asyncio.Task[None]] = set()

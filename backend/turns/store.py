@@ -24,9 +24,11 @@ from backend.chats.models import (
     MessageStatus,
 )
 from backend.chats.scenes import opens_scene
+from backend.chats.service import read_settings
 from backend.context.macros import Variables
 from backend.database.base import Base, now
 from backend.database.engine import Database
+from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.tokens import get_tokenizer
 from backend.memory.outbox import IndexOutbox
 from backend.turns import ratios, repository
@@ -73,9 +75,12 @@ _STORE_REPLY = (
 class TurnStore:
     """Writes running and finished turns."""
 
-    def __init__(self, database: Database, index: IndexOutbox) -> None:
+    def __init__(
+        self, database: Database, index: IndexOutbox, enrichment: EnrichmentOutbox
+    ) -> None:
         self._database = database
         self._index = index
+        self._enrichment = enrichment
 
     async def store_progress(self, runs: Iterable[Run]) -> set[UUID]:
         """Store what running turns have said and renew their leases, in one transaction.
@@ -198,6 +203,7 @@ class TurnStore:
                 await self._index.left(
                     session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
                 )
+                await self._enrichment.left(session, chat)
                 recovered += 1
         return recovered
 
@@ -231,6 +237,14 @@ class TurnStore:
         )
         chat.updated_at = now()
         await self._spoken(session, run, turn, message.id)
+        await self._enrichment.replied(
+            session,
+            run,
+            chat,
+            read_settings(run.sealer, chat),
+            path_tokens=run.built.path_tokens + message.tokens,
+            history_budget=run.built.history_budget,
+        )
         return True
 
     async def _spoken(

@@ -40,7 +40,7 @@ def walk_through() -> str:
     marked = re.findall(
         r"<!-- walk-through -->(.*?)<!-- end of the walk-through -->", text, flags=re.DOTALL
     )
-    assert len(marked) == 2
+    assert len(marked) == 3
     return "\n".join(re.findall(r"```sh\n(.*?)```", "".join(marked), flags=re.DOTALL))
 
 
@@ -62,7 +62,7 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     said = result.stdout
     assert "recovery_code" in said
-    assert said.count("event: turn.completed") == 2
+    assert said.count("event: turn.completed") == 3
     decoder = json.JSONDecoder()
     context, end = decoder.raw_decode(said[said.index("{\n") :])
     assert context["prompt"][0]["role"] == "system"
@@ -71,7 +71,11 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     assert [line["role"] for line in page["items"]] == ["assistant", "user", "assistant"]
     assert page["items"][-1]["sibling_count"] == 2
     assert "{{" not in page["items"][0]["text"]
-    preview, _ = decoder.raw_decode(said[said.rindex('{\n    "model": ') :])
+    previews = [each.start() for each in re.finditer(r'\{\n    "model": ', said)]
+    preview, _ = decoder.raw_decode(said[previews[-2] :])
     reasons = {item["title"]: item["reason"] for item in preview["retrieved"]}
     assert 'key "lighthouse" in the line' in reasons["The lighthouse"]
     assert 'key "Saltwick" in entry "The lighthouse"' in reasons["Saltwick"]
+    remembering, _ = decoder.raw_decode(said[previews[-1] :])
+    events = [item["text"] for item in remembering["retrieved"] if item["kind"] == "event"]
+    assert any("silver key" in event for event in events)

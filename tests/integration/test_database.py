@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import socket
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -23,11 +22,13 @@ from backend.accounts.models import Invitation, LoginFailures
 from backend.database import engine, migrate
 from backend.database.base import Base, new_id, now
 from backend.database.engine import Database, DatabaseUnavailableError
+from tests.integration.accounts.rotation_account import MODELS
 
 pytestmark = pytest.mark.anyio
 
-importlib.import_module("backend.app")  # and with it the models of every table
+assert MODELS  # with every model imported, every table is known
 
+NOTHING = "NO ACTION"
 CANARY = b"the-canary-sings-in-the-cellar"
 
 
@@ -229,7 +230,34 @@ def differences(connection: Connection) -> list[Any]:
     """How the tables differ from the models."""
     options = {"compare_type": type_differs, "compare_server_default": True}
     context = MigrationContext.configure(connection, opts=options)
-    return list(compare_metadata(context, Base.metadata))
+    found: list[Any] = list(compare_metadata(context, Base.metadata))
+    if connection.dialect.name != "sqlite":
+        return found
+    # SQLAlchemy does not read what a foreign key does where it stands with its column.
+    of_keys = {"add_fk", "remove_fk"}
+    return [each for each in found if each[0] not in of_keys] + sorted(
+        foreign_keys_of(connection) ^ foreign_keys_of_models()
+    )
+
+
+def foreign_keys_of(connection: Connection) -> set[tuple[str, ...]]:
+    """(table, column, target's table and column, what a deletion does), as SQLite tells them."""
+    query = text('SELECT "from", "table", "to", on_delete FROM pragma_foreign_key_list(:name)')
+    return {
+        (name, *row)
+        for name in inspect(connection).get_table_names()
+        for row in connection.execute(query, {"name": name})
+    }
+
+
+def foreign_keys_of_models() -> set[tuple[str, ...]]:
+    """The same, as the models want them."""
+    return {
+        (table.name, column.name, key.column.table.name, key.column.name, key.ondelete or NOTHING)
+        for table in Base.metadata.tables.values()
+        for column in table.columns
+        for key in column.foreign_keys
+    }
 
 
 async def look(database: Database, at: Callable[[Connection], Any]) -> Any:

@@ -22,6 +22,7 @@ BODIES: dict[str, Any] = {
     "patchMessage": {"hidden": True},
     "putChatLorebook": {"state": "off"},
     "orderLoreEntries": {"entry_ids": []},
+    "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
 """What routes need that have no example; the others take an empty object."""
 
@@ -139,6 +140,8 @@ async def test_its_examples_are_taken(
     ada: Account, server: Running, document: dict[str, Any]
 ) -> None:
     chat = (await ada.new_chat())["id"]
+    made = await ada.client.post("/api/v1/chronicles", json={"name": "The coast"})
+    ids = {"chat_id": chat, "chronicle_id": ok(made, 201)["id"]}
     found = [each for each in operations(document) if "example" in each.body]
     assert {"signUp", "logIn", "makeApiKey", "openChat", "takeTurn", "patchSettings"} <= {
         each.id for each in found
@@ -147,7 +150,7 @@ async def test_its_examples_are_taken(
         for each in sorted(found, key=lambda each: each.id != "signUp"):
             client = stranger if each.said.get("security") == [] else ada.client
             answer = await client.request(
-                each.method, filled(each.path, chat_id=chat), json=each.body["example"]
+                each.method, filled(each.path, **ids), json=each.body["example"]
             )
             assert answer.is_success, (each.id, answer.text)
 
@@ -187,12 +190,19 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
     persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)
     book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Lore"}), 201)["id"]
     made = await ada.client.post(f"/api/v1/lorebooks/{book}/entries", json={})
+    chronicle = ok(await ada.client.post("/api/v1/chronicles", json={"name": "The coast"}), 201)
+    chronicle_id = chronicle["id"]
+    event = await ada.client.post(
+        f"/api/v1/chronicles/{chronicle_id}/events", json={"summary": "The lamp went out."}
+    )
     ids = {
         "lorebook_id": book,
         "entry_id": ok(made, 201)["id"],
         "chat_id": (await ada.new_chat())["id"],
         "character_id": character["id"],
         "persona_id": persona["id"],
+        "chronicle_id": chronicle_id,
+        "event_id": ok(event, 201)["id"],
     }
     patched: set[str] = set()
     for each in operations(document):
@@ -204,7 +214,8 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         assert schema["properties"], each.id
         for name in schema["properties"]:
             answer = await ada.client.patch(path, json={name: None})
-            if name == "name":  # the one thing without a default
+            if (each.id, name) == ("patchChronicleEvent", "summary") or name == "name":
+                # what has no default
                 assert answer.status_code == 422
             else:
                 assert answer.status_code == 200, (each.id, name, answer.text)
@@ -219,4 +230,6 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchChatSettings",
         "patchLorebook",
         "patchLoreEntry",
+        "patchChronicle",
+        "patchChronicleEvent",
     }

@@ -55,7 +55,7 @@ async def working(parts: Parts) -> AsyncGenerator[None]:
         yield
         return
     keys = JobKeys(parts.database, ROOT)
-    worker = build_worker(parts.settings, parts.queue, keys, parts.memory, takes_queued=True)
+    worker = build_worker(parts.settings, parts.queue, keys, parts.kinds, takes_queued=True)
     worker.start()
     try:
         yield

@@ -38,7 +38,8 @@ class Scan:
     """All that decides which entries are in a prompt.
 
     Attributes:
-        books: In the order of precedence: the chat's, the persona's, the character's, global ones.
+        books: In the order of precedence: the chat's, its chronicle's, the persona's, the
+            character's, global ones.
         messages: Newest first; as many as the deepest scan may want, or all there are.
         budget: Tokens that lore may take (see `lore_budget`).
         room: Tokens that are left for lore at all. What ignores the budget stays within this.
@@ -49,6 +50,7 @@ class Scan:
         expand: Expands the macros of a key or a content.
         fields: Texts of the cast that entries may opt to look into.
         speaker, tags: Of the character that is about to speak.
+        inactive: Entries that do not count: what they come from is not on the active path.
         greeting: Which greeting the chat was opened with, from 0. Null: not known.
         evaluator: For regexes that RE2 does not take. Without, they are left out with a note.
         process_seconds: What such regexes may take together.
@@ -70,6 +72,7 @@ class Scan:
     trigger: Trigger = "normal"
     timed: TimedState = NOTHING
     semantic: Mapping[UUID, SemanticHit] = field(default_factory=dict[UUID, SemanticHit])
+    inactive: Collection[UUID] = frozenset()
     greeting: int | None = None
     evaluator: Evaluator | None = None
     process_seconds: float = 0.25

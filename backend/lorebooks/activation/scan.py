@@ -20,6 +20,9 @@ from backend.lorebooks.activation.window import Window
 MAX_STEPS: Final = 100
 """Steps of recursion in a scan, where the settings name no limit."""
 
+INACTIVE: Final = "not on the active path"
+"""Why an entry is out that comes from a branch which was left."""
+
 MAX_LEFT_OUT: Final = 1_000
 """Entries that are listed with a reason why they are out; more are counted."""
 
@@ -101,7 +104,10 @@ class _Activation:
         for entry in sorted(self._due(step), key=self._place):
             verdict = self.judge.judge(entry, step, further_back=self.further_back)
             if isinstance(verdict, Found):
-                found.append(verdict)
+                if entry.entry_id in self.scan.inactive:
+                    self._drop(entry, INACTIVE)
+                else:
+                    found.append(verdict)
             elif verdict:
                 self.out[entry] = (0, verdict)
         return self._let_in(found)

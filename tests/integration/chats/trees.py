@@ -19,7 +19,7 @@ from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.recount import recount
 from backend.chats.service import ChatService
-from backend.chronicles.joining import choose_chronicle, leave_chronicle
+from backend.chronicles.joining import ChatChronicles
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
@@ -142,8 +142,7 @@ class Grove:
             ModelRegistry(DemoConfig()),
             settings,
             index,
-            chronicle=choose_chronicle,
-            before_delete=leave_chronicle,
+            chronicle=ChatChronicles(index).choose,
         )
         self.messages = MessageService(database, settings, index)
         self.expected = Expected(CountUnit("o200k_base", names=False))

@@ -14,6 +14,7 @@ from backend.generation.model import (
     ModelInterruptedError,
     ModelRateLimitError,
     ModelRequestError,
+    ModelUnavailableError,
     Piece,
     Prompt,
     PromptMessage,
@@ -237,6 +238,16 @@ async def test_a_call_comes_with_its_arguments(gemini: Vendor) -> None:
         ("search", {"query": "Seventh of nine"})
     ]
     assert answer.usage == Usage(prompt_tokens=12, completion_tokens=5)
+
+
+async def test_a_call_nested_without_end_is_no_answer(gemini: Vendor) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(100):
+        nested = {"a": nested}
+    gemini.server.script(Answer(body=chunk(call_part("search", nested), finish="STOP")))
+
+    with pytest.raises(ModelUnavailableError):
+        await ask(gemini)
 
 
 async def test_tools_are_declared_with_their_own_schema(gemini: Vendor) -> None:

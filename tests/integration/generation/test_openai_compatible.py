@@ -240,7 +240,23 @@ async def test_a_call_of_another_vendor_s_can_be_told_of(openai: Vendor) -> None
     ]
 
 
-@pytest.mark.parametrize("arguments", ['{"query": ', '["a list"]'])
+async def test_half_a_character_in_a_call_is_mended_on_its_way_in_and_back(openai: Vendor) -> None:
+    halves = tool_call("sea\ud83d", {"que\udc00ry": "kni\ud83dfe \U0001f5e1"}, call_id="c1")
+    openai.server.script(Answer(body=completion("Hm\ud83d.", calls=[halves])))
+
+    first = await ask(openai)
+    await ask(openai, ToolRound(first.calls, ["nothing"], text=first.text))
+
+    (call,) = first.calls
+    assert (first.text, call.name) == ("Hm\ufffd.", "sea\ufffd")
+    assert call.arguments == {"que\ufffdry": "kni\ufffdfe \U0001f5e1"}
+    assert sent(openai)["messages"][-2]["tool_calls"][0]["function"]["name"] == "sea\ufffd"
+
+
+NESTED = '{"a":' * 5_000 + "1" + "}" * 5_000
+
+
+@pytest.mark.parametrize("arguments", ['{"query": ', '["a list"]', NESTED, NESTED[24_500:-4_900]])
 async def test_a_call_with_broken_arguments_is_no_answer(openai: Vendor, arguments: str) -> None:
     calls = [tool_call("search", arguments, call_id="c1")]
     openai.server.script(Answer(body=completion(None, calls=calls)))

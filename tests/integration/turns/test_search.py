@@ -101,12 +101,12 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
         {"q": "bell", "limit": 101},
         {"q": "bell", "limit": "many"},
         {"q": "bell", "sources": "dreams"},
-        {"q": "bell", "sources": "lore,event"},
+        {"q": "bell", "sources": "lore,scene"},
         {"q": "bell", "chat_id": "no id"},
     ):
         problem(await ask(ada, **query), 422, "validation-failed")
     answer = await ask(ada, q="bell", sources="dreams")
-    assert answer.json()["detail"] == "There is no source dreams; there are lore, message."
+    assert answer.json()["detail"] == "There is no source dreams; there are event, lore, message."
 
 
 async def test_odd_words_are_looked_for_like_others(

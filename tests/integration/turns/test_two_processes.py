@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.chats.models import Message
+from backend.enrichment.outbox import EnrichmentOutbox
 from backend.turns import runs, service
 from backend.turns.runs import Run
 from backend.turns.store import TurnStore
@@ -231,9 +232,9 @@ class TestLease:
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
                 message.status, before = "streaming", message.sealed_content
-            assert await TurnStore(one.parts.database, one.parts.index).store_progress([run]) == {
-                run.turn_id
-            }
+            assert await TurnStore(
+                one.parts.database, one.parts.index, EnrichmentOutbox(one.parts.queue)
+            ).store_progress([run]) == {run.turn_id}
             await until(lambda: stopped(one))
             async with other.parts.database.read() as session:
                 after = (await session.get_one(Message, run.reply_id)).sealed_content
@@ -247,7 +248,10 @@ class TestLease:
             await take_words(events, 40)
             await lapse(other.parts.database, turn_id)
             stores = [
-                TurnStore(server.parts.database, server.parts.index) for server in (one, other)
+                TurnStore(
+                    server.parts.database, server.parts.index, EnrichmentOutbox(server.parts.queue)
+                )
+                for server in (one, other)
             ]
             done = await asyncio.gather(*(store.recover(all_running=False) for store in stores))
             assert sorted(done) == [0, 1]

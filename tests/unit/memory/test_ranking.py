@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from backend.memory.index.protocol import Hit, Kind, Payload
 from backend.memory.ranking import (
+    MANY,
     SIGNALS,
     Candidate,
     Signal,
     Thresholds,
     Weights,
+    for_corpus,
     gather,
     rank,
     relevant,
@@ -251,3 +253,19 @@ def test_the_scale_of_a_signal_does_not_matter(
     before = {each.id: each.score for each in rank(plain)}
     after = {each.id: each.score for each in rank(scaled)}
     assert after == pytest.approx(before, abs=1e-6)
+
+
+def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
+    least = Thresholds()
+    weighs_less = [candidate("a", sparse=3.0)]
+    assert relevant(weighs_less, least) == []
+    assert relevant(weighs_less, for_corpus(least, 12)) == weighs_less
+    assert for_corpus(least, MANY) == for_corpus(least, 10 * MANY) == least
+
+
+@given(points=st.integers(0, MANY))
+def test_the_smaller_a_memory_the_less_words_have_to_weigh(points: int) -> None:
+    least = Thresholds()
+    fewer, more = for_corpus(least, points), for_corpus(least, points + 1)
+    assert 0 < fewer.sparse <= more.sparse <= least.sparse
+    assert (fewer.dense, fewer.best) == (least.dense, least.best)

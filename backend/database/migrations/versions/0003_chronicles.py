@@ -69,6 +69,14 @@ def upgrade() -> None:
         unique=False,
     )
     op.create_index(
+        "ix_chronicle_events_pinned",
+        "chronicle_events",
+        ["chronicle_id"],
+        unique=False,
+        sqlite_where=sa.text("is_pinned = 1"),
+        postgresql_where=sa.text("is_pinned"),
+    )
+    op.create_index(
         op.f("ix_chronicle_events_run_id"), "chronicle_events", ["run_id"], unique=False
     )
     op.create_index(

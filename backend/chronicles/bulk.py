@@ -1,0 +1,62 @@
+"""All of a chronicle's events at once: read, or written, in parts.
+
+Between two parts others get their turn: thousands of texts are opened or sealed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chronicles import repository
+from backend.chronicles.cursor import Cursor
+from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.reading import StoryEvent
+from backend.chronicles.writing import NewEvent, add_events
+from backend.vault.sealing import Sealer
+
+AT_ONCE = 200
+
+
+async def all_events(session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> list[StoryEvent]:
+    """All events of a chronicle in story order, whether they count or not."""
+    events: list[StoryEvent] = []
+    while True:
+        part = await repository.event_page(
+            session,
+            sealer,
+            [ChronicleEvent.chronicle_id == chronicle_id],
+            limit=AT_ONCE,
+            after=Cursor.of(events[-1]) if events else None,
+            newest=False,
+        )
+        events += part
+        if len(part) < AT_ONCE:
+            return events
+        await asyncio.sleep(0)
+
+
+async def add_all(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, events: Sequence[NewEvent]
+) -> list[UUID]:
+    """Write events into a chronicle of the sealer's owner; their ids, in the order given.
+
+    Raises `ChronicleFullError`.
+    """
+    made: list[UUID] = []
+    for start in range(0, len(events), AT_ONCE):
+        rows = await add_events(session, sealer, chronicle_id, events[start : start + AT_ONCE])
+        made += [row.id for row in rows]
+        await asyncio.sleep(0)
+    return made
+
+
+async def set_all(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
+    """Set columns of new events, each row with its `id` and the same columns beside it."""
+    for start in range(0, len(rows), AT_ONCE):
+        await session.execute(update(ChronicleEvent), rows[start : start + AT_ONCE])

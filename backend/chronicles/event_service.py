@@ -1,0 +1,258 @@
+"""Events of chronicles: listing, writing down, changing, merging, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chronicles import repository
+from backend.chronicles.changing import (
+    apply_change,
+    change_of,
+    fields_of,
+    in_utc,
+    last_said,
+)
+from backend.chronicles.cursor import Cursor
+from backend.chronicles.errors import EventNotFoundError
+from backend.chronicles.filtering import EventFilter
+from backend.chronicles.limits import check_pins
+from backend.chronicles.merging import merge_events
+from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.reading import StoryEvent, find_sources, get_events
+from backend.chronicles.schemas import EventChange, EventMerge, EventView, NewChronicleEvent
+from backend.chronicles.superseding import find_superseded, leads_to, supersede_again
+from backend.chronicles.views import event_view
+from backend.chronicles.writing import NewEvent, add_events, remove_events
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.memory.outbox import IndexOutbox
+from backend.vault.sealing import Sealer
+from backend.wire import Page, check_revision, merge_patch, reject_unknown
+
+READ_AT_ONCE = 500
+"""Events that are opened in one go."""
+
+SEARCHED_AT_ONCE = 5_000
+"""Events that one request looks through where their texts decide."""
+
+
+class EventService:
+    """What a user does with the events of a chronicle."""
+
+    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+        self._database = database
+        self._outbox = outbox
+
+    async def list_page(
+        self,
+        identity: Identity,
+        chronicle_id: UUID,
+        wanted: EventFilter,
+        *,
+        limit: int,
+        after: str | None,
+        newest: bool,
+    ) -> Page[EventView]:
+        """A chronicle's events in story order, oldest first, or `newest` first.
+
+        Where texts decide, a page ends after `SEARCHED_AT_ONCE` events, however few were found
+        among them. Raises `ChronicleNotFoundError`, and `ValidationError` for an `after` that is
+        none.
+        """
+        cursor = None if after is None else Cursor.parse(after)
+        bound = SEARCHED_AT_ONCE if wanted.reads_texts else limit
+        size = READ_AT_ONCE if wanted.reads_texts else limit + 1
+        conditions = [ChronicleEvent.chronicle_id == chronicle_id, *wanted.conditions()]
+        found: list[EventView] = []
+        looked_at = 0
+        async with self._database.read() as session:
+            await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
+            while True:
+                events = await repository.event_page(
+                    session, identity.sealer, conditions, limit=size, after=cursor, newest=newest
+                )
+                for event in events:
+                    if looked_at == bound or len(found) == limit:
+                        return Page(items=found, next=str(cursor))
+                    looked_at, cursor = looked_at + 1, Cursor.of(event)
+                    if wanted.matches(event.fields):
+                        found.append(event_view(event))
+                if len(events) < size:
+                    return Page(items=found)
+
+    async def create(
+        self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent
+    ) -> EventView:
+        """Write an event down.
+
+        Raises `ChronicleNotFoundError`, `MessageNotFoundError`, `ChronicleFullError`,
+        `ValidationError`.
+        """
+        fields, sealer = fields_of(new), identity.sealer
+        happened_at = in_utc(new.happened_at)
+        async with self._database.write() as session:
+            await self._lock(session, sealer, chronicle_id)
+            sources = await find_sources(session, new.source_message_ids, owner_id=sealer.user_id)
+            if new.pinned:
+                await check_pins(session, chronicle_id)
+            event = NewEvent(
+                fields=fields,
+                significance=new.significance,
+                source="user",
+                happened_at=happened_at or last_said(sources) or now(),
+                place=min((each.position for each in sources), default=0),
+                sources=sources,
+                is_pinned=new.pinned,
+            )
+            [row] = await add_events(session, sealer, chronicle_id, [event])
+            await self._note(session, identity, chronicle_id, [row.id])
+            return await _view(session, sealer, row.id)
+
+    async def get(self, identity: Identity, chronicle_id: UUID, event_id: UUID) -> EventView:
+        """Raises `EventNotFoundError`."""
+        async with self._database.read() as session:
+            event = await _read(session, identity.sealer, chronicle_id, event_id)
+        return event_view(event)
+
+    async def patch(
+        self,
+        identity: Identity,
+        chronicle_id: UUID,
+        event_id: UUID,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+    ) -> EventView:
+        """Merge into an event: what is absent stays, null goes back to the default.
+
+        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `MessageNotFoundError`,
+        `ChronicleFullError`, `PreconditionFailedError`, `ValidationError`.
+        """
+        reject_unknown(patch, EventChange)
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            await self._lock(session, sealer, chronicle_id)
+            row = await repository.get_event(
+                session, chronicle_id, event_id, owner_id=sealer.user_id
+            )
+            check_revision(if_match, row.revision)
+            event = await _read(session, sealer, chronicle_id, event_id)
+            wanted = merge_patch(change_of(event), patch)
+            if await apply_change(session, sealer, row, event, wanted):
+                await self._note(session, identity, chronicle_id, [event_id])
+            return await _view(session, sealer, event_id)
+
+    async def delete(
+        self, identity: Identity, chronicle_id: UUID, event_id: UUID, *, if_match: str | None
+    ) -> None:
+        """Delete an event. What it superseded is current again.
+
+        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `PreconditionFailedError`.
+        """
+        owner_id = identity.user_id
+        async with self._database.write() as session:
+            await self._lock(session, identity.sealer, chronicle_id)
+            row = await repository.get_event(session, chronicle_id, event_id, owner_id=owner_id)
+            check_revision(if_match, row.revision)
+            await remove_events(session, [row], owner_id=owner_id)
+            await self._note(session, identity, chronicle_id, [event_id])
+
+    async def merge(self, identity: Identity, chronicle_id: UUID, wanted: EventMerge) -> EventView:
+        """Put one event in place of several. It is the user's.
+
+        What one of them superseded it supersedes; what superseded all of them supersedes it.
+
+        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `ChronicleFullError`,
+        `ValidationError`.
+        """
+        sealer, ids = identity.sealer, list(dict.fromkeys(wanted.event_ids))
+        async with self._database.write() as session:
+            await self._lock(session, sealer, chronicle_id)
+            events = await _read_all(session, sealer, chronicle_id, ids)
+            made = merge_events(events, wanted.event)
+            by = await _superseder(session, events)
+            superseded = await find_superseded(session, ids)
+            await remove_events(session, ids, owner_id=sealer.user_id)
+            if made.is_pinned:
+                await check_pins(session, chronicle_id)
+            new = NewEvent(
+                fields=made.fields,
+                significance=made.significance,
+                source="user",
+                happened_at=made.happened_at,
+                place=made.place,
+                sources=made.sources,
+                is_pinned=made.is_pinned,
+            )
+            [row] = await add_events(session, sealer, chronicle_id, [new])
+            row.superseded_by = by
+            await supersede_again(session, chronicle_id, superseded, row.id)
+            await self._note(session, identity, chronicle_id, [*ids, row.id])
+            return await _view(session, sealer, row.id)
+
+    async def _lock(self, session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> None:
+        await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
+
+    async def _note(
+        self, session: AsyncSession, identity: Identity, chronicle_id: UUID, ids: Sequence[UUID]
+    ) -> None:
+        await self._outbox.changed(
+            session, identity, kind="event", container_id=chronicle_id, source_ids=ids
+        )
+
+
+async def _read(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, event_id: UUID
+) -> StoryEvent:
+    """Raises `EventNotFoundError`."""
+    event = (await get_events(session, sealer, [event_id])).get(event_id)
+    if event is None or event.chronicle_id != chronicle_id:
+        raise EventNotFoundError
+    return event
+
+
+async def _view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
+    """An event as it stands now."""
+    await session.flush()
+    return event_view((await get_events(session, sealer, [event_id]))[event_id])
+
+
+async def _read_all(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, ids: Sequence[UUID]
+) -> list[StoryEvent]:
+    """Events that are to be merged, in story order."""
+    if len(ids) < 2:  # noqa: PLR2004  # what merging takes
+        raise ValidationError("Name at least two events.")
+    found = await get_events(session, sealer, ids)
+    for event_id in ids:
+        event = found.get(event_id)
+        if event is None or event.chronicle_id != chronicle_id:
+            raise EventNotFoundError(
+                "One of the events does not exist here.", extra={"event_id": str(event_id)}
+            )
+        if not event.counts:
+            raise ValidationError(
+                "One of the events does not count now: a message that it comes from is not on its "
+                "chat's active path. The merged event would not count, either.",
+                extra={"event_id": str(event_id)},
+            )
+    return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
+
+
+async def _superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UUID | None:
+    """What supersedes events that become one: nothing, where one of them is superseded by none."""
+    ids = {event.id for event in events}
+    if any(event.superseded_by is None for event in events):
+        return None
+    for event in reversed(events):
+        by = event.superseded_by
+        # One whose chain comes back to these events would supersede itself.
+        if by is not None and not await leads_to(session, by, ids):
+            return by
+    return None

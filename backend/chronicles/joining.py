@@ -1,0 +1,174 @@
+"""How a chat comes to a chronicle, takes it along when it is copied, and leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from sqlalchemy import exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.chats.models import CHAT_TITLE, Chat, Message
+from backend.chats.repository import get_chat
+from backend.chronicles.bulk import add_all, all_events, set_all
+from backend.chronicles.errors import ChronicleNotFoundError
+from backend.chronicles.events import ChronicleFields
+from backend.chronicles.limits import check_chronicles
+from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
+from backend.chronicles.reading import SourceMessage, StoryEvent
+from backend.chronicles.recollection import KIND
+from backend.chronicles.records import open_chronicle, sealed_chronicle
+from backend.chronicles.repository import count_chronicles
+from backend.chronicles.writing import NewEvent, remove_events
+from backend.database.base import new_id
+from backend.memory.outbox import IndexOutbox
+
+UNNAMED = "Chronicle"
+
+
+class ChatChronicles:
+    """Keeps chats and their chronicles together, in the transactions that change the chats."""
+
+    def __init__(self, outbox: IndexOutbox) -> None:
+        self._outbox = outbox
+
+    async def choose(
+        self, session: AsyncSession, identity: Identity, chat: Chat, wanted: UUID | None
+    ) -> UUID:
+        """The chronicle that a chat is to have; None makes one, named after the chat.
+
+        Raises `ChronicleNotFoundError`, and `ChronicleFullError` where the account holds as many
+        as it may.
+        """
+        if wanted is not None:
+            owned = Chronicle.id == wanted, Chronicle.user_id == identity.user_id
+            if await session.scalar(select(Chronicle.id).where(*owned)) is None:
+                raise ChronicleNotFoundError
+            return wanted
+        name = identity.sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
+        return await _make(session, identity, ChronicleFields(name=name.strip() or UNNAMED))
+
+    async def leave(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+        """Before a chat goes: its events that do not count for a message of it go with it.
+
+        What counts stays for good: the database forgets which of the chat's messages it is from.
+        """
+        event, source = ChronicleEvent, EventSource
+        on_path = exists().where(Message.id == source.message_id, Message.is_active)
+        left = exists().where(source.event_id == event.id, source.chat_id == chat.id, ~on_path)
+        rows = await session.execute(
+            select(event.id, event.chronicle_id).where(event.user_id == identity.user_id, left)
+        )
+        gone: dict[UUID, list[UUID]] = {}
+        for event_id, chronicle_id in rows:
+            gone.setdefault(chronicle_id, []).append(event_id)
+        for chronicle_id, event_ids in gone.items():
+            await remove_events(session, event_ids, owner_id=identity.user_id)
+            await self._outbox.changed(
+                session, identity, kind=KIND, container_id=chronicle_id, source_ids=event_ids
+            )
+
+    async def copy(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        fork_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Give the copy of a chat a chronicle of its own, where the original has one.
+
+        From here on the two stories part, so neither is to read what happens in the other. The copy
+        holds what happened along the copied path: events that come from messages of this chat only
+        where all of those were copied, and then from the copies; all others as they are, sources in
+        other chats with them. `copied` leads from messages to their copies.
+
+        The chat's consent goes along, from the same moment on: with the marks of what was read,
+        which others copy, nothing is read again. Raises `ChronicleFullError`.
+        """
+        owner_id = identity.user_id
+        source = await get_chat(session, source_id, owner_id=owner_id)
+        if source.chronicle_id is None:
+            return
+        chronicle = await session.scalar(
+            select(Chronicle).where(
+                Chronicle.id == source.chronicle_id, Chronicle.user_id == owner_id
+            )
+        )
+        if chronicle is None:
+            return
+        copy_id = await _make(session, identity, open_chronicle(identity.sealer, chronicle))
+        events = await all_events(session, identity.sealer, chronicle.id)
+        await _copy_events(session, identity, events, copy_id, source_id, fork_id, copied)
+        fork = await get_chat(session, fork_id, owner_id=owner_id)
+        fork.chronicle_id = copy_id
+        fork.chronicle_enabled = source.chronicle_enabled
+        fork.chronicle_since = source.chronicle_since
+        await session.flush()
+        await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
+
+
+async def _make(session: AsyncSession, identity: Identity, fields: ChronicleFields) -> UUID:
+    check_chronicles(await count_chronicles(session, owner_id=identity.user_id))
+    chronicle_id = new_id()
+    session.add(
+        Chronicle(
+            id=chronicle_id,
+            user_id=identity.user_id,
+            sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
+        )
+    )
+    await session.flush()
+    return chronicle_id
+
+
+async def _copy_events(
+    session: AsyncSession,
+    identity: Identity,
+    events: Sequence[StoryEvent],
+    chronicle_id: UUID,
+    source_id: UUID,
+    fork_id: UUID,
+    copied: Mapping[UUID, UUID],
+) -> None:
+    """Copy those events that belong to a copied path. The copies are of no run."""
+    kept = [event for event in events if _is_along(event, source_id, copied)]
+    made = await add_all(
+        session,
+        identity.sealer,
+        chronicle_id,
+        [
+            NewEvent(
+                fields=event.fields,
+                significance=event.significance,
+                source=event.source,
+                happened_at=event.happened_at,
+                place=event.place,
+                sources=[_led_over(each, fork_id, copied) for each in event.sources],
+                is_pinned=event.is_pinned,
+            )
+            for event in kept
+        ],
+    )
+    copies = {event.id: copy_id for event, copy_id in zip(kept, made, strict=True)}
+    rest = [
+        {
+            "id": copies[event.id],
+            "is_edited": event.is_edited,
+            "superseded_by": copies.get(event.superseded_by) if event.superseded_by else None,
+        }
+        for event in kept
+        if event.is_edited or event.superseded_by
+    ]
+    await set_all(session, rest)
+
+
+def _is_along(event: StoryEvent, chat_id: UUID, copied: Mapping[UUID, UUID]) -> bool:
+    return all(each.id in copied for each in event.sources if each.chat_id == chat_id)
+
+
+def _led_over(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
+    copy_id = copied.get(source.id)
+    return replace(source, id=copy_id, chat_id=fork_id) if copy_id else source

@@ -1,0 +1,57 @@
+"""How much a user's chronicles may hold, beside the sizes that `events` states."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.models import ChronicleEvent
+
+MAX_CHRONICLES = 1_000
+"""Chronicles of one user."""
+
+MAX_EVENTS = 20_000
+"""Events in one chronicle, those among them that do not count now."""
+
+MAX_PINNED = 100
+"""Pinned events in one chronicle: each of them stands in every prompt."""
+
+MAX_SOURCES = 50
+"""Messages that one event comes from."""
+
+MAX_MERGED = 20
+"""Events that become one in one go."""
+
+
+def check_chronicles(found: int) -> None:
+    """Raise `ChronicleFullError` when no chronicle can be added to `found` of a user's."""
+    if found >= MAX_CHRONICLES:
+        raise ChronicleFullError(
+            f"An account holds {MAX_CHRONICLES:,} chronicles. Delete some first.",
+            extra={"limit": "chronicles", "allowed": MAX_CHRONICLES},
+        )
+
+
+async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int = 1) -> None:
+    """Raise `ChronicleFullError` when `more` events do not go into a chronicle."""
+    query = select(func.count()).where(ChronicleEvent.chronicle_id == chronicle_id)
+    if (await session.scalar(query) or 0) + more > MAX_EVENTS:
+        raise ChronicleFullError(
+            f"A chronicle holds {MAX_EVENTS:,} events. Delete or merge some, or begin another one.",
+            extra={"limit": "chronicle_events", "allowed": MAX_EVENTS},
+        )
+
+
+async def check_pins(session: AsyncSession, chronicle_id: UUID) -> None:
+    """Raise `ChronicleFullError` when no further event of a chronicle can be pinned."""
+    query = select(func.count()).where(
+        ChronicleEvent.chronicle_id == chronicle_id, ChronicleEvent.is_pinned
+    )
+    if (await session.scalar(query) or 0) >= MAX_PINNED:
+        raise ChronicleFullError(
+            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first.",
+            extra={"limit": "pinned_events", "allowed": MAX_PINNED},
+        )

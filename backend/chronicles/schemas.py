@@ -1,0 +1,136 @@
+"""Shapes of the chronicles' part of the API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backend.chronicles.events import (
+    MAX_SUMMARY,
+    ChronicleFields,
+    EventFields,
+    EventKind,
+    Names,
+    Significance,
+    Words,
+)
+from backend.chronicles.limits import MAX_MERGED, MAX_SOURCES
+from backend.chronicles.models import EventSourceName
+
+EventOrder = Literal["oldest", "newest"]
+
+ChronicleName = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=500, pattern=r"\S", description="Not blank.")
+]
+Summary = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=MAX_SUMMARY, pattern=r"\S", description="Not blank.")
+]
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+Sources = Annotated[list[UUID], msgspec.Meta(max_length=MAX_SOURCES)]
+
+
+class NewChronicle(ChronicleFields, frozen=True, kw_only=True):
+    """A chronicle to make. Only `name` is required."""
+
+    name: ChronicleName  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+
+
+class ChronicleView(msgspec.Struct, kw_only=True):
+    """A chronicle without its events.
+
+    `event_count` counts all of them, `current_count` those that count now and are not superseded.
+    `chat_ids` are the chats that use it, `lorebook_id` is the lorebook into which the agent writes
+    what comes up in them. `revision` is of the chronicle itself, not of its events.
+    """
+
+    id: UUID
+    name: str
+    description: str
+    event_count: int
+    current_count: int
+    chat_ids: list[UUID]
+    lorebook_id: UUID | None
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
+    """An event to write down. Only `summary` is required.
+
+    `happened_at` is when it was played: by default when the last of its messages was written, else
+    now. `source_message_ids` are the messages that it comes from: it counts while all of them are
+    on their chats' active paths.
+    """
+
+    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    significance: Significance = 3
+    pinned: bool = False
+    happened_at: Moment | None = None
+    source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
+
+
+class EventChange(EventFields, frozen=True, kw_only=True):
+    """What can be changed of an event.
+
+    `superseded_by` is an event of the same chronicle that says what is true now; null takes it
+    back. A null `happened_at` is when the last of its messages was written.
+    """
+
+    significance: Significance = 3
+    pinned: bool = False
+    happened_at: Moment | None = None
+    source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
+    superseded_by: UUID | None = None
+
+
+class EventView(
+    EventFields, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False
+):
+    """An event.
+
+    `is_current` says that it counts: all of its messages are on their chats' active paths, and no
+    event that counts supersedes it. `edited` says that a user changed what the agent wrote;
+    `run_id` is the agent's run.
+    """
+
+    id: UUID
+    chronicle_id: UUID
+    significance: int
+    pinned: bool
+    source: EventSourceName
+    happened_at: datetime
+    source_message_ids: list[UUID]
+    source_chat_ids: list[UUID]
+    is_current: bool
+    superseded_by: UUID | None
+    edited: bool
+    run_id: UUID | None
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class MergedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the merged event is to say; what is absent is made of the events."""
+
+    summary: Summary | UnsetType = UNSET
+    kind: EventKind | UnsetType = UNSET
+    day: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] | UnsetType | None = UNSET
+    time: Words | UnsetType = UNSET
+    where: Words | UnsetType = UNSET
+    who: Names | UnsetType = UNSET
+    keywords: Names | UnsetType = UNSET
+    significance: Significance | UnsetType = UNSET
+    pinned: bool | UnsetType = UNSET
+
+
+class EventMerge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Events that are to become one."""
+
+    event_ids: Annotated[list[UUID], msgspec.Meta(min_length=2, max_length=MAX_MERGED)]
+    event: MergedFields = MergedFields()

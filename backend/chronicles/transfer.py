@@ -1,0 +1,211 @@
+"""Chronicles in and out of files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.characters.exporting import ExportedFile
+from backend.chats.models import Message
+from backend.chronicles import repository
+from backend.chronicles.bulk import add_all, all_events, set_all
+from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.events import ChronicleFields, EventFields
+from backend.chronicles.files import EventRecord, read_file, write_file
+from backend.chronicles.limits import MAX_PINNED, check_chronicles, check_room
+from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.reading import SourceMessage, chunks
+from backend.chronicles.recollection import KIND
+from backend.chronicles.records import open_chronicle, sealed_chronicle
+from backend.chronicles.writing import NewEvent
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.memory.outbox import IndexOutbox
+from backend.vault.sealing import Sealer
+
+UNNAMED = "Chronicle"
+PLACES = 2
+"""Threads that read and write files at one time."""
+
+_Same = tuple[bytes, datetime]
+"""What makes two events the same: what they say, and when they happened."""
+
+
+class ImportedChronicle(msgspec.Struct, kw_only=True):
+    """What came of a file.
+
+    `skipped` counts events that were there already, and those of a branch that was left whose
+    messages are not here: nothing could bring them back.
+    """
+
+    chronicle_id: UUID
+    created: int
+    skipped: int
+
+
+class ChronicleTransfer:
+    """Exports chronicles, and imports what was exported."""
+
+    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+        self._database = database
+        self._outbox = outbox
+        self._threads = CapacityLimiter(PLACES)
+
+    async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
+        """A file of a chronicle with all its events. Raises `ChronicleNotFoundError`."""
+        async with self._database.read() as session:
+            chronicle = await repository.get_chronicle(
+                session, chronicle_id, owner_id=identity.user_id
+            )
+            fields = open_chronicle(identity.sealer, chronicle)
+            events = await all_events(session, identity.sealer, chronicle_id)
+        data = await to_thread.run_sync(write_file, fields, events, limiter=self._threads)
+        return ExportedFile(data, "application/json", fields.name, "json")
+
+    async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedChronicle:
+        """Make a chronicle of a file, with all its events or not at all.
+
+        `name` is what it is called where the file does not say. Raises `ChronicleFileError`,
+        `TooLargeError`, `ChronicleFullError`.
+        """
+        file = await to_thread.run_sync(read_file, data, limiter=self._threads)
+        called = file.name.strip() or name.strip()[:500] or UNNAMED
+        fields = ChronicleFields(name=called, description=file.description)
+        chronicle_id = new_id()
+        chronicle = Chronicle(
+            id=chronicle_id,
+            user_id=identity.user_id,
+            sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
+        )
+        async with self._database.write() as session:
+            check_chronicles(await repository.count_chronicles(session, owner_id=identity.user_id))
+            session.add(chronicle)
+            await session.flush()
+            return await self._add(session, identity, chronicle_id, file.events, known={})
+
+    async def import_into(
+        self, identity: Identity, chronicle_id: UUID, data: bytes
+    ) -> ImportedChronicle:
+        """Add a file's events to a chronicle; those that are there word for word are skipped.
+
+        The chronicle's own name and description stay. Raises `ChronicleNotFoundError`, or as
+        `import_new` does.
+        """
+        file = await to_thread.run_sync(read_file, data, limiter=self._threads)
+        async with self._database.write() as session:
+            await repository.get_chronicle(
+                session, chronicle_id, owner_id=identity.user_id, lock=True
+            )
+            known: dict[_Same, UUID] = {}
+            for event in await all_events(session, identity.sealer, chronicle_id):
+                known.setdefault(_same(event.fields, event.happened_at), event.id)
+            return await self._add(session, identity, chronicle_id, file.events, known=known)
+
+    async def _add(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chronicle_id: UUID,
+        events: Sequence[EventRecord],
+        *,
+        known: dict[_Same, UUID],
+    ) -> ImportedChronicle:
+        created = await _write(session, identity.sealer, chronicle_id, events, known)
+        if created:
+            await self._outbox.changed(session, identity, kind=KIND, container_id=chronicle_id)
+        return ImportedChronicle(
+            chronicle_id=chronicle_id,
+            created=created,
+            skipped=len(events) - created,
+        )
+
+
+async def _write(
+    session: AsyncSession,
+    sealer: Sealer,
+    chronicle_id: UUID,
+    events: Sequence[EventRecord],
+    known: dict[_Same, UUID],
+) -> int:
+    """Store those events that are not `known`, and did not come from a branch that was left.
+
+    Returns how many. What was there before stays as it was, also where the file says that something
+    superseded it since.
+    """
+    messages = await _messages_there(session, events, owner_id=sealer.user_id)
+    rows: dict[int, UUID] = {}
+    fresh: dict[int, NewEvent] = {}
+    behind: defaultdict[datetime, int] = defaultdict(int)
+    for number, event in enumerate(events):
+        found = known.get(_same(event.fields, event.happened_at))
+        if found is not None:
+            rows[number] = found
+            continue
+        sources = [messages[each] for each in event.source_message_ids if each in messages]
+        if not event.counts and len(sources) < len(event.source_message_ids):
+            # Nothing could tell any more that it does not count.
+            continue
+        first = min((each.position for each in sources), default=0)
+        # What one moment holds stands as it does in the file.
+        place = behind[event.happened_at] = max(behind[event.happened_at], first)
+        fresh[number] = NewEvent(
+            fields=event.fields,
+            significance=event.significance,
+            source="import",
+            happened_at=event.happened_at,
+            place=place,
+            sources=sources,
+            is_pinned=event.pinned,
+        )
+    await check_room(session, chronicle_id, more=len(fresh))
+    await _check_pins(session, chronicle_id, sum(each.is_pinned for each in fresh.values()))
+    made = await add_all(session, sealer, chronicle_id, list(fresh.values()))
+    rows |= dict(zip(fresh, made, strict=True))
+    numbers = {event.id: number for number, event in enumerate(events) if event.id}
+    superseded = [
+        {"id": rows[number], "superseded_by": rows.get(numbers[by])}
+        for number in fresh
+        if (by := events[number].superseded_by) is not None
+    ]
+    await set_all(session, superseded)
+    return len(made)
+
+
+async def _messages_there(
+    session: AsyncSession, events: Sequence[EventRecord], *, owner_id: UUID
+) -> dict[UUID, SourceMessage]:
+    """Those messages that events come from which are the owner's, and there."""
+    wanted = dict.fromkeys(each for event in events for each in event.source_message_ids)
+    found: dict[UUID, SourceMessage] = {}
+    for ids in chunks(list(wanted)):
+        rows = await session.execute(
+            select(Message.id, Message.chat_id, Message.position).where(
+                Message.id.in_(ids), Message.user_id == owner_id, Message.status != "streaming"
+            )
+        )
+        for row in rows:
+            found[row.id] = SourceMessage(id=row.id, chat_id=row.chat_id, position=row.position)
+    return found
+
+
+async def _check_pins(session: AsyncSession, chronicle_id: UUID, more: int) -> None:
+    query = select(func.count()).where(
+        ChronicleEvent.chronicle_id == chronicle_id, ChronicleEvent.is_pinned
+    )
+    if more and (await session.scalar(query) or 0) + more > MAX_PINNED:
+        raise ChronicleFullError(
+            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first, here or there.",
+            extra={"limit": "pinned_events", "allowed": MAX_PINNED},
+        )
+
+
+def _same(fields: EventFields, happened_at: datetime) -> _Same:
+    return msgspec.json.encode(fields), happened_at

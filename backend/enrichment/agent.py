@@ -1,0 +1,213 @@
+"""The agent that keeps chronicles: a small question first, then a loop of calls, then proposals.
+
+It writes nothing. What it read and what it would write is a `Study`; `effects` writes it. No
+database transaction is open while a model or an embedder is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.database.engine import Database
+from backend.enrichment.cleaning import one_line
+from backend.enrichment.desk import Desk
+from backend.enrichment.duplicates import DuplicateJudge
+from backend.enrichment.looking import Found, Looker
+from backend.enrichment.marks import Marked, line_shown
+from backend.enrichment.story import Stretch
+from backend.enrichment.study import DEMO_NOTE, Purse, Study
+from backend.enrichment.tools import (
+    EVENT_KINDS,
+    TOOLS,
+    TRIAGE_SCHEMA,
+    InvalidCallError,
+    Triage,
+    read_triage,
+)
+from backend.generation.model import (
+    ChatModel,
+    ModelEmptyReplyError,
+    ModelUnavailableError,
+    Prompt,
+    PromptMessage,
+    ToolAnswer,
+    ToolRound,
+)
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling
+from backend.memory.search import MemorySearch
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+from backend.vault.sealing import Sealer
+
+MOST_CALLS = 6
+"""Calls of a model in one run, the first question among them."""
+
+_LATEST_SHOWN = 8
+"""The last events are always shown: what the new lines go on with."""
+
+_MAX_WHY = 500
+
+
+class Agent:
+    """Reads a stretch of a story and says what it would write down.
+
+    Args:
+        registry: Where models come from.
+        prompts: Its instructions are `enrichment/triage` and `enrichment/agent`.
+        search: Finds what is near in memory.
+        database: For reading alone.
+        judge: Says which events are one.
+        settings: How much one run may write.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        prompts: PromptLibrary,
+        search: MemorySearch,
+        database: Database,
+        judge: DuplicateJudge,
+        settings: Settings,
+    ) -> None:
+        self._registry = registry
+        self._prompts = prompts
+        self._search = search
+        self._database = database
+        self._judge = judge
+        self._settings = settings
+
+    async def study(
+        self,
+        sealer: Sealer,
+        stretch: Stretch,
+        *,
+        model_id: str,
+        purse: Purse,
+        sampling: Sampling = Sampling(),  # noqa: B008  # it is frozen
+    ) -> Study:
+        """Read a stretch. `purse` is filled in as it goes, also where it ends in an error.
+
+        Raises `UnknownModelError`, and `ModelError` as it left the model.
+        """
+        model = self._registry.get(model_id)
+        note = DEMO_NOTE if model.spec.provider == "demo" else ""
+        triage = await self._triage(model, stretch, purse, sampling)
+        desk = marked = None
+        if triage.significant:
+            looker = Looker(self._database, self._search, sealer, stretch)
+            marked = Marked(stretch.lines)
+            latest = await looker.latest()
+            near = await looker.near()
+            near.events |= {event.id: event for event in latest[-_LATEST_SHOWN:]}
+            desk = Desk(
+                sealer,
+                stretch,
+                looker=looker,
+                judge=self._judge,
+                marked=marked,
+                latest=latest,
+                most_writes=self._settings.enrichment_max_writes,
+            )
+            await self._loop(model, desk, self._opening(stretch, marked, near), purse, sampling)
+        return Study(
+            why=one_line(triage.why)[:_MAX_WHY],
+            significant=triage.significant,
+            kinds=triage.kinds,
+            message_ids=[line.id for line in stretch.lines],
+            memory_ids=marked.memory_ids if marked else [],
+            proposals=desk.proposals if desk else [],
+            refused=desk.refused if desk else [],
+            note=note,
+            calls=purse.calls,
+            prompt_tokens=purse.prompt_tokens,
+            completion_tokens=purse.completion_tokens,
+        )
+
+    async def _triage(
+        self, model: ChatModel, stretch: Stretch, purse: Purse, sampling: Sampling
+    ) -> Triage:
+        """Whether there is anything to keep: most lines end here."""
+        prompt = Prompt(
+            [
+                PromptMessage("system", self._prompts["enrichment/triage"].render(kinds=_kinds())),
+                PromptMessage("user", self._story(stretch)),
+            ]
+        )
+        answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
+        purse.take(answer.usage, prompt, str(answer.value))
+        try:
+            return read_triage(answer.value)
+        except InvalidCallError as error:
+            raise ModelUnavailableError(
+                "The model was asked for a decision and wrote something else."
+            ) from error
+
+    async def _loop(
+        self,
+        model: ChatModel,
+        desk: Desk,
+        opening: list[PromptMessage],
+        purse: Purse,
+        sampling: Sampling,
+    ) -> None:
+        """Have the model call until it has finished, or calls or tokens are used up."""
+        rounds: list[ToolRound] = []
+        while purse.calls < MOST_CALLS and not desk.is_finished:
+            prompt = Prompt(opening, tuple(rounds))
+            if not purse.affords(prompt):
+                return
+            answer = await _asked(model, prompt, purse, sampling)
+            if not answer.calls:
+                return
+            results = await desk.answer(answer.calls)
+            rounds.append(ToolRound(answer.calls, results, answer.text))
+
+    def _opening(self, stretch: Stretch, marked: Marked, near: Found) -> list[PromptMessage]:
+        instruction = self._prompts["enrichment/agent"].render(
+            kinds=_kinds(),
+            most_writes=self._settings.enrichment_max_writes,
+            most_calls=MOST_CALLS - 1,
+        )
+        may_edit = bool(stretch.settings.may_edit_lore)
+        events = sorted(
+            near.events.values(), key=lambda event: (event.happened_at, event.place, event.id)
+        )
+        story = self._story(
+            stretch,
+            events=[marked.event(event) for event in events],
+            entries=[
+                marked.entry(entry, may_edit=may_edit or entry.is_own)
+                for entry in near.entries.values()
+            ],
+            messages=[
+                marked.message(message)
+                for message in sorted(near.messages.values(), key=lambda each: each.position)
+            ],
+        )
+        return [PromptMessage("system", instruction), PromptMessage("user", story)]
+
+    def _story(self, stretch: Stretch, **known: Any) -> str:
+        sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
+        return self._prompts["enrichment/story"].render(
+            **sections,
+            earlier=[line_shown(line) for line in stretch.earlier],
+            lines=[line_shown(line) for line in stretch.lines],
+        )
+
+
+async def _asked(model: ChatModel, prompt: Prompt, purse: Purse, sampling: Sampling) -> ToolAnswer:
+    """One step of the loop. A model that has called and says no more has finished."""
+    try:
+        answer = await model.call_tools(prompt, TOOLS, sampling)
+    except ModelEmptyReplyError:
+        if not prompt.rounds:
+            raise
+        answer = ToolAnswer(text="", calls=(), usage=None, finish="stop")
+    said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
+    purse.take(answer.usage, prompt, said)
+    return answer
+
+
+def _kinds() -> str:
+    return ", ".join(EVENT_KINDS)

@@ -1,0 +1,59 @@
+"""Texts that go into prompts and come out of models, so that they are text and nothing else.
+
+What stands between the tags of a prompt must not close them, and what a model wrote lands in
+prompts later: as a line of memory, or as lore, where macros and decorators would have power.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_TAG = re.compile(r"<(?=\s*(?:[/!?|\[]|[^\W\d]))")
+"""What may open or close a tag, or be a mark of some model's chat format. `<3` stays."""
+
+_BREAKS = re.compile(r"\r\n?|[\v\f\x85\u2028\u2029]")
+_MACROS = re.compile(r"([{}])\1+")
+_DECORATORS = re.compile(r"@{2,}")
+_JOINERS = frozenset("\u200c\u200d")
+"""Invisible, but parts of words and emoji."""
+
+INDENT = "\n    "
+_GAP = " [...] "
+
+
+def without_tags(text: str) -> str:
+    """The same text with nothing in it that is a tag, a control character or invisible.
+
+    Line breaks of all kinds become plain ones.
+    """
+    text = _BREAKS.sub("\n", text)
+    kept = "".join(each for each in text if each in "\n\t" or _is_visible(each))
+    return _TAG.sub("\u2039", kept)  # an angle that opens no tag
+
+
+def shown(text: str, *, most: int) -> str:
+    """A text as a prompt shows it behind a mark: later lines indented, so that none fakes a mark.
+
+    Of what is longer than `most` characters the beginning and the end are shown.
+    """
+    clean = without_tags(text).strip()
+    if len(clean) > most:
+        head = most * 2 // 3
+        clean = clean[:head] + _GAP + clean[head - most :]
+    return INDENT.join(line.rstrip() for line in clean.split("\n") if line.strip())
+
+
+def one_line(text: str) -> str:
+    """What a model wrote, as one line without macros: it stands in lists in prompts."""
+    return _MACROS.sub(r"\1", " ".join(without_tags(text).split()))
+
+
+def paragraphs(text: str) -> str:
+    """What a model wrote for a lorebook: no macros, no decorators, no empty lines in a row."""
+    lines = (_DECORATORS.sub("@", one_line(line)) for line in without_tags(text).split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _is_visible(character: str) -> bool:
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs"} or character in _JOINERS

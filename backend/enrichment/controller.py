@@ -1,0 +1,172 @@
+"""The work behind the reply: `/chats/{chat_id}/enrichment`, its runs, and rebuilding chronicles."""
+
+from typing import Any
+from uuid import UUID
+
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from backend.accounts.identity import Identity
+from backend.chats.errors import ChatNotFoundError
+from backend.chronicles.errors import ChronicleNotFoundError
+from backend.enrichment.errors import (
+    ChronicleNotEnabledError,
+    NothingToUndoError,
+    OtherChronicleError,
+    RebuildNotFoundError,
+    RebuildUnderWayError,
+    RunNotFoundError,
+    RunReplacedError,
+    RunUndoneError,
+)
+from backend.enrichment.schemas import (
+    EnrichmentView,
+    NewRebuild,
+    RebuildEstimate,
+    RunView,
+    UndoView,
+)
+from backend.enrichment.service import EnrichmentService
+from backend.jobs.schemas import JobView
+from backend.lorebooks.errors import LorebookFullError
+from backend.wire import EXAMPLE, RAISES, page_limit
+
+TAGS = ("Chronicles",)
+
+
+class EnrichmentController(Controller):
+    """What the agent did behind a chat's replies."""
+
+    path = "/chats/{chat_id:uuid}/enrichment"
+    tags = TAGS
+
+    @get(
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="getEnrichment",
+        summary="Look at the work behind the replies",
+    )
+    async def get_enrichment(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        enrichment: NamedDependency[EnrichmentService],
+        limit: FromQuery[int] = 20,
+        after: FromQuery[UUID | None] = None,
+    ) -> EnrichmentView:
+        """How the work stands, and what was done: each run with what it read, wrote and took.
+
+        Newest first, the rolling summary's runs among them.
+        """
+        return await enrichment.overview(identity, chat_id, limit=page_limit(limit), after=after)
+
+
+class RunController(Controller):
+    """Runs of the agent."""
+
+    path = "/enrichment/runs/{run_id:uuid}"
+    tags = TAGS
+
+    @get(opt={RAISES: (RunNotFoundError,)}, operation_id="getRun", summary="Read a run")
+    async def get_run(
+        self,
+        run_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        enrichment: NamedDependency[EnrichmentService],
+    ) -> RunView:
+        """What a run read and wrote, and what it took."""
+        return await enrichment.get(identity, run_id)
+
+    @post(
+        "/undo",
+        status_code=200,
+        opt={
+            RAISES: (
+                RunNotFoundError,
+                RunUndoneError,
+                NothingToUndoError,
+                RunReplacedError,
+                LorebookFullError,
+            )
+        },
+        operation_id="undoRun",
+        summary="Undo a run",
+    )
+    async def undo_run(
+        self,
+        run_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        enrichment: NamedDependency[EnrichmentService],
+        force: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
+    ) -> UndoView:
+        """Take back all that a run wrote, at once: what it made goes, all else is as it was.
+
+        What was changed since is left as it is, and named in the answer; with `force` it is taken
+        back, too. What the run read is not read again.
+        """
+        return await enrichment.undo(identity, run_id, force=force)
+
+
+class RebuildController(Controller):
+    """Writing a chronicle anew."""
+
+    path = "/chronicles/{chronicle_id:uuid}/rebuild"
+    tags = TAGS
+
+    @post(
+        status_code=202,
+        responses={
+            200: ResponseSpec(
+                RebuildEstimate, generate_examples=False, description="What it would take"
+            )
+        },
+        opt={
+            RAISES: (
+                ChronicleNotFoundError,
+                ChatNotFoundError,
+                OtherChronicleError,
+                ChronicleNotEnabledError,
+                RebuildUnderWayError,
+            ),
+            EXAMPLE: {"chat_id": "01970000-0000-7000-8000-000000000000"},
+        },
+        operation_id="rebuildChronicle",
+        summary="Rebuild a chronicle from a chat",
+    )
+    async def rebuild(
+        self,
+        chronicle_id: FromPath[UUID],
+        data: JSONBody[NewRebuild],
+        identity: NamedDependency[Identity],
+        enrichment: NamedDependency[EnrichmentService],
+        dry_run: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
+    ) -> Response[JobView]:
+        """Have the agent read a chat from the start, and put what it finds in place of the old.
+
+        It replaces what it wrote itself and nobody has changed, batch by batch; all else stays.
+        Follow the job, or stop it: what is done by then stays. Each batch is a run of its own, to
+        be undone. With `dry_run` nothing is done and no model is asked: 200 with what it would
+        take.
+        """
+        if dry_run:
+            estimate: Any = await enrichment.estimate(identity, chronicle_id, data)
+            return Response(estimate, status_code=200)
+        return Response(await enrichment.rebuild(identity, chronicle_id, data))
+
+    @get(
+        opt={RAISES: (ChronicleNotFoundError, RebuildNotFoundError)},
+        operation_id="getRebuild",
+        summary="Look at the last rebuild",
+    )
+    async def latest(
+        self,
+        chronicle_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        enrichment: NamedDependency[EnrichmentService],
+    ) -> JobView:
+        """The job of the chronicle's last rebuild, for a day after it is done."""
+        return await enrichment.latest_rebuild(identity, chronicle_id)
+
+
+CONTROLLERS = (EnrichmentController, RunController, RebuildController)

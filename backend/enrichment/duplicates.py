@@ -1,0 +1,150 @@
+"""Whether an event says the same as one that is there: by meaning and by words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
+
+from backend.chronicles.events import EventFields
+from backend.enrichment.wording import Difference, differences, likeness, overlap, worded
+from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.points import DocumentEmbedder
+from backend.memory.terms import TermCounter
+from backend.vault.sealing import Sealer
+
+
+class Telling(Protocol):
+    """What can be compared: an event that is stored, or one that is about to be."""
+
+    @property
+    def id(self) -> UUID:
+        """Which one it is."""
+        ...
+
+    @property
+    def fields(self) -> EventFields:
+        """What it says."""
+        ...
+
+
+E = TypeVar("E", bound=Telling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near(Generic[E]):
+    """An event near a new one.
+
+    `cosine` of their meanings is None where no embedder answered. In [0, 1]: `overlap` is how much
+    of the new event's words the old one has, `likeness` how many of the words of either both have.
+    `differs` names what tells the two apart, whatever they share.
+    """
+
+    event: E
+    cosine: float | None
+    overlap: float
+    likeness: float = 0.0
+    differs: frozenset[Difference] = frozenset()
+
+    @property
+    def score(self) -> float:
+        """How near: only to be compared within one answer of `nearest`."""
+        return self.overlap + self.likeness + (0.0 if self.cosine is None else 2 * self.cosine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """From where on two events are one, if nothing tells them apart.
+
+    Either they share nearly all of their words (`alike`), which is all that there is without an
+    embedder; or they mean the same (`cosine`), the old one has nearly all that the new one says
+    (`contained`), and they share many of their words (`alike_in_part`).
+
+    Chosen by `scripts/bench_duplicates.py --choose`; docs/duplicates.md has the figures.
+    """
+
+    alike: float = 0.8
+    cosine: float = 0.9
+    contained: float = 0.85
+    alike_in_part: float = 0.7
+
+
+THRESHOLDS = Thresholds()
+
+
+class DuplicateJudge:
+    """Compares events. Without an embedder it does so by their words alone."""
+
+    def __init__(self, embedder: DocumentEmbedder | None) -> None:
+        self._embedder = embedder
+        self._terms = TermCounter()
+
+    async def nearest(
+        self, sealer: Sealer, fields: EventFields, events: Sequence[E]
+    ) -> list[Near[E]]:
+        """All of `events`, best first. Call it outside of any transaction.
+
+        Args:
+            sealer: Of the user whose events these are: their vectors are kept under it.
+            fields: The new event.
+            events: Those that it might repeat. Some tens: each is embedded, once.
+        """
+        cosines = await self._cosines(sealer, fields, events)
+        # Some tenths of a millisecond an event: not on the loop that streams replies.
+        return await asyncio.to_thread(self._compared, fields, events, cosines)
+
+    def _compared(
+        self, fields: EventFields, events: Sequence[E], cosines: Floats | None
+    ) -> list[Near[E]]:
+        mine = worded(fields, self._terms)
+        near: list[Near[E]] = []
+        for row, event in enumerate(events):
+            other = worded(event.fields, self._terms)
+            near.append(
+                Near(
+                    event=event,
+                    cosine=None if cosines is None else float(cosines[row]),
+                    overlap=overlap(mine, other),
+                    likeness=likeness(mine, other),
+                    differs=differences(mine, other),
+                )
+            )
+        return sorted(near, key=lambda each: -each.score)
+
+    async def _cosines(
+        self, sealer: Sealer, fields: EventFields, events: Sequence[E]
+    ) -> Floats | None:
+        """The cosine of each event to the new one, shape (n,); None where nothing answers."""
+        if self._embedder is None or not events:
+            return None
+        texts = [meaning(fields), *(meaning(event.fields) for event in events)]
+        try:
+            vectors = await self._embedder.embed_documents(sealer, texts)
+        except EmbedderError:
+            return None
+        cosines: Floats = vectors[1:] @ vectors[0]
+        return cosines
+
+
+def duplicate_of(near: Sequence[Near[E]]) -> Near[E] | None:
+    """The nearest event that says the same; None where there is none."""
+    return next((each for each in near if is_same(each)), None)
+
+
+def is_same(near: Near[E], at_least: Thresholds = THRESHOLDS) -> bool:
+    """Whether an event says the same as the new one."""
+    if near.differs:
+        return False
+    return near.likeness >= at_least.alike or (
+        near.cosine is not None
+        and near.cosine >= at_least.cosine
+        and near.overlap >= at_least.contained
+        and near.likeness >= at_least.alike_in_part
+    )
+
+
+def meaning(fields: EventFields) -> str:
+    """An event as it is embedded: what happened, and not where and to whom, which many share."""
+    return fields.summary

@@ -1,0 +1,238 @@
+"""Writing what a study proposes: in the caller's transaction, all of it or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chronicles import writing
+from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.records import open_chronicle, open_event
+from backend.enrichment.detail import Effect, Refused
+from backend.enrichment.story import Stretch
+from backend.enrichment.study import ProposedChange, ProposedEntry, ProposedEvent, Study
+from backend.lorebooks import authoring
+from backend.lorebooks.errors import LorebookFullError
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.memory.outbox import IndexOutbox, KeyHolder
+from backend.vault.sealing import Sealer
+
+_CHANGED = "It was changed while the agent read: it stays as it is."
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written, in order, and what could not be after all."""
+
+    effects: Sequence[Effect] = ()
+    refused: Sequence[Refused] = ()
+
+
+async def apply(
+    session: AsyncSession,
+    holder: KeyHolder,
+    index: IndexOutbox,
+    stretch: Stretch,
+    study: Study,
+    *,
+    run_id: UUID,
+) -> Written:
+    """Write the proposals of a study, mark what they supersede, and tell the index.
+
+    Whoever calls has locked the chat and knows that its lines are still as they were read. What a
+    person changed meanwhile stays as it is, and what has no room is left out; both are in
+    `refused`.
+    """
+    if not study.proposals:
+        return Written()
+    writer = _Writer(session, holder.sealer, stretch, run_id)
+    await writer.write(study)
+    if writer.events:
+        await index.changed(
+            session,
+            holder,
+            kind="event",
+            container_id=stretch.chronicle_id,
+            source_ids=writer.events,
+        )
+    for book_id, entries in writer.entries.items():
+        await index.changed(session, holder, kind="lore", container_id=book_id, source_ids=entries)
+    return Written(writer.effects, writer.refused)
+
+
+@dataclass(slots=True)
+class _Writer:
+    session: AsyncSession
+    sealer: Sealer
+    stretch: Stretch
+    run_id: UUID
+    effects: list[Effect] = field(default_factory=list[Effect])
+    refused: list[Refused] = field(default_factory=list[Refused])
+    events: list[UUID] = field(default_factory=list[UUID])
+    entries: dict[UUID, list[UUID]] = field(default_factory=dict[UUID, list[UUID]])
+
+    async def write(self, study: Study) -> None:
+        chronicle = await self.session.scalar(
+            select(Chronicle)
+            .where(
+                Chronicle.id == self.stretch.chronicle_id,
+                Chronicle.user_id == self.sealer.user_id,
+            )
+            .with_for_update()
+        )
+        if chronicle is None:
+            self._refuse("create_chronicle_event", "The chronicle is gone.")
+            return
+        await self._write_events(
+            [each for each in study.proposals if isinstance(each, ProposedEvent)]
+        )
+        name = open_chronicle(self.sealer, chronicle).name
+        for each in study.proposals:
+            if isinstance(each, ProposedEntry):
+                await self._add_entry(each, name)
+            elif isinstance(each, ProposedChange):
+                await self._change_entry(each)
+
+    async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
+        new = [
+            writing.NewEvent(
+                fields=each.fields,
+                significance=each.significance,
+                source="agent",
+                happened_at=each.happened_at,
+                place=each.place,
+                sources=each.sources,
+                is_pinned=each.is_pinned,
+                run_id=self.run_id,
+            )
+            for each in proposed
+        ]
+        try:
+            rows = await writing.add_events(
+                self.session, self.sealer, self.stretch.chronicle_id, new
+            )
+        except ChronicleFullError as error:
+            self._refuse("create_chronicle_event", error.detail)
+            return
+        by_id = {each.id: row for each, row in zip(proposed, rows, strict=True)}
+        changed: list[Effect] = []
+        for each, row in zip(proposed, rows, strict=True):
+            self.events.append(row.id)
+            if (old := each.supersedes) is None:
+                continue
+            if old in by_id:
+                # Undoing the run takes both away: this is no effect of its own.
+                await writing.supersede(self.session, by_id[old], row.id)
+            elif (effect := await self._superseded(old, row, each)) is not None:
+                changed.append(effect)
+        self.effects += [
+            Effect(
+                what="event_created",
+                id=row.id,
+                container_id=row.chronicle_id,
+                title=each.fields.summary,
+                because=each.because,
+                revision=row.revision,
+            )
+            for each, row in zip(proposed, rows, strict=True)
+        ]
+        self.effects += changed
+
+    async def _superseded(
+        self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
+    ) -> Effect | None:
+        """Mark an event that was there before; None where it has gone meanwhile."""
+        row = await self.session.scalar(
+            select(ChronicleEvent).where(
+                ChronicleEvent.id == event_id,
+                ChronicleEvent.chronicle_id == self.stretch.chronicle_id,
+                ChronicleEvent.user_id == self.sealer.user_id,
+            )
+        )
+        if row is None:
+            return None
+        before = await writing.snapshot(self.session, self.sealer, row)
+        await writing.supersede(self.session, row, by.id)
+        self.events.append(row.id)
+        return Effect(
+            what="event_changed",
+            id=row.id,
+            container_id=row.chronicle_id,
+            title=open_event(self.sealer, row).summary,
+            because=new.because or f"superseded by: {new.fields.summary}",
+            revision=row.revision,
+            before=before,
+        )
+
+    async def _add_entry(self, new: ProposedEntry, chronicle_name: str) -> None:
+        try:
+            book = await authoring.chronicle_book(
+                self.session, self.sealer, self.stretch.chronicle_id, name=chronicle_name
+            )
+            row = await authoring.add_entry(
+                self.session, self.sealer, book, new.entry, self._origin()
+            )
+        except LorebookFullError as error:
+            self._refuse("create_lorebook_entry", error.detail)
+            return
+        self._note_entry(row)
+        self.effects.append(
+            Effect(
+                what="entry_created",
+                id=row.id,
+                container_id=book.id,
+                title=new.entry.title,
+                because=new.because,
+                revision=row.revision,
+            )
+        )
+
+    async def _change_entry(self, change: ProposedChange) -> None:
+        owner_id = self.sealer.user_id
+        book = await self.session.scalar(
+            select(Lorebook)
+            .where(Lorebook.id == change.book_id, Lorebook.user_id == owner_id)
+            .with_for_update()
+        )
+        row = await self.session.scalar(
+            select(EntryRow).where(
+                EntryRow.id == change.id,
+                EntryRow.lorebook_id == change.book_id,
+                EntryRow.user_id == owner_id,
+            )
+        )
+        if book is None or row is None or row.revision != change.revision:
+            self._refuse("update_lorebook_entry", _CHANGED)
+            return
+        before = authoring.snapshot(self.sealer, row)
+        await authoring.change_entry(
+            self.session, self.sealer, book, row, change.entry, self._origin()
+        )
+        self._note_entry(row)
+        self.effects.append(
+            Effect(
+                what="entry_changed",
+                id=row.id,
+                container_id=book.id,
+                title=change.entry.title,
+                because=change.because,
+                revision=row.revision,
+                before=before,
+            )
+        )
+
+    def _note_entry(self, row: EntryRow) -> None:
+        self.entries.setdefault(row.lorebook_id, []).append(row.id)
+
+    def _origin(self) -> authoring.Origin:
+        stretch = self.stretch
+        return authoring.Origin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
+
+    def _refuse(self, tool: str, reason: str) -> None:
+        self.refused.append(Refused(tool=tool, reason=reason))

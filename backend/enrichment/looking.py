@@ -1,0 +1,254 @@
+"""What is near new lines in memory: events, lore and old messages, with their texts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import defer
+
+from backend.chronicles.reading import StoryEvent, current_events, get_events
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.enrichment.story import Stretch
+from backend.enrichment.tools import KNOWLEDGE, Knowledge
+from backend.lorebooks.activation.decorators import split_decorators
+from backend.lorebooks.authoring import inactive_entries, is_own
+from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.records import open_entry
+from backend.memory.asking import Ask
+from backend.memory.index.protocol import Kind, Part
+from backend.memory.search import MemorySearch
+from backend.memory.sources import Recalled
+from backend.vault.sealing import Sealer
+
+LATEST = 60
+"""Events that are compared with a new one whatever the index says, which may be behind."""
+
+MAX_LORE = 10_000
+"""Entries among which those are looked for that new lines name."""
+
+_NEAR = 8
+_GROUP = 3_000
+"""Characters of one look: what is near a whole chapter is near to nothing in it."""
+_GROUPS = 4
+
+_KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": "message"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEntry:
+    """An entry of a lorebook as it stands. `is_own`: the agent made it, and nobody else touched it.
+
+    `text` is what it says, decorators aside.
+    """
+
+    id: UUID
+    book_id: UUID
+    revision: int
+    entry: LoreEntry
+    is_own: bool
+    text: str
+
+    @property
+    def names(self) -> list[str]:
+        """Its title and its plain keys, folded."""
+        words = (each.strip().casefold() for each in [self.entry.title, *self.entry.keys])
+        return [each for each in words if each and not each.startswith("/")]
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found, each once, best first."""
+
+    events: dict[UUID, StoryEvent] = field(default_factory=dict[UUID, StoryEvent])
+    entries: dict[UUID, KnownEntry] = field(default_factory=dict[UUID, KnownEntry])
+    messages: dict[UUID, Recalled] = field(default_factory=dict[UUID, Recalled])
+
+    def add(self, other: Found) -> None:
+        """Take in what another look found."""
+        self.events = {**self.events, **other.events}
+        self.entries = {**self.entries, **other.entries}
+        self.messages = {**self.messages, **other.messages}
+
+    def first(self, count: int) -> Found:
+        """The best of each kind."""
+        return Found(
+            dict(list(self.events.items())[:count]),
+            dict(list(self.entries.items())[:count]),
+            dict(list(self.messages.items())[:count]),
+        )
+
+
+class Looker:
+    """Looks into one user's memory, for one stretch. Holds no transaction between two looks."""
+
+    def __init__(
+        self, database: Database, search: MemorySearch, sealer: Sealer, stretch: Stretch
+    ) -> None:
+        self._database = database
+        self._search = search
+        self._sealer = sealer
+        self._stretch = stretch
+        self._lore: Sequence[KnownEntry] | None = None
+
+    async def latest(self) -> list[StoryEvent]:
+        """The last current events, oldest first, out of the database itself."""
+        async with self._database.read() as session:
+            events = await current_events(
+                session, self._sealer, self._stretch.chronicle_id, limit=LATEST
+            )
+        return [event for event in events if event.id not in self._stretch.left_alone]
+
+    async def near(self, *, count: int = _NEAR) -> Found:
+        """What is near the new lines: lore that they name, and a few looks, evenly over them."""
+        text = "\n".join(line.text for line in self._stretch.lines)
+        named = await asyncio.to_thread(named_in, text, await self.lore())
+        merged = Found(entries={entry.id: entry for entry in named[:count]})
+        found: list[Found] = [
+            await self.look(text, limit=3 * count, min_relevance=None) for text in self._groups()
+        ]
+        for each in found:
+            merged.add(each.first(max(2, count // len(found))))
+        return merged
+
+    async def lore(self) -> Sequence[KnownEntry]:
+        """Every entry that counts of the books in which lore is looked for; read once a run."""
+        if self._lore is None:
+            books = self._stretch.books
+            query = (
+                select(EntryRow)
+                .where(EntryRow.lorebook_id.in_(books), EntryRow.user_id == self._sealer.user_id)
+                .order_by(EntryRow.id)
+                .limit(MAX_LORE)
+                .options(defer(EntryRow.sealed_source, raiseload=True))
+            )
+            async with self._database.read() as session:
+                rows = list(await session.scalars(query))
+                gone = await inactive_entries(session, books, owner_id=self._sealer.user_id)
+            known = (self._known(row) for row in rows if row.id not in gone)
+            self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
+        return self._lore
+
+    async def look(
+        self,
+        text: str,
+        *,
+        limit: int,
+        sources: Collection[Knowledge] = KNOWLEDGE,
+        min_relevance: float | None = 0,
+    ) -> Found:
+        """What a text finds among some kinds; `limit` is for all of them together.
+
+        `min_relevance` is as in `Ask`: whoever asks by name compares what is found anyway.
+        """
+        parts = self._parts(sources)
+        if not parts:
+            return Found()
+        ask = Ask(
+            text=text,
+            names=self._stretch.names,
+            parts=parts,
+            kinds=[_KINDS[each] for each in sources],
+            limit=limit,
+            min_relevance=min_relevance,
+            now=now(),
+        )
+        findings = await self._search.find(self._sealer, ask)
+        memories = await self._search.recall(self._database, self._sealer, findings)
+        recalled = [memory.recalled for memory in memories]
+        return Found(
+            await self._events([each.source_id for each in recalled if each.kind == "event"]),
+            await self._entries([each for each in recalled if each.kind == "lore"]),
+            {each.source_id: each for each in recalled if self._may_read(each)},
+        )
+
+    def _may_read(self, recalled: Recalled) -> bool:
+        since = self._stretch.since
+        said_at = recalled.said_at
+        return recalled.kind == "message" and (
+            since is None or (said_at is not None and said_at >= since)
+        )
+
+    def _parts(self, sources: Collection[Knowledge]) -> list[Part]:
+        stretch = self._stretch
+        parts: list[Part] = []
+        if "events" in sources:
+            parts.append(Part(containers=[stretch.chronicle_id], kinds=("event",)))
+        if "lore" in sources and stretch.books:
+            parts.append(Part(containers=stretch.books, kinds=("lore",)))
+        if "messages" in sources and stretch.first_position:
+            parts.append(
+                Part(
+                    containers=[stretch.chat_id],
+                    before_position=stretch.first_position,
+                    kinds=("message", "scene"),
+                )
+            )
+        return parts
+
+    async def _events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
+        wanted = [each for each in ids if each not in self._stretch.left_alone]
+        if not wanted:
+            return {}
+        async with self._database.read() as session:
+            found = await get_events(session, self._sealer, wanted)
+        return {each: found[each] for each in wanted if each in found and found[each].is_current}
+
+    async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
+        recalled = [each for each in recalled if each.source_id not in self._stretch.left_alone]
+        if not recalled:
+            return {}
+        query = (
+            select(EntryRow)
+            .where(
+                EntryRow.id.in_([each.source_id for each in recalled]),
+                EntryRow.user_id == self._sealer.user_id,
+            )
+            .options(defer(EntryRow.sealed_source, raiseload=True))
+        )
+        async with self._database.read() as session:
+            rows = {row.id: row for row in await session.scalars(query)}
+        ids = [each.source_id for each in recalled if each.source_id in rows]
+        return {each: self._known(rows[each]) for each in ids}
+
+    def _known(self, row: EntryRow) -> KnownEntry:
+        entry = open_entry(self._sealer, row)
+        return KnownEntry(
+            id=row.id,
+            book_id=row.lorebook_id,
+            revision=row.revision,
+            entry=entry,
+            is_own=is_own(row),
+            text=split_decorators(entry.content)[1].strip(),
+        )
+
+    def _groups(self) -> list[str]:
+        groups: list[str] = [""]
+        for line in self._stretch.lines:
+            if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:
+                groups.append("")
+            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _GROUP]
+        step = max(1, len(groups) / _GROUPS)
+        return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
+
+
+def named_in(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
+    """Entries whose title or a plain key occurs in a text as a word, the longest name first."""
+    folded = text.casefold()
+    found: list[tuple[int, KnownEntry]] = []
+    for entry in entries:
+        longest = max((len(name) for name in entry.names if _occurs(name, folded)), default=0)
+        if longest:
+            found.append((longest, entry))
+    return [entry for _, entry in sorted(found, key=lambda each: -each[0])]
+
+
+def _occurs(name: str, folded: str) -> bool:
+    # Looking for it first is a hundred times as fast as the pattern, and mostly the end of it.
+    return name in folded and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", folded) is not None

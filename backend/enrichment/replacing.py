@@ -1,0 +1,191 @@
+"""What a rebuild puts something else in the place of: what the agent wrote, and nobody changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from backend.chats.models import Message
+from backend.chronicles import writing
+from backend.chronicles.models import ChronicleEvent, EventSource
+from backend.chronicles.reading import chunks, counting
+from backend.chronicles.records import open_event
+from backend.enrichment.detail import Effect
+from backend.lorebooks import authoring
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.vault.sealing import Sealer
+
+TITLE = 200
+"""Characters of an event's summary that stand for it."""
+
+REBUILT = "replaced by a rebuild"
+SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A stretch of one chat's active path, and the chronicle that tells of it."""
+
+    owner_id: UUID
+    chat_id: UUID
+    chronicle_id: UUID
+    from_position: int
+    to_position: int
+
+
+async def events_to_replace(session: AsyncSession, place: Place) -> list[UUID]:
+    """Events that the agent wrote of this chat alone, whose last message stands in the place.
+
+    Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
+    could take their place. Nor are those that a user has changed or pinned.
+    """
+    source = aliased(EventSource)
+    last = (
+        select(func.max(source.position))
+        .where(source.event_id == ChronicleEvent.id)
+        .scalar_subquery()
+    )
+    elsewhere = exists().where(
+        EventSource.event_id == ChronicleEvent.id, EventSource.chat_id != place.chat_id
+    )
+    hidden = exists().where(
+        source.event_id == ChronicleEvent.id, Message.id == source.message_id, Message.hidden
+    )
+    query = select(ChronicleEvent.id).where(
+        ChronicleEvent.chronicle_id == place.chronicle_id,
+        ChronicleEvent.user_id == place.owner_id,
+        ChronicleEvent.source == "agent",
+        ~ChronicleEvent.is_edited,
+        ~ChronicleEvent.is_pinned,
+        ~elsewhere,
+        ~hidden,
+        last.between(place.from_position, place.to_position),
+        counting(),
+    )
+    return list(await session.scalars(query.order_by(ChronicleEvent.id)))
+
+
+async def entries_to_replace(session: AsyncSession, place: Place) -> list[UUID]:
+    """The agent's own entries in the chronicle's book that come from the place."""
+    query = select(EntryRow.id).where(
+        EntryRow.lorebook_id.in_(
+            select(Lorebook.id).where(
+                Lorebook.chronicle_id == place.chronicle_id, Lorebook.user_id == place.owner_id
+            )
+        ),
+        EntryRow.agent_revision == EntryRow.revision,
+        EntryRow.source_chat_id == place.chat_id,
+        _is_there(place),
+    )
+    return list(await session.scalars(query.order_by(EntryRow.id)))
+
+
+def _is_there(place: Place) -> ColumnElement[bool]:
+    return exists().where(
+        Message.id == EntryRow.source_message_id,
+        Message.is_active,
+        ~Message.hidden,
+        Message.position.between(place.from_position, place.to_position),
+    )
+
+
+async def remove_replaced(session: AsyncSession, sealer: Sealer, place: Place) -> list[Effect]:
+    """Delete what is to be replaced; what that was, in the order in which it went.
+
+    The caller has locked the chat and the chronicle, and tells the index.
+    """
+    effects = await _remove_events(session, sealer, await events_to_replace(session, place))
+    return effects + await _remove_entries(session, sealer, place)
+
+
+async def _remove_events(
+    session: AsyncSession, sealer: Sealer, event_ids: Sequence[UUID]
+) -> list[Effect]:
+    removed: list[Effect] = []
+    kept: list[Effect] = []
+    heirs = await _superseders(session, event_ids)
+    for ids in chunks(event_ids):
+        doomed = await session.scalars(
+            select(ChronicleEvent)
+            .where(ChronicleEvent.id.in_(ids))
+            .order_by(ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
+        )
+        removed += [
+            Effect(
+                what="event_removed",
+                id=row.id,
+                container_id=row.chronicle_id,
+                title=open_event(sealer, row).summary[:TITLE],
+                because=REBUILT,
+                before=await writing.snapshot(session, sealer, row),
+            )
+            for row in doomed.all()
+        ]
+        others = await session.scalars(
+            select(ChronicleEvent).where(
+                ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)
+            )
+        )
+        for row in others.all():
+            before = await writing.snapshot(session, sealer, row)
+            by = row.superseded_by
+            while by in heirs:
+                by = heirs[by]
+            await writing.supersede(session, row, by)
+            kept.append(
+                Effect(
+                    what="event_changed",
+                    id=row.id,
+                    container_id=row.chronicle_id,
+                    title=open_event(sealer, row).summary[:TITLE],
+                    because=SUPERSEDER_REPLACED,
+                    revision=row.revision,
+                    before=before,
+                )
+            )
+    await writing.remove_events(session, event_ids, owner_id=sealer.user_id)
+    return kept + removed
+
+
+async def _superseders(session: AsyncSession, event_ids: Sequence[UUID]) -> dict[UUID, UUID | None]:
+    """By what each of these is superseded."""
+    found: dict[UUID, UUID | None] = {}
+    for ids in chunks(event_ids):
+        rows = await session.execute(
+            select(ChronicleEvent.id, ChronicleEvent.superseded_by).where(
+                ChronicleEvent.id.in_(ids)
+            )
+        )
+        found |= {row.id: row.superseded_by for row in rows}
+    return found
+
+
+async def _remove_entries(session: AsyncSession, sealer: Sealer, place: Place) -> list[Effect]:
+    book = await authoring.find_chronicle_book(
+        session, place.chronicle_id, owner_id=place.owner_id, lock=True
+    )
+    if book is None:
+        return []
+    ids = await entries_to_replace(session, place)
+    rows = await session.scalars(select(EntryRow).where(EntryRow.id.in_(ids)).order_by(EntryRow.id))
+    effects: list[Effect] = []
+    for row in rows.all():
+        before = authoring.snapshot(sealer, row)
+        effects.append(
+            Effect(
+                what="entry_removed",
+                id=row.id,
+                container_id=book.id,
+                title=before["entry"].get("title", ""),
+                because=REBUILT,
+                before=before,
+            )
+        )
+        await authoring.remove_entry(session, book, row)
+    return effects

@@ -1,0 +1,298 @@
+"""What the agent reads of a chat: a stretch of its active path, with what stands just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.settings import EnrichmentSettings
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.repository import character_ids
+from backend.enrichment.models import EnrichmentMark
+from backend.generation.model import Role
+from backend.lorebooks.authoring import find_chronicle_book
+from backend.lorebooks.reading import books_for_chat
+from backend.vault.sealing import Sealer
+
+STRETCH_LINES = 60
+STRETCH_TOKENS = 12_000
+"""Most that is read at a time, in the chat's unit; one line is always read."""
+
+EARLIER_LINES = 8
+EARLIER_TOKENS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryLine:
+    """A message, unsealed. `tokens` are in its chat's unit.
+
+    `changed_at` is when its text was; None where that does not matter.
+    """
+
+    id: UUID
+    position: int
+    author: str
+    role: Role
+    text: str
+    said_at: datetime
+    changed_at: datetime | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """New lines of a chat (at least one), oldest first, for one run.
+
+    Attributes:
+        earlier: What was said just before them.
+        names: Who speaks in them.
+        settings: The chat's over the account's.
+        books: Lorebooks in which lore is looked for.
+        since: What the chat said before this is not read, not even as a memory; None: all of it.
+        left_alone: Events and entries that are as good as gone: neither shown nor compared with.
+        is_last: Nothing unread stands behind the lines.
+    """
+
+    chat_id: UUID
+    chronicle_id: UUID
+    earlier: Sequence[StoryLine]
+    lines: Sequence[StoryLine]
+    names: Sequence[str]
+    settings: EnrichmentSettings
+    books: Sequence[UUID] = ()
+    since: datetime | None = None
+    left_alone: frozenset[UUID] = frozenset()
+    is_last: bool = True
+
+    @property
+    def first_position(self) -> int:
+        """Where what is shown of the path begins."""
+        return (self.earlier or self.lines)[0].position
+
+
+async def read_unread(
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    settings: EnrichmentSettings,
+    *,
+    most_tokens: int = STRETCH_TOKENS,
+) -> Stretch | None:
+    """What a chat said since the agent read last, and since its owner agreed to it.
+
+    It ends with a reply: a user's line without one is read together with its reply. None where
+    there is nothing to read, or no chronicle to write into.
+    """
+    if chat.chronicle_id is None:
+        return None
+    first = await behind_mark(session, chat.id)
+    last = await session.scalar(
+        select(func.max(Message.position)).where(_readable(chat), Message.role != "user")
+    )
+    if last is None or last < first:
+        return None
+    return await read_range(
+        session,
+        sealer,
+        chat,
+        settings,
+        chronicle_id=chat.chronicle_id,
+        from_position=first,
+        to_position=last,
+        since=chat.chronicle_since,
+        most_tokens=most_tokens,
+    )
+
+
+async def read_range(  # noqa: PLR0913  # a range, and how much of it
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    settings: EnrichmentSettings,
+    *,
+    chronicle_id: UUID,
+    from_position: int,
+    to_position: int,
+    since: datetime | None = None,
+    left_alone: frozenset[UUID] = frozenset(),
+    most_tokens: int = STRETCH_TOKENS,
+) -> Stretch | None:
+    """The beginning of a range of the active path, as much as one run reads.
+
+    Hidden lines and such as are being written are left out. Whoever reads on begins behind the last
+    line's position. None where nothing is left.
+    """
+    inside = Message.position >= from_position, Message.position <= to_position
+    rows = await _rows(session, chat, since, *inside, limit=STRETCH_LINES + 1)
+    fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+    if not fitting:
+        return None
+    above = Message.position < fitting[0].position
+    before = await _rows(session, chat, since, above, limit=EARLIER_LINES, backwards=True)
+    kept = _fitting(before, EARLIER_LINES, EARLIER_TOKENS)[::-1]
+    lines = [_line(sealer, row) for row in fitting]
+    earlier = [_line(sealer, row) for row in kept]
+    return Stretch(
+        chat_id=chat.id,
+        chronicle_id=chronicle_id,
+        earlier=earlier,
+        lines=lines,
+        names=list(dict.fromkeys(line.author for line in [*earlier, *lines] if line.author)),
+        settings=settings,
+        books=await _books(session, chat, chronicle_id),
+        since=since,
+        left_alone=left_alone,
+        is_last=len(fitting) == len(rows),
+    )
+
+
+async def is_unchanged(session: AsyncSession, stretch: Stretch) -> bool:
+    """Whether the lines of a stretch are all still active, shown, and as they were read."""
+    ids = [line.id for line in stretch.lines]
+    rows = await session.execute(
+        select(Message.id, Message.updated_at).where(
+            Message.id.in_(ids),
+            Message.chat_id == stretch.chat_id,
+            Message.is_active,
+            ~Message.hidden,
+            Message.status != "streaming",
+        )
+    )
+    there = {row.id: row.updated_at for row in rows}
+    return all(
+        line.id in there and line.changed_at in {None, there[line.id]} for line in stretch.lines
+    )
+
+
+async def last_reply(session: AsyncSession, chat: Chat) -> int | None:
+    """Position of the last line of the active path that is no user's; None where there is none."""
+    query = select(func.max(Message.position)).where(_readable(chat), Message.role != "user")
+    return await session.scalar(query)
+
+
+async def count_unread(session: AsyncSession, chat: Chat) -> int:
+    """How many lines of the active path wait to be read, of those that may be."""
+    unread = _readable(chat) & (Message.position >= await behind_mark(session, chat.id))
+    if chat.chronicle_since is not None:
+        unread &= Message.created_at >= chat.chronicle_since
+    return await session.scalar(select(func.count()).where(unread)) or 0
+
+
+async def plan_batches(
+    session: AsyncSession,
+    chat: Chat,
+    *,
+    from_position: int,
+    to_position: int,
+    most_tokens: int = STRETCH_TOKENS,
+) -> list[list[int]]:
+    """The tokens of each line of each stretch into which `read_range` cuts a range."""
+    rows: Sequence[Any] = (
+        await session.execute(
+            select(Message.tokens)
+            .where(
+                _readable(chat),
+                Message.position >= from_position,
+                Message.position <= to_position,
+            )
+            .order_by(Message.position)
+        )
+    ).all()
+    batches: list[list[int]] = []
+    while rows:
+        batch = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+        batches.append([row.tokens for row in batch])
+        rows = rows[len(batch) :]
+    return batches
+
+
+async def behind_mark(session: AsyncSession, chat_id: UUID) -> int:
+    """Position behind the deepest watermark on the active path; 0 where there is none."""
+    mark = await session.scalar(
+        select(func.max(EnrichmentMark.position))
+        .join(Message, Message.id == EnrichmentMark.id)
+        .where(EnrichmentMark.chat_id == chat_id, Message.is_active)
+    )
+    return 0 if mark is None else mark + 1
+
+
+def _readable(chat: Chat) -> ColumnElement[bool]:
+    return (
+        (Message.chat_id == chat.id)
+        & (Message.user_id == chat.user_id)
+        & Message.is_active
+        & ~Message.hidden
+        & (Message.status != "streaming")
+    )
+
+
+async def _rows(
+    session: AsyncSession,
+    chat: Chat,
+    since: datetime | None,
+    *conditions: ColumnElement[bool],
+    limit: int,
+    backwards: bool = False,
+) -> Sequence[Any]:
+    place = Message.position.desc() if backwards else Message.position
+    query = (
+        select(
+            Message.id,
+            Message.position,
+            Message.role,
+            Message.tokens,
+            Message.created_at,
+            Message.updated_at,
+            Message.sealed_author,
+            Message.sealed_content,
+        )
+        .where(_readable(chat), *conditions)
+        .order_by(place)
+        .limit(limit)
+    )
+    if since is not None:
+        query = query.where(Message.created_at >= since)
+    return (await session.execute(query)).all()
+
+
+def _fitting(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+    """The longest beginning that is within both limits."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += row.tokens
+        if count == most_lines or total > most_tokens:
+            return rows[:count]
+    return rows
+
+
+def _line(sealer: Sealer, row: Any) -> StoryLine:
+    return StoryLine(
+        id=row.id,
+        position=row.position,
+        author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
+        role=row.role,
+        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        said_at=row.created_at,
+        changed_at=row.updated_at,
+        tokens=row.tokens,
+    )
+
+
+async def _books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
+    """The chat's lorebooks, with that of the chronicle."""
+    cast = await character_ids(session, [chat.id])
+    books = await books_for_chat(
+        session,
+        owner_id=chat.user_id,
+        chat_id=chat.id,
+        character_ids=cast.get(chat.id, []),
+        persona_id=chat.persona_id,
+    )
+    own = await find_chronicle_book(session, chronicle_id, owner_id=chat.user_id)
+    return list(dict.fromkeys([*(book.id for book in books), *([own.id] if own else [])]))

@@ -1,0 +1,254 @@
+"""What the agent may call: typed arguments, and the JSON Schemas that models get of them.
+
+Nothing here reaches out, and nothing names a row: what there is has a mark that was made up for one
+run. A class's docstring and its members' descriptions are what the model reads of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import Meta
+
+from backend.chronicles.events import EventKind
+from backend.generation.model import Tool
+
+MAX_SUMMARY = 600
+MAX_TITLE = 100
+MAX_CONTENT = 2_000
+MAX_KEYS = 10
+
+Knowledge = Literal["events", "lore", "messages"]
+KNOWLEDGE: tuple[Knowledge, ...] = get_args(Knowledge)
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+
+Because = Annotated[str, Meta(max_length=300, description="Why, in a few words.")]
+Line = Annotated[
+    str, Meta(pattern=r"^#?\d{1,9}$", max_length=10, description='A new line by its mark: "#12".')
+]
+EventMark = Annotated[str, Meta(max_length=10, description='An event by its mark, such as "E3".')]
+EntryMark = Annotated[str, Meta(max_length=10, description='An entry by its mark, such as "L2".')]
+Summary = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_SUMMARY,
+        description="What happened: one fact, third person, past tense, full names.",
+    ),
+]
+Day = Annotated[
+    int, Meta(ge=-1_000_000, le=1_000_000, description="The story's day, if the text counts days.")
+]
+Time = Annotated[
+    str, Meta(max_length=100, description="When in the story, if the text says so: the evening.")
+]
+Where = Annotated[str, Meta(max_length=150, description="The place, if the text says it.")]
+Who = Annotated[
+    list[Annotated[str, Meta(max_length=100)]],
+    Meta(max_length=20, description="Names of all who take part."),
+]
+Keywords = Annotated[
+    list[Annotated[str, Meta(max_length=60)]],
+    Meta(max_length=10, description="Words that somebody would search for."),
+]
+Significance = Annotated[
+    int, Meta(ge=1, le=5, description="1: a detail. 3: matters to the chapter. 5: unforgettable.")
+]
+Title = Annotated[str, Meta(min_length=1, max_length=MAX_TITLE, description="Its name.")]
+Content = Annotated[
+    str,
+    Meta(min_length=1, max_length=MAX_CONTENT, description="What it is, in two to five sentences."),
+]
+Keys = Annotated[
+    list[Annotated[str, Meta(max_length=60)]],
+    Meta(
+        min_length=1,
+        max_length=MAX_KEYS,
+        description="Its name and other names for it, as plain words.",
+    ),
+]
+
+
+class SearchKnowledgeBase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Look up what is known: events of the chronicle, lore, old messages of this chat."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=500, description="Names and words.")]
+    sources: Annotated[
+        list[Knowledge], Meta(max_length=3, description="Where to look; none: everywhere.")
+    ] = []
+    limit: Annotated[int, Meta(ge=1, le=20, description="How much is wanted.")] = 8
+
+
+class CreateChronicleEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Write one new event into the chronicle."""
+
+    summary: Summary
+    kind: EventKind = "event"
+    story_day: Day | None = None
+    story_time: Time = ""
+    where: Where = ""
+    who: Who = []
+    keywords: Keywords = []
+    significance: Significance = 3
+    source_messages: Annotated[
+        list[Line], Meta(max_length=20, description="The new lines that it comes from.")
+    ] = []
+    supersedes: Annotated[
+        str, Meta(max_length=10, description='The event that is no longer true now: "E3".')
+    ] = ""
+
+
+class UpdateChronicleEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mend or complete an event that you see and that is still true. Absent members stay."""
+
+    event: EventMark
+    summary: Summary | None = None
+    kind: EventKind | None = None
+    story_day: Day | None = None
+    story_time: Time | None = None
+    where: Where | None = None
+    who: Who | None = None
+    keywords: Keywords | None = None
+    significance: Significance | None = None
+    because: Because = ""
+
+
+class CreateLorebookEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Write a lorebook entry about somebody or something with a name of its own."""
+
+    title: Title
+    content: Content
+    keys: Keys
+    because: Because = ""
+
+
+class UpdateLorebookEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say an entry anew (`content`), or add to it (`append`): one of the two."""
+
+    entry: EntryMark
+    content: Content | None = None
+    append: Annotated[Content, Meta(description="Sentences to add at its end.")] | None = None
+    because: Because = ""
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say that everything is written down."""
+
+
+Call = (
+    SearchKnowledgeBase
+    | CreateChronicleEvent
+    | UpdateChronicleEvent
+    | CreateLorebookEntry
+    | UpdateLorebookEntry
+    | Finish
+)
+
+_ARGUMENTS: Mapping[str, type[Call]] = {
+    "search_knowledge_base": SearchKnowledgeBase,
+    "create_chronicle_event": CreateChronicleEvent,
+    "update_chronicle_event": UpdateChronicleEvent,
+    "create_lorebook_entry": CreateLorebookEntry,
+    "update_lorebook_entry": UpdateLorebookEntry,
+    "finish": Finish,
+}
+
+
+class Triage(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether new lines hold anything to keep."""
+
+    why: Annotated[str, Meta(description="One short sentence.")] = ""
+    significant: bool
+    kinds: list[EventKind] = []
+
+
+class InvalidCallError(Exception):
+    """The model called something that there is not, or with wrong arguments; says what is wrong."""
+
+
+def read_call(name: str, arguments: Mapping[str, Any]) -> Call:
+    """A call, validated. Members that are null are absent. Raises `InvalidCallError`."""
+    wanted = _ARGUMENTS.get(name)
+    if wanted is None:
+        raise InvalidCallError(f"There is no such tool. There are {', '.join(_ARGUMENTS)}.")
+    given = {key: _whole(value) for key, value in arguments.items() if value is not None}
+    return _converted(given, wanted)
+
+
+def read_triage(value: Any) -> Triage:
+    """What a model decided; kinds that there are not are left out. Raises `InvalidCallError`."""
+    if not isinstance(value, dict):
+        raise InvalidCallError("Expected an object.")
+    given = cast("dict[str, Any]", value)
+    named = given.get("kinds")
+    kinds = cast("Sequence[Any]", named) if isinstance(named, list) else ()
+    known = [each for each in kinds if each in EVENT_KINDS]
+    why = given.get("why")
+    read = {
+        "why": why if isinstance(why, str) else "",
+        "significant": given.get("significant"),
+        "kinds": list(dict.fromkeys(known)),
+    }
+    return _converted(read, Triage)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _converted(given: Mapping[str, Any], wanted: type[T]) -> T:
+    try:
+        return msgspec.convert(given, wanted)
+    except msgspec.ValidationError as error:
+        raise InvalidCallError(f"{error}.") from None
+
+
+def _whole(value: Any) -> Any:
+    """3.0 as 3: some providers know no whole numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def plain_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A JSON Schema that every provider takes: no references, no alternatives, no lengths of text.
+
+    What is left out of it is validated all the same.
+    """
+    schema = msgspec.json.schema(kind)
+    return _plain(schema, schema.get("$defs", {}))
+
+
+_KEPT = ("description", "type", "enum", "minimum", "maximum", "minItems", "maxItems", "required")
+
+
+def _plain(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
+    if reference := schema.get("$ref"):
+        return _plain(defs[reference.rsplit("/", 1)[-1]], defs)
+    if options := schema.get("anyOf"):
+        # Absent and null are the same here, so of `X | None` only X is left.
+        (one,) = (option for option in options if option.get("type") != "null")
+        return {**_plain(one, defs), **_described(schema)}
+    plain: dict[str, Any] = {name: schema[name] for name in _KEPT if name in schema}
+    if "enum" in schema:
+        plain["type"] = "string"
+    if plain.get("required") == []:
+        del plain["required"]
+    if "items" in schema:
+        plain["items"] = _plain(schema["items"], defs)
+    if plain.get("type") == "object":
+        properties = schema.get("properties", {})
+        plain["properties"] = {name: _plain(each, defs) for name, each in properties.items()}
+    return plain
+
+
+def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": schema["description"]} if "description" in schema else {}
+
+
+def _tool(name: str, kind: type[msgspec.Struct]) -> Tool:
+    schema = plain_schema(kind)
+    return Tool(name, schema.pop("description"), schema)
+
+
+TOOLS = tuple(_tool(name, kind) for name, kind in _ARGUMENTS.items())
+TRIAGE_SCHEMA = {**plain_schema(Triage), "required": ["why", "significant", "kinds"]}

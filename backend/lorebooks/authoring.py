@@ -1,0 +1,235 @@
+"""The book of a chronicle: where the agent writes what comes up, each entry with its origin.
+
+An entry counts while the last message that it comes from is on the active path, and comes back with
+it; once that chat is deleted, or where it comes from no message, always. Nothing here commits or
+notes the index: the caller does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, exists, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
+
+from backend.chats.models import Chat, Message
+from backend.database.base import new_id
+from backend.database.upsert import upsert
+from backend.lorebooks import repository
+from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.errors import LorebookNotFoundError
+from backend.lorebooks.limits import check_books, check_room
+from backend.lorebooks.models import Lorebook
+from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.records import open_entry, sealed_book, sealed_entry
+from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an entry of the agent's comes from: its run, and the last message that it read."""
+
+    run_id: UUID
+    chat_id: UUID
+    message_id: UUID
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry as it stood: enough to put it back."""
+
+    id: UUID
+    place: int
+    revision: int
+    entry: LoreEntry
+    agent_revision: int | None = None
+    run_id: UUID | None = None
+    chat_id: UUID | None = None
+    message_id: UUID | None = None
+
+
+def counting() -> ColumnElement[bool]:
+    """The condition on rows of `lore_entries` that they count at this moment."""
+    on_path = exists().where(Message.id == EntryRow.source_message_id, Message.is_active)
+    return or_(EntryRow.source_chat_id.is_(None), on_path)
+
+
+async def inactive_entries(
+    session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
+) -> set[UUID]:
+    """Entries of books that do not count: their message is not on the active path of its chat."""
+    query = select(EntryRow.id).where(
+        EntryRow.lorebook_id.in_(book_ids), EntryRow.user_id == owner_id, ~counting()
+    )
+    return set(await session.scalars(query))
+
+
+async def find_chronicle_book(
+    session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Lorebook | None:
+    """The book of a chronicle. `lock` lets one transaction at a time change it."""
+    query = (
+        select(Lorebook)
+        .where(Lorebook.chronicle_id == chronicle_id, Lorebook.user_id == owner_id)
+        .options(defer(Lorebook.sealed_source, raiseload=True))
+    )
+    return await session.scalar(query.with_for_update() if lock else query)
+
+
+async def chronicle_book(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, *, name: str
+) -> Lorebook:
+    """The book of a chronicle of the sealer's owner, locked; where there is none it is made.
+
+    Raises `LorebookFullError` where the account holds as many books as it may.
+    """
+    owner_id = sealer.user_id
+    found = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
+    if found is not None:
+        return found
+    check_books(await repository.count_books(session, owner_id=owner_id))
+    book_id = new_id()
+    values = {
+        "id": book_id,
+        "user_id": owner_id,
+        "chronicle_id": chronicle_id,
+        "sealed_book": sealed_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
+    }
+    # Whoever else makes it at this moment: there is one in the end.
+    await upsert(session, Lorebook, values, key=["chronicle_id"], update={})
+    made = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
+    if made is None:
+        raise LorebookNotFoundError
+    return made
+
+
+async def add_entry(
+    session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: Origin
+) -> EntryRow:
+    """Put an entry of the agent's behind the others. `book` is locked.
+
+    Raises `LorebookFullError`.
+    """
+    count, place = await repository.end_of_book(session, book.id)
+    check_room(count)
+    entry_id = new_id()
+    row = EntryRow(
+        id=entry_id,
+        user_id=book.user_id,
+        lorebook_id=book.id,
+        place=place,
+        agent_run_id=origin.run_id,
+        agent_revision=1,
+        source_chat_id=origin.chat_id,
+        source_message_id=origin.message_id,
+        sealed_entry=sealed_entry(sealer, entry_id, entry),
+        revision=1,
+    )
+    session.add(row)
+    repository.touch(book)
+    await session.flush()
+    return row
+
+
+async def change_entry(
+    session: AsyncSession,
+    sealer: Sealer,
+    book: Lorebook,
+    row: EntryRow,
+    entry: LoreEntry,
+    origin: Origin | None,
+) -> None:
+    """Say an entry differently; `origin` is the agent's, None a person's.
+
+    An entry that is the agent's own stays so, and comes from `origin` now. What a person made or
+    changed stays theirs, whoever changes it.
+    """
+    was_own = is_own(row)
+    row.sealed_entry = sealed_entry(sealer, row.id, entry)
+    repository.touch(row)
+    if origin is not None and was_own:
+        row.agent_run_id, row.agent_revision = origin.run_id, row.revision
+        row.source_chat_id, row.source_message_id = origin.chat_id, origin.message_id
+    repository.touch(book)
+    await session.flush()
+
+
+async def remove_entry(session: AsyncSession, book: Lorebook, row: EntryRow) -> None:
+    """Delete an entry."""
+    await session.delete(row)
+    repository.touch(book)
+    await session.flush()
+
+
+def is_own(row: EntryRow) -> bool:
+    """Whether the agent made the entry and nobody has changed it since."""
+    return row.agent_revision == row.revision
+
+
+def snapshot(sealer: Sealer, row: EntryRow) -> dict[str, Any]:
+    """An entry as it stands, in the clear: what `restore` puts back."""
+    kept = _Snapshot(
+        id=row.id,
+        place=row.place,
+        revision=row.revision,
+        entry=open_entry(sealer, row),
+        agent_revision=row.agent_revision,
+        run_id=row.agent_run_id,
+        chat_id=row.source_chat_id,
+        message_id=row.source_message_id,
+    )
+    built: dict[str, Any] = msgspec.to_builtins(kept)
+    return built
+
+
+async def restore(
+    session: AsyncSession, sealer: Sealer, book: Lorebook, snapshot: dict[str, Any]
+) -> EntryRow:
+    """Put an entry back as it was, also where it is gone: under its id, as a new revision.
+
+    Raises `LorebookFullError` where it is gone and the book is full.
+    """
+    kept = msgspec.convert(snapshot, _Snapshot)
+    row = await session.scalar(
+        select(EntryRow).where(
+            EntryRow.id == kept.id,
+            EntryRow.lorebook_id == book.id,
+            EntryRow.user_id == sealer.user_id,
+        )
+    )
+    sealed = sealed_entry(sealer, kept.id, kept.entry)
+    if row is None:
+        count, end = await repository.end_of_book(session, book.id)
+        check_room(count)
+        taken = await repository.places(session, book.id)
+        row = EntryRow(
+            id=kept.id,
+            user_id=sealer.user_id,
+            lorebook_id=book.id,
+            place=end if kept.place in taken.values() else kept.place,
+            sealed_entry=sealed,
+            revision=kept.revision + 1,
+        )
+        session.add(row)
+    else:
+        row.sealed_entry = sealed
+        repository.touch(row)
+    row.agent_run_id = kept.run_id
+    was_own = kept.agent_revision == kept.revision
+    row.agent_revision = row.revision if was_own else kept.agent_revision
+    row.source_message_id = kept.message_id
+    row.source_chat_id = await _chat_still_there(session, kept.chat_id, owner_id=sealer.user_id)
+    repository.touch(book)
+    await session.flush()
+    return row
+
+
+async def _chat_still_there(
+    session: AsyncSession, chat_id: UUID | None, *, owner_id: UUID
+) -> UUID | None:
+    query = select(Chat.id).where(Chat.id == chat_id, Chat.user_id == owner_id)
+    return await session.scalar(query) if chat_id is not None else None

@@ -1,0 +1,136 @@
+"""A turn's latency with the agent on and off, over HTTP, at a human pace.
+
+Two chats say the same, one with the agent on; they take turns in alternating blocks. The model
+streams at once, and thinks for a moment about what the agent asks, so that the work behind one turn
+goes on while the next one is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scripts._bench import p50_p95
+from scripts._enrichment_common import DatabaseName, Row, spread, start
+from scripts._enrichment_model import transcript
+from scripts._enrichment_town import all_items, checked, player, town
+
+BLOCK = 10
+WARM_UP = 10
+"""Turns of each chat before the first that counts."""
+SETTLED = 60.0
+
+Times = dict[str, list[tuple[float, float]]]
+"""By `on` and `off`: milliseconds to the first token, and to the end."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How turns are taken.
+
+    Args:
+        turns: Turns of each chat that count.
+        seconds: From one turn's beginning to the next one's.
+        think: Seconds that the model takes for each answer to the agent.
+    """
+
+    turns: int
+    seconds: float
+    think: float
+
+
+async def bench_latency(
+    name: DatabaseName, url: str, folder: Path, data: Path, pace: Pace, **settings: Any
+) -> list[Row]:
+    """The rows of one empty database. `settings` go to the server."""
+    lines = transcript(data)[: 2 * (pace.turns + WARM_UP)][::2]
+    model = await start("_enrichment_model", str(data), "--think", str(pace.think))
+    async with town(name, url, folder, model, **settings) as made, player(made) as client:
+        times, runs = await _timed(client, made.port, lines, pace)
+    what = f"one every {pace.seconds:g} s"
+    rows: list[Row] = []
+    for place, until in enumerate(("first token", "turn completed")):
+        of = {kind: [each[place] for each in times[kind]] for kind in ("off", "on")}
+        for kind, values in of.items():
+            note = f"{len(values)} turns, {what}"
+            note += f"; {runs} runs behind them" if kind == "on" else ""
+            rows.append(spread(name, f"{until}, agent {kind}", values, unit="ms", note=note))
+        (off, off_high), (on, on_high) = p50_p95(of["off"]), p50_p95(of["on"])
+        ratios = round(on / off, 3), round(on_high / off_high, 3)
+        rows.append(Row(name, f"{until}, on by off", *ratios, "", "at most 1.05"))
+    return rows
+
+
+async def _timed(
+    client: httpx.AsyncClient, port: int, lines: Sequence[str], pace: Pace
+) -> tuple[Times, int]:
+    """The times, and how many runs of the agent there were."""
+    chats: dict[str, str] = {}
+    for kind in ("on", "off"):
+        chat = checked(await client.post("/chats", json={"title": kind}))
+        chats[kind] = chat["id"]
+    settings = {"chronicle_enabled": True}
+    checked(await client.patch(f"/chats/{chats['on']}/settings", json=settings))
+    authorization: str = client.headers["authorization"]
+    times: Times = defaultdict(list)
+    for block, first in enumerate(range(0, len(lines), BLOCK)):
+        for kind in ("on", "off") if block % 2 else ("off", "on"):
+            for line in lines[first : first + BLOCK]:
+                began = time.perf_counter()
+                took = await _take_turn(port, authorization, chats[kind], line)
+                if first >= WARM_UP:
+                    times[kind].append(took)
+                await asyncio.sleep(max(0.0, pace.seconds - (time.perf_counter() - began)))
+            # What is behind the last turn must not fall into the other chat's times.
+            await _settle(client, chats[kind])
+    runs = await all_items(client, f"/chats/{chats['on']}/enrichment")
+    if not runs:
+        raise SystemExit("The agent did nothing: there is nothing to compare.")
+    return times, len(runs)
+
+
+async def _take_turn(port: int, authorization: str, chat_id: str, text: str) -> tuple[float, float]:
+    """Milliseconds from writing the request to the first token, and to the turn's end.
+
+    A plain socket, so that no client's work is measured.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"text": text}).encode()
+    head = (
+        f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"Authorization: {authorization}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    began = time.perf_counter()
+    writer.write(head + body)
+    await writer.drain()
+    answer, first = b"", 0.0
+    while b"event: turn.completed" not in answer:
+        piece = await reader.read(65_536)
+        if not piece:
+            raise SystemExit(answer.decode(errors="replace"))
+        answer += piece
+        if not first and b"event: text.delta" in answer:
+            first = time.perf_counter()
+    ended = time.perf_counter()
+    writer.close()
+    return (first - began) * 1000, (ended - began) * 1000
+
+
+async def _settle(client: httpx.AsyncClient, chat_id: str) -> None:
+    """Wait until nothing is behind the replies of a chat."""
+    began = time.monotonic()
+    while time.monotonic() - began < SETTLED:
+        found = checked(await client.get(f"/chats/{chat_id}/enrichment?limit=1"))
+        if not found["pending"] and found["job"] is None:
+            return
+        await asyncio.sleep(0.05)
+    raise SystemExit("The agent does not come to an end.")

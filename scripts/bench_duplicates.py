@@ -1,0 +1,336 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""Whether the chronicle tells an event that says the same from one that only sounds like it.
+
+    scripts/bench_duplicates.py [--pairs FILE] [--data FILE] [--model-path DIR] [--choose] [--json]
+
+The pairs of `tests/fixtures/duplicates.json` go through the judge that the agent's events go
+through, each way round: either event may be the new one. Thresholds were chosen on the half
+`choose`; `check` is the other half. `--choose` chooses them anew and prints them: a new event that
+is refused wrongly weighs as much as `WRONG_WEIGHS` duplicates that are let through. Peers get
+the threshold with the best F1 on `choose`.
+
+Besides, where LoCoMo's file is there: what the judge would refuse of the observations that its
+authors took down of each dialogue, one after the other; each refused one is printed, to be judged
+by eye. Nearly all of them are news.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import SequenceMatcher
+from itertools import product
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid5
+
+import msgspec
+import numpy as np
+
+from backend.chronicles.events import EventFields
+from backend.enrichment.duplicates import DuplicateJudge, Near, Thresholds, is_same
+from backend.logs import configure_logging
+from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.embedding.protocol import Floats
+from backend.vault.sealing import Sealer
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+PAIRS = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "duplicates.json"
+IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0004")
+SPLITS = ("choose", "check")
+WRONG_WEIGHS = 10
+NEAREST = 20
+NEVER = Thresholds(alike=9, cosine=9, contained=9, alike_in_part=9)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two events, whether they say the same, and how or why not (`kind`)."""
+
+    split: str
+    same: bool
+    kind: str
+    one: EventFields
+    other: EventFields
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event as the judge takes it."""
+
+    id: UUID
+    fields: EventFields
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A pair, one way round, with what the judge sees in it, and how a diff likes it."""
+
+    pair: Pair
+    near: Near[Event]
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """An observation with what stands before it in its dialogue, nearest first."""
+
+    text: str
+    near: Sequence[Near[Event]]
+
+
+Decide = Callable[[Compared], bool]
+
+
+class Model:
+    """Embeds without a database; each text once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._embedder = LocalEmbedder(folder, workers=2)
+        self._vectors: dict[str, Floats] = {}
+
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is sealed
+        """Vectors, shape (n, d)."""
+        wanted = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if wanted:
+            made = await self._embedder.embed(wanted, "document")
+            self._vectors.update(zip(wanted, made, strict=True))
+        return np.stack([self._vectors[text] for text in texts])
+
+
+def event(fields: EventFields) -> Event:
+    return Event(uuid5(IDS, repr(fields)), fields)
+
+
+async def compare(judge: DuplicateJudge, sealer: Sealer, pairs: Sequence[Pair]) -> list[Compared]:
+    """Each pair, each way round."""
+    found: list[Compared] = []
+    for pair in pairs:
+        for new, old in ((pair.one, pair.other), (pair.other, pair.one)):
+            (near,) = await judge.nearest(sealer, new, [event(old)])
+            ratio = SequenceMatcher(None, new.summary, old.summary, autojunk=False).ratio()
+            found.append(Compared(pair, near, ratio))
+    return found
+
+
+async def observe(
+    judge: DuplicateJudge, sealer: Sealer, dialogues: Sequence[Mapping[str, Any]], model: Model
+) -> list[Observed]:
+    """LoCoMo's observations, each with the nearest before it in its dialogue, by meaning."""
+    found: list[Observed] = []
+    for dialogue in dialogues:
+        told = [
+            EventFields(summary=text, who=[speaker])
+            for session in dialogue["observation"].values()
+            for speaker, texts in session.items()
+            for text, *_ in texts
+        ]
+        vectors = await model.embed_documents(sealer, [each.summary for each in told])
+        for at, new in enumerate(told):
+            nearest = np.argsort(-(vectors[:at] @ vectors[at]))[:NEAREST]
+            old = [event(told[row]) for row in nearest]
+            found.append(Observed(new.summary, await judge.nearest(sealer, new, old)))
+    return found
+
+
+def figures(compared: Sequence[Compared], decide: Decide) -> dict[str, float]:
+    """Precision, recall and F1 in per cent, and the share of news that is refused."""
+    refused = [each.pair.same for each in compared if decide(each)]
+    same = sum(each.pair.same for each in compared)
+    right = sum(refused)
+    precision = right / len(refused) if refused else 0.0
+    recall = right / same
+    both = precision + recall
+    return {
+        "precision": round(100 * precision, 1),
+        "recall": round(100 * recall, 1),
+        "f1": round(200 * precision * recall / both, 1) if both else 0.0,
+        "wrong": round(100 * (len(refused) - right) / (len(compared) - same), 1),
+    }
+
+
+def worth(compared: Sequence[Compared], decide: Decide) -> int:
+    """Duplicates found, less what the refused news weigh."""
+    return sum((1 if each.pair.same else -WRONG_WEIGHS) for each in compared if decide(each))
+
+
+def cut(compared: Sequence[Compared], value: Callable[[Compared], float]) -> float:
+    """The threshold of one value with the best F1; of equal ones the highest.
+
+    By what a wrong refusal weighs, none of the peers would ever refuse anything.
+    """
+    steps = sorted({value(each) for each in compared}, reverse=True)
+    return max(steps, key=lambda step: figures(compared, _at_least(value, step))["f1"])
+
+
+def choose(compared: Sequence[Compared]) -> Thresholds:
+    """The thresholds under which most is gained; of equal ones the strictest.
+
+    First what counts without an embedder, then what meaning adds to that. `contained` is not
+    chosen: with less, what is chosen on one half is wrong on the other.
+    """
+
+    def gain(thresholds: Thresholds) -> int:
+        return worth(compared, lambda each: is_same(each.near, thresholds))
+
+    steps = [round(step / 100, 2) for step in range(95, 45, -5)]
+    alike = max((replace(NEVER, alike=step) for step in steps), key=gain)
+    fine = [round(step / 100, 2) for step in range(96, 68, -2)]
+    contained = Thresholds().contained
+    return max(
+        (
+            replace(alike, cosine=cosine, contained=contained, alike_in_part=part)
+            for cosine, part in product(fine, steps)
+            if part < alike.alike
+        ),
+        key=gain,
+    )
+
+
+def by_words(near: Near[Event]) -> Near[Event]:
+    """What is known of an event without an embedder."""
+    return replace(near, cosine=None)
+
+
+def methods(chosen: Sequence[Compared], thresholds: Thresholds) -> dict[str, Decide]:
+    """What decides, by name; the peers' thresholds come from `chosen`."""
+    values: dict[str, Callable[[Compared], float]] = {
+        "difflib": lambda each: each.ratio,
+        "cosine alone": lambda each: each.near.cosine or 0.0,
+        "likeness alone": lambda each: each.near.likeness,
+    }
+    found: dict[str, Decide] = {"cosine >= 0.9": lambda each: (each.near.cosine or 0.0) >= 0.9}
+    for name, value in values.items():
+        found[f"{name} >= {cut(chosen, value):.3f}"] = _at_least(value, cut(chosen, value))
+    ours: dict[str, Decide] = {
+        "cosine >= 0.9, no difference": lambda each: (
+            not each.near.differs and (each.near.cosine or 0.0) >= 0.9
+        ),
+        "Talekeeper, words alone": lambda each: is_same(by_words(each.near), thresholds),
+        "Talekeeper": lambda each: is_same(each.near, thresholds),
+    }
+    return found | ours
+
+
+def _at_least(value: Callable[[Compared], float], least: float) -> Decide:
+    return lambda each: value(each) >= least
+
+
+def summary(
+    compared: Sequence[Compared], observed: Sequence[Observed], thresholds: Thresholds
+) -> dict[str, Any]:
+    """Every figure of the run, in per cent."""
+    halves = {
+        split: [each for each in compared if each.pair.split == split] for split in SPLITS
+    }  # fmt: skip
+    decides = methods(halves["choose"], thresholds)
+    ours = {name: decide for name, decide in decides.items() if name.startswith("Talekeeper")}
+    kinds = sorted({(not each.pair.same, each.pair.kind) for each in compared})
+    check = halves["check"]
+    return {
+        "pairs": {split: len(half) // 2 for split, half in halves.items()},
+        "thresholds": asdict(thresholds),
+        "methods": {
+            name: {split: figures(half, decide) for split, half in halves.items()}
+            for name, decide in decides.items()
+        },
+        "refused_by_kind": {
+            kind: {name: _share(check, kind, decide) for name, decide in ours.items()}
+            for _, kind in kinds
+        },
+        "observations": len(observed),
+        "observations_refused": {
+            "Talekeeper, words alone": _refused(observed, thresholds, by_words),
+            "Talekeeper": _refused(observed, thresholds, lambda near: near),
+        },
+    }
+
+
+def _share(compared: Sequence[Compared], kind: str, decide: Decide) -> str:
+    of_kind = [each for each in compared if each.pair.kind == kind]
+    return f"{sum(map(decide, of_kind))}/{len(of_kind)}"
+
+
+def _refused(
+    observed: Sequence[Observed],
+    thresholds: Thresholds,
+    known: Callable[[Near[Event]], Near[Event]],
+) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for each in observed:
+        same = next((near for near in each.near if is_same(known(near), thresholds)), None)
+        if same is not None:
+            found.append((each.text, same.event.fields.summary))
+    return found
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print the tables."""
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"pairs: {found['pairs']}, thresholds: {found['thresholds']}\n")
+    heads = ("precision", "recall", "f1", "wrong")
+    print(" " * 34 + "".join(f"{split:>10}" + " " * 26 for split in SPLITS))
+    print(" " * 34 + "".join(f"{head:>9}" for _ in SPLITS for head in heads))
+    for name, halves in found["methods"].items():
+        print(f"{name:<34}" + "".join(f"{halves[s][head]:>9}" for s in SPLITS for head in heads))
+    print("\nrefused of check, by kind")
+    for kind, shares in found["refused_by_kind"].items():
+        print(f"  {kind:<16}" + "".join(f"{name}: {share:<12}" for name, share in shares.items()))
+    for name, refused in found["observations_refused"].items():
+        print(f"\n{name}: {len(refused)} of {found['observations']:,} observations refused")
+        for new, old in refused:
+            print(f"  {new}\n    = {old}")
+
+
+async def run(
+    pairs: Sequence[Pair],
+    dialogues: Sequence[Mapping[str, Any]],
+    model_path: Path,
+    *,
+    chooses: bool,
+) -> dict[str, Any]:
+    """Compare everything."""
+    model = Model(model_path)
+    judge = DuplicateJudge(model)
+    sealer = Sealer(IDS, {1: bytes(32)}, user_key=IDS.bytes * 2)
+    compared = await compare(judge, sealer, pairs)
+    thresholds = Thresholds()
+    if chooses:
+        thresholds = choose([each for each in compared if each.pair.split == "choose"])
+    observed = await observe(judge, sealer, dialogues, model)
+    return summary(compared, observed, thresholds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--pairs", type=Path, default=PAIRS, help="labelled pairs of events")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED / "locomo" / "locomo_first5.json", help="LoCoMo's file"
+    )
+    parser.add_argument(
+        "--model-path",
+        type=Path,
+        default=SHARED / "minilm-l6-v2-int8",
+        help="folder of the embedding model (ONNX)",
+    )
+    parser.add_argument("--choose", action="store_true", help="choose the thresholds anew")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    configure_logging("error", "json")
+    pairs = msgspec.json.decode(options.pairs.read_bytes(), type=list[Pair])
+    dialogues: list[dict[str, Any]] = []
+    if options.data.is_file():
+        dialogues = json.loads(options.data.read_text())
+    found = asyncio.run(run(pairs, dialogues, options.model_path, chooses=options.choose))
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A chronicle as a newcomer meets it: no key, the demo model, a restart, another chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_crash import browser
+from tests.support.memory import API, preview, until
+from tests.support.process import serving
+from tests.support.server import Account, ok
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+NO_KEY = {"embedder": "none", "demo_tokens_per_second": "0"}
+STORY = (
+    "I walk down to the harbour and wait for Marlena.",
+    "Marlena tells me about the flooded chapel.",
+    "I find the silver key under the altar of the flooded chapel.",
+    "Garrik kills the drowned warden on the causeway.",
+    "I promise Marlena to bring her brother home before the winter.",
+    "We sleep.",
+)
+
+
+async def events_of(account: Account, chronicle_id: str) -> list[dict[str, Any]]:
+    page = ok(await account.client.get(f"{API}/chronicles/{chronicle_id}/events"))
+    items: list[dict[str, Any]] = page["items"]
+    return items
+
+
+async def test_what_happened_is_written_down_remembered_elsewhere_and_undone(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, **NO_KEY) as served:
+        async with browser(served) as account:
+            chat = await account.new_chat(title="The Drowned Coast")
+            settings = ok(
+                await account.client.patch(
+                    f"{API}/chats/{chat['id']}/settings", json={"chronicle_enabled": True}
+                )
+            )
+            chronicle = settings["chronicle_id"]
+            for line in STORY:
+                await account.turn(chat["id"], text=line)
+
+            async def are_written() -> list[dict[str, Any]]:
+                found = await events_of(account, chronicle)
+                return found if len(found) >= 3 else []
+
+            found = await until(are_written)
+            assert any("silver key" in event["summary"] for event in found)
+            log = ok(await account.client.get(f"{API}/chats/{chat['id']}/enrichment"))
+            assert "emo" in log["items"][0]["note"]
+            cookies = account.client.cookies
+        assert served.stop() == 0
+    with serving(tmp_path, **NO_KEY) as served:
+        async with browser(served, cookies) as account:
+            other = await account.new_chat(title="Another evening")
+            ok(
+                await account.client.patch(
+                    f"{API}/chats/{other['id']}/settings", json={"chronicle_id": chronicle}
+                )
+            )
+
+            async def is_in_the_prompt() -> Any:
+                view = await preview(
+                    account, other["id"], "Where did I find the silver key, in which chapel?"
+                )
+                return [item for item in view["retrieved"] if "silver key" in item["text"]]
+
+            (item,) = await until(is_in_the_prompt)
+            assert item["kind"] == "event"
+            assert item["text"].startswith("[")
+            assert "semantic" in item["reason"]
+            runs = ok(await account.client.get(f"{API}/chats/{chat['id']}/enrichment"))["items"]
+            run = next(
+                each
+                for each in runs
+                if any("silver key" in written["title"] for written in each["written"])
+            )
+            ok(await account.client.post(f"{API}/enrichment/runs/{run['id']}/undo"))
+            left = await events_of(account, chronicle)
+            assert not [event for event in left if "silver key" in event["summary"]]
+            assert not await is_in_the_prompt()

@@ -1,0 +1,134 @@
+"""Model servers that do whatever a text in the prompt orders: the worst that a model can be.
+
+    async with ObedientOpenAI() as model:
+        model.obey(Obedience(case, ids))
+
+They answer the story's turns with the case's reply, say of everything that it matters, and call in
+each step of the agent's loop what the case orders; they finish only after more steps than there
+may be. `hold()` keeps them from saying that anything matters until `release()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tests.fakes import gemini_server, openai_server
+from tests.fakes.gemini_server import GeminiServer
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Answer, Request, ScriptedServer
+from tests.support.injections import Call, Obedience, texts_in
+
+PATIENCE = 12
+"""Steps of the loop after which even such a model finishes: a loop without a cap must end, too."""
+
+
+class _Obedient(ScriptedServer):
+    """What both have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._obedience: Obedience | None = None
+        self._released = asyncio.Event()
+        self._released.set()
+        self.triages = 0
+        self.steps: list[list[Call]] = []
+
+    @property
+    def obedience(self) -> Obedience:
+        """What it obeys now."""
+        assert self._obedience is not None
+        return self._obedience
+
+    def obey(self, obedience: Obedience) -> None:
+        """Obey this from now on, and forget what was asked before."""
+        self._obedience = obedience
+        self.triages, self.steps = 0, []
+        self.requests.clear()
+
+    def hold(self) -> None:
+        """Answer no triage until `release()`."""
+        self._released.clear()
+
+    def release(self) -> None:
+        """Go on."""
+        self._released.set()
+
+    def step(self, number: int, body: Any) -> list[Call]:
+        """The calls of one step."""
+        calls = self.obedience.calls(number, list(texts_in(body)))
+        if number >= PATIENCE:
+            calls = [("finish", {})]
+        self.steps.append(calls)
+        return calls
+
+    def is_triage(self, request: Request) -> bool:
+        """Whether it is asked if something matters."""
+        raise NotImplementedError
+
+    async def _answer(
+        self,
+        request: Request,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        if self.is_triage(request):
+            self.triages += 1
+            await self._released.wait()
+        return await super()._answer(request, answer, reader, writer)
+
+
+class ObedientOpenAI(_Obedient, OpenAIServer):
+    """In OpenAI's wire format."""
+
+    def is_triage(self, request: Request) -> bool:
+        return "response_format" in (request.body or {})
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith("/embeddings"):
+            return openai_server.embedded(request)
+        if self.wants_stream(request):
+            return openai_server.reply(self.obedience.reply)
+        if self.is_triage(request):
+            return Answer(body=openai_server.completion(json.dumps(self.obedience.triage())))
+        if "tools" not in request.body:
+            return openai_server.reply("Nothing.")
+        said = request.body["messages"]
+        number = sum(1 for message in said if message.get("tool_calls"))
+        calls = [
+            openai_server.tool_call(name, args, call_id=f"call-{number}-{place}")
+            for place, (name, args) in enumerate(self.step(number, said))
+        ]
+        return Answer(body=openai_server.completion(None, finish="tool_calls", calls=calls))
+
+
+class ObedientGemini(_Obedient, GeminiServer):
+    """In Gemini's wire format, which has no room for arguments that are no object."""
+
+    def is_triage(self, request: Request) -> bool:
+        return "responseJsonSchema" in (request.body or {}).get("generationConfig", {})
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith(":batchEmbedContents"):
+            return gemini_server.embedded(request)
+        if self.wants_stream(request):
+            return gemini_server.reply(self.obedience.reply)
+        if self.is_triage(request):
+            return gemini_server.reply(json.dumps(self.obedience.triage()))
+        if "tools" not in request.body:
+            return gemini_server.reply("Nothing.")
+        said = request.body["contents"]
+        number = sum(
+            1
+            for turn in said
+            if turn["role"] == "model" and any("functionCall" in part for part in turn["parts"])
+        )
+        parts = [
+            gemini_server.call_part(name, args, call_id=f"call-{number}-{place}")
+            for place, (name, args) in enumerate(self.step(number, said))
+            if isinstance(args, dict)
+        ]
+        used = gemini_server.usage(12, 2)
+        return Answer(body=gemini_server.chunk(*parts, finish="STOP", used=used))

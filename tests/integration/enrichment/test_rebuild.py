@@ -1,0 +1,545 @@
+"""Rebuilding a chronicle from a chat: what is replaced, what stays, and what interrupts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select
+
+from backend.database.base import now
+from backend.enrichment.agent import Agent
+from backend.enrichment.duplicates import DuplicateJudge
+from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.outbox import REBUILD
+from backend.enrichment.rebuilding import Rebuilder
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.running import JobKind
+from backend.jobs.worker import Worker
+from backend.prompts import load_prompts
+from tests.fakes.openai_server import MODEL_ID
+from tests.fakes.scripted_server import Answer
+from tests.support.memory import API, settled, until
+from tests.support.server import ROOT, ok, problem
+from tests.support.studying import (
+    FINISH,
+    Call,
+    Hold,
+    Study,
+    Vendor,
+    entry,
+    event,
+    studying,
+    vendor,
+)
+
+pytestmark = pytest.mark.anyio
+
+LINES = 130
+"""With the greeting three batches: 60, 60 and 11 lines."""
+
+
+class HoldAfter(Hold):
+    """Lets some requests through, and holds the next ones."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    async def wait(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            await super().wait()
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[Vendor]:
+    async with vendor("openai") as model:
+        yield model
+
+
+@pytest.fixture
+async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenerator[Study]:
+    async with studying(database_url, tmp_path, model) as study:
+        yield study
+
+
+@pytest.fixture
+async def small(sqlite_url: str, tmp_path: Path, model: Vendor) -> AsyncGenerator[Study]:
+    """The same on SQLite alone, for what has nothing to do with the database."""
+    async with studying(sqlite_url, tmp_path, model) as study:
+        yield study
+
+
+@contextlib.asynccontextmanager
+async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator[Worker]:
+    """A worker for rebuilds."""
+    parts = study.server.parts
+    kinds = {REBUILD: kind or parts.kinds[REBUILD]}
+    worker = Worker(parts.queue, kinds, JobKeys(parts.database, ROOT), poll=0.05)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.aclose()
+
+
+def kill(worker: Worker) -> None:
+    """End a worker as a crash does: it gives nothing back."""
+    running = [run.task for run in worker._runs.values() if run.task is not None]
+    for task in (*worker._tasks, *running):
+        task.cancel()
+    worker._runs.clear()
+
+
+def path_of(study: Study) -> str:
+    return f"{API}/chronicles/{study.chronicle_id}/rebuild"
+
+
+async def start(study: Study, **body: Any) -> dict[str, Any]:
+    wanted = {"chat_id": study.chat_id, **body}
+    job: dict[str, Any] = ok(await study.account.client.post(path_of(study), json=wanted), 202)
+    return job
+
+
+async def latest(study: Study) -> dict[str, Any]:
+    job: dict[str, Any] = ok(await study.account.client.get(path_of(study)))
+    return job
+
+
+async def over(study: Study) -> dict[str, Any]:
+    """The job, once it has ended."""
+
+    async def ended() -> dict[str, Any] | None:
+        job = await latest(study)
+        return job if job["state"] in {"done", "dead"} else None
+
+    found: dict[str, Any] = await until(ended, seconds=60)
+    return found
+
+
+async def put_off(study: Study) -> dict[str, Any]:
+    """The job, once it waits for a later moment."""
+
+    async def waits() -> dict[str, Any] | None:
+        async with study.server.parts.database.read() as session:
+            row = await session.scalar(select(Job).where(Job.kind == REBUILD))
+        is_later = row is not None and row.state == "queued" and row.run_after > now()
+        return await latest(study) if is_later else None
+
+    found: dict[str, Any] = await until(waits, seconds=60)
+    return found
+
+
+async def try_again(study: Study) -> None:
+    parts = study.server.parts
+    async with parts.database.write() as session:
+        for job in await session.scalars(select(Job).where(Job.kind == REBUILD)):
+            job.run_after = now()
+    parts.queue.wake()
+
+
+def found(model: Vendor, *calls: Call) -> list[Answer]:
+    """A batch in which something happened."""
+    return [model.decides(), model.calls(*calls, FINISH)]
+
+
+async def long_story(study: Study) -> None:
+    """A chat of three batches, in each of which the agent has found something."""
+    model = study.model
+    await study.tell(*(f"Line {number} of the story." for number in range(1, LINES + 1)))
+    model.script(
+        *found(model, event("The lamp of Morrow was lit.", "#10")),
+        *found(model, event("Mara sold the boat.", "#70")),
+        *found(model, event("The harbour burned down.", "#125")),
+    )
+    await study.read()
+    assert await study.summaries() == [
+        "The lamp of Morrow was lit.",
+        "Mara sold the boat.",
+        "The harbour burned down.",
+    ]
+
+
+def anew(model: Vendor) -> list[Answer]:
+    """What the agent finds when it reads that story again."""
+    return [
+        *found(model, event("The lamp of Morrow was lit.", "#12")),
+        *found(model, event("Mara gave the boat to Ben.", "#72")),
+        *found(model, event("The harbour of Morrow burned down.", "#126")),
+    ]
+
+
+async def runs(study: Study) -> list[tuple[str, str]]:
+    """Kind and state of the rebuild's runs, in order."""
+    query = select(EnrichmentRun.state, EnrichmentRun.error).where(EnrichmentRun.kind == "rebuild")
+    async with study.server.parts.database.read() as session:
+        rows = await session.execute(query.order_by(EnrichmentRun.id))
+    return [(row.state, row.error or "") for row in rows]
+
+
+async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) -> None:
+    await long_story(study)
+    _, boat, _ = await study.events()
+    events = f"{API}/chronicles/{study.chronicle_id}/events"
+    client = study.account.client
+    ok(await client.patch(f"{events}/{boat.id}", json={"summary": "Mara sold her old boat."}))
+    own = {"summary": "Winter came.", "source_message_ids": [str(boat.sources[0].id)]}
+    ok(await client.post(events, json=own), 201)
+    study.model.script(*anew(study.model))
+    job = await start(study)
+    assert (job["kind"], job["state"]) == (REBUILD, "queued")
+    assert job["progress"] == {"done": 0, "total": LINES + 1}
+    async with rebuilder(study):
+        ended = await over(study)
+    assert (ended["state"], ended["error"]) == ("done", None)
+    assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
+    assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 2}
+    assert await study.summaries() == [
+        "The lamp of Morrow was lit.",
+        "Mara sold her old boat.",
+        "Winter came.",
+        "Mara gave the boat to Ben.",
+        "The harbour of Morrow burned down.",
+    ]
+    assert [each.place for each in await study.events()] == [11, 69, 69, 71, 125]
+    assert await runs(study) == [("done", "")] * 3
+    assert await study.marks() == [59, 119, 130]
+
+
+async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
+    study: Study,
+) -> None:
+    await long_story(study)
+    before = [(each.id, each.fields, each.sources) for each in await study.events()]
+    study.model.script(*anew(study.model))
+    await start(study)
+    async with rebuilder(study):
+        await over(study)
+    client = study.account.client
+    listed = ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+    turns = [run for run in listed if run["kind"] == "turn"]
+    undo = f"{API}/enrichment/runs/{{}}/undo"
+    # What a rebuild replaced is not there to be taken back.
+    answer = problem(await client.post(undo.format(turns[0]["id"])), 409, "run-replaced")
+    rebuilds = [run for run in listed if run["kind"] == "rebuild"]
+    assert answer["run_id"] == rebuilds[0]["id"]
+    for run in rebuilds:
+        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+    assert [(each.id, each.fields, each.sources) for each in await study.events()] == before
+    for run in turns:
+        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+    assert await study.events() == []
+
+
+async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> None:
+    study = small
+    await long_story(study)
+    asked = len(study.model.server.requests)
+    client = study.account.client
+    body = {"chat_id": study.chat_id}
+    estimate = ok(await client.post(path_of(study), json=body, params={"dry_run": "true"}))
+    assert (estimate["messages"], estimate["batches"]) == (LINES + 1, 3)
+    assert (estimate["events_to_replace"], estimate["entries_to_replace"]) == (3, 0)
+    assert estimate["calls"] == {"least": 3, "most": 18}
+    assert estimate["model"] == MODEL_ID
+    assert 0 < estimate["prompt_tokens"]["least"] < estimate["prompt_tokens"]["most"]
+    assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
+    part = {**body, "from_position": 60, "to_position": 99}
+    half = ok(await client.post(path_of(study), json=part, params={"dry_run": "true"}))
+    assert (half["messages"], half["batches"], half["events_to_replace"]) == (39, 1, 1)
+    assert len(study.model.server.requests) == asked
+    problem(await client.get(path_of(study)), 404, "rebuild-not-found")
+    assert len(await study.events()) == 3
+    # The prompts that were really sent are about as long as was said.
+    study.model.script(*(study.model.decides(significant=False) for _ in range(3)))
+    await start(study)
+    async with rebuilder(study):
+        await over(study)
+    sent = study.model.server.requests[asked:]
+    assert len(sent) == estimate["calls"]["least"]
+    characters = sum(len(study.model.prompt_of(each)) for each in sent)
+    assert 0.5 < estimate["prompt_tokens"]["least"] / (characters / 4) < 2
+
+
+async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
+    study = small
+    await long_story(study)
+    study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#72")))
+    await start(study, from_position=60, to_position=100)
+    async with rebuilder(study):
+        ended = await over(study)
+    assert ended["progress"] == {"done": 41, "total": 41}
+    assert await study.summaries() == [
+        "The lamp of Morrow was lit.",
+        "Mara gave the boat to Ben.",
+        "The harbour burned down.",
+    ]
+
+
+async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(small: Study) -> None:
+    study = small
+    await study.tell("I light the lamp.", "The lamp shines.")
+    client, path = study.account.client, path_of(study)
+    body = {"chat_id": study.chat_id}
+    await start(study)
+    again = problem(await client.post(path, json=body), 409, "rebuild-under-way")
+    assert again["job_id"] == (await latest(study))["id"]
+    problem(
+        await client.post(path, json={**body, "from_position": 5, "to_position": 4}),
+        422,
+        "validation-failed",
+    )
+    problem(await client.post(path, json={**body, "text": "x"}), 400, "bad-request")
+    other = ok(await client.post(f"{API}/chronicles", json={"name": "Another one"}), 201)
+    problem(
+        await client.post(f"{API}/chronicles/{other['id']}/rebuild", json=body),
+        422,
+        "chat-has-other-chronicle",
+    )
+    await study.settings(chronicle_enabled=False)
+    for query in ({}, {"dry_run": "true"}):
+        answer = await client.post(path, json=body, params=query)
+        problem(answer, 409, "chronicle-not-enabled")
+    assert study.model.server.requests == []
+
+
+async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study) -> None:
+    await long_story(study)
+    study.model.script(*anew(study.model))
+    job = await start(study)
+    hold = study.model.server.hold = HoldAfter(2)
+    async with rebuilder(study) as worker:
+        await hold.is_reached.wait()
+        stopped = ok(await study.account.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
+        study.model.server.hold = None
+        hold.is_opened.set()
+
+        async def has_let_go() -> bool:
+            return not len(worker)
+
+        await until(has_let_go)
+    assert (stopped["state"], stopped["error"]) == ("done", "stopped")
+    assert stopped == await latest(study)
+    assert stopped["progress"] == {"done": 60, "total": LINES + 1}
+    assert stopped["counts"]["events"] == 1
+    assert await runs(study) == [("done", "")]
+    assert [each.place for each in await study.events()] == [11, 69, 124]
+    # It may be begun anew.
+    await start(study)
+
+
+class Stuck(Rebuilder):
+    """Hangs in the middle of the transaction of its second batch."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_inside = asyncio.Event()
+        self.batches = 0
+
+    async def _go_on(self, *args: Any, **options: Any) -> None:
+        await super()._go_on(*args, **options)
+        self.batches += 1
+        if self.batches == 2:
+            self.is_inside.set()
+            await asyncio.Event().wait()
+
+
+def stuck(study: Study) -> Stuck:
+    parts = study.server.parts
+    judge = DuplicateJudge(parts.memory.embedder)
+    search, settings = parts.memory.search, parts.settings
+    agent = Agent(parts.registry, load_prompts(), search, parts.database, judge, settings)
+    return Stuck(parts.database, agent, parts.registry, settings, parts.index)
+
+
+async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: Study) -> None:
+    await long_story(study)
+    first, second, third = (anew(study.model)[at : at + 2] for at in (0, 2, 4))
+    study.model.script(*first, *second, *second, *third)
+    hanging = stuck(study)
+    await start(study)
+    async with rebuilder(study, hanging.kinds[REBUILD]) as worker:
+        await hanging.is_inside.wait()
+        tasks = [run.task for run in worker._runs.values() if run.task is not None]
+        kill(worker)
+        await asyncio.wait(tasks)
+    assert await runs(study) == [("done", "")]
+    assert (await latest(study))["progress"]["done"] == 60
+    await study.server.parts.jobs.take_over(at=now())
+    async with rebuilder(study):
+        ended = await over(study)
+    assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 3}
+    assert await runs(study) == [("done", "")] * 3
+    assert await study.summaries() == [
+        "The lamp of Morrow was lit.",
+        "Mara gave the boat to Ben.",
+        "The harbour of Morrow burned down.",
+    ]
+
+
+async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Study) -> None:
+    model = study.model
+    *_, last = await study.tell("I light the lamp.", "The lamp shines.", "I go.", "A wolf bites.")
+    model.script(
+        *found(model, event("A wolf bit Ada.", "#5")),
+        *found(model, event("The lamp was lit.", "#3")),
+    )
+    await start(study)
+    async with model.thinking() as hold:
+        async with rebuilder(study) as worker:
+            await hold.is_reached.wait()
+            path = f"{API}/messages/{last.id}"
+            ok(await study.account.client.delete(path), 204)
+            model.server.hold = None
+            hold.is_opened.set()
+            await over(study)
+            assert not len(worker)
+    assert await study.summaries() == ["The lamp was lit."]
+    assert await runs(study) == [("failed", "path-changed"), ("done", "")]
+    assert "wolf" not in model.prompt_of(model.server.requests[-1])
+
+
+async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
+    await long_story(study)
+    asked = len(study.model.server.requests)
+    study.model.script(*anew(study.model))
+    await start(study)
+    hold = study.model.server.hold = HoldAfter(2)
+    async with rebuilder(study):
+        await hold.is_reached.wait()
+        await study.settings(chronicle_enabled=False)
+        study.model.server.hold = None
+        hold.is_opened.set()
+        ended = await over(study)
+    assert ended["progress"] == {"done": 60, "total": LINES + 1}
+    # Batch one, and the batch that was being read: nothing was asked about the third.
+    assert len(study.model.server.requests) - asked == 4
+    assert [state for state, _ in await runs(study)] == ["done", "failed"]
+    assert [each.place for each in await study.events()] == [11, 69, 124]
+
+
+async def test_it_waits_when_the_tokens_of_the_day_are_spent(
+    sqlite_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_day=1_200) as study:
+        await long_story(study)
+        model.script(*anew(model))
+        await start(study)
+        async with rebuilder(study):
+            waiting = await put_off(study)
+        # A batch takes 330 of what the story left: 1,200 - 990.
+        assert waiting["progress"]["done"] == 60
+        assert waiting["attempts"] == 0
+        assert await runs(study) == [("done", "")]
+
+
+async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: Study) -> None:
+    study, model = small, small.model
+    await long_story(study)
+    first, second, third = (anew(model)[at : at + 2] for at in (0, 2, 4))
+    model.script(*first, model.fails(503), *second, *third)
+    await start(study)
+    async with rebuilder(study):
+        waiting = await put_off(study)
+        assert (waiting["attempts"], waiting["progress"]["done"]) == (0, 60)
+        await try_again(study)
+        ended = await over(study)
+    assert ended["counts"]["events"] == 3
+    assert await runs(study) == [
+        ("done", ""),
+        ("failed", "model-unavailable"),
+        ("done", ""),
+        ("done", ""),
+    ]
+
+
+async def entries(study: Study) -> dict[str, dict[str, Any]]:
+    """The entries of the chronicle's lorebook, by their titles."""
+    client = study.account.client
+    books = ok(await client.get(f"{API}/lorebooks"))["items"]
+    [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
+    items = ok(await client.get(f"{API}/lorebooks/{own['id']}/entries"))["items"]
+    return {each["title"]: {**each, "lorebook_id": own["id"]} for each in items}
+
+
+async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: Study) -> None:
+    model, client = study.model, study.account.client
+    await study.tell("I sail to Morrow on the Gull.", "Morrow lies in the north, says the Gull.")
+    model.script(
+        *found(model, entry("Morrow", "A harbour."), entry("Gull", "A ship."), event("X sailed."))
+    )
+    await study.read()
+    await settled(study.server)
+    gull = (await entries(study))["Gull"]
+    path = f"{API}/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
+    ok(await client.patch(path, json={"content": "A fast ship."}))
+    model.script(
+        *found(
+            model,
+            entry("Morrow", "A harbour in the north."),
+            entry("Gull", "Some ship."),
+        )
+    )
+    await start(study)
+    async with rebuilder(study):
+        ended = await over(study)
+    assert ended["counts"] == {"events": 0, "entries": 1, "replaced": 2}
+    now_there = {title: each["content"] for title, each in (await entries(study)).items()}
+    assert now_there == {"Morrow": "A harbour in the north.", "Gull": "A fast ship."}
+    [run] = [
+        each
+        for each in ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+        if each["kind"] == "rebuild"
+    ]
+    assert ok(await client.post(f"{API}/enrichment/runs/{run['id']}/undo"))["kept"] == []
+    back = {title: each["content"] for title, each in (await entries(study)).items()}
+    assert back == {"Morrow": "A harbour.", "Gull": "A fast ship."}
+
+
+async def test_other_branches_and_other_chats_keep_their_events(study: Study) -> None:
+    model, client = study.model, study.account.client
+    *_, last = await study.tell("I light the lamp.", "The lamp shines.")
+    model.script(*found(model, event("The lamp was lit.", "#3")))
+    await study.read()
+    path = f"{API}/messages/{last.id}"
+    ok(await client.delete(path), 204)
+    assert await study.summaries() == []
+    await study.tell("The lamp is broken.")
+    # Another chat of the same chronicle.
+    character = await study.account.new_character()
+    other = await study.account.new_chat(character_ids=[character["id"]])
+    settings = {"chronicle_enabled": True, "chronicle_id": str(study.chronicle_id)}
+    ok(await client.patch(f"{API}/chats/{other['id']}/settings", json=settings))
+    first, study.chat_id = study.chat_id, other["id"]
+    await study.tell("I sail.", "You sail to Morrow.")
+    model.script(*found(model, event("Ada sailed to Morrow.", "#3")))
+    await study.read()
+    study.chat_id = first
+    model.script(*found(model, event("The lamp broke.", "#3")))
+    await start(study)
+    async with rebuilder(study):
+        await over(study)
+    assert sorted(await study.summaries()) == ["Ada sailed to Morrow.", "The lamp broke."]
+    page = await client.get(
+        f"{API}/chronicles/{study.chronicle_id}/events", params={"current": "false"}
+    )
+    assert "The lamp was lit." in {each["summary"] for each in ok(page)["items"]}
+
+
+async def test_a_sealed_account_waits_until_its_user_is_there(small: Study) -> None:
+    study = small
+    await study.tell("I light the lamp.", "The lamp shines.")
+    ok(await study.account.client.patch(f"{API}/me", json={"key_mode": "sealed"}))
+    job = await start(study)
+    assert job["state"] == "waiting_key"
+    async with study.server.parts.database.read() as session:
+        row = await session.get_one(Job, UUID(job["id"]))
+    assert row.wrapped_key is None
+    assert "lamp" not in row.payload

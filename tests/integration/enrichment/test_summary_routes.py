@@ -1,0 +1,177 @@
+"""Summaries over HTTP: what people may read, write and drop, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.integration.enrichment.storytelling import API, put_summary, set_chat, summary_of
+from tests.integration.turns.seeding import seed
+from tests.support.server import Account, Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def lines(server: Running, ada: Account, chat: str) -> list[dict[str, Any]]:
+    """The messages of a chat that has some."""
+    await seed(server, ada, chat, [f"{number} o'clock." for number in range(9)])
+    return await ada.messages(chat)
+
+
+def url_of(chat: str) -> str:
+    return f"{API}/chats/{chat}/summary"
+
+
+async def test_where_nothing_is_summarised_there_is_none(ada: Account, chat: str) -> None:
+    problem(await ada.client.get(url_of(chat)), 404, "summary-not-found")
+    problem(await ada.client.delete(url_of(chat)), 404, "summary-not-found")
+    assert ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"] == []
+    answer = await ada.client.put(url_of(chat), json={"text": "So far."})
+    assert "through_message_id" in problem(answer, 422, "validation-failed")["detail"]
+
+
+async def test_a_user_s_own_summary_is_current_until_it_is_dropped(
+    ada: Account, chat: str, lines: list[dict[str, Any]]
+) -> None:
+    early = await put_summary(ada, chat, "Early.", through_message_id=lines[3]["id"])
+    assert early == {
+        **early,
+        "text": "Early.",
+        "through_message_id": lines[3]["id"],
+        "through_position": 3,
+        "edited": True,
+        "model": None,
+        "revision": 1,
+        "is_used": False,
+    }
+    await set_chat(ada, chat, summary={"enabled": True})
+    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    late = await put_summary(ada, chat, "Late.", through_message_id=lines[7]["id"])
+    assert (late["through_position"], late["is_used"]) == (7, True)
+    assert (await put_summary(ada, chat, "Later."))["revision"] == 2
+    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    assert [(each["text"], each["is_used"]) for each in items] == [
+        ("Later.", True),
+        ("Early.", False),
+    ]
+    ok(await ada.client.delete(url_of(chat)), 204)
+    assert (await summary_of(ada, chat) or {})["text"] == "Early."
+    ok(await ada.client.delete(url_of(chat)), 204)
+    assert await summary_of(ada, chat) is None
+
+
+async def test_two_people_s_changes_do_not_pass_each_other_unseen(
+    ada: Account, chat: str, lines: list[dict[str, Any]]
+) -> None:
+    body = {"text": "One.", "through_message_id": lines[3]["id"]}
+    problem(
+        await ada.client.put(url_of(chat), json=body, headers={"If-Match": '"1"'}),
+        412,
+        "revision-mismatch",
+    )
+    made = await ada.client.put(url_of(chat), json=body)
+    tag = made.headers["etag"]
+    changed = await ada.client.put(url_of(chat), json={"text": "Two."}, headers={"If-Match": tag})
+    assert ok(changed)["text"] == "Two."
+    for method in ("PUT", "DELETE"):
+        late = await ada.client.request(
+            method,
+            url_of(chat),
+            headers={"If-Match": tag},
+            json={"text": "Three."} if method == "PUT" else None,
+        )
+        problem(late, 412, "revision-mismatch")
+    read = await ada.client.get(url_of(chat))
+    assert (ok(read)["text"], read.headers["etag"]) == ("Two.", changed.headers["etag"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": " \n\t "},
+        {"text": ""},
+        {"text": "a" * 20_001},
+        {"text": None},
+        {},
+        {"text": "a", "through_message_id": "b"},
+        {"text": "a", "edited": True},
+    ],
+)
+async def test_what_is_no_summary_is_refused_and_changes_nothing(
+    ada: Account, chat: str, lines: list[dict[str, Any]], body: dict[str, Any]
+) -> None:
+    await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
+    answer = await ada.client.put(url_of(chat), json=body)
+    problem(answer, 422, "validation-failed")
+    found = await summary_of(ada, chat)
+    assert found is not None
+    assert (found["text"], found["revision"]) == ("As it was.", 1)
+
+
+async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
+    ada: Account, chat: str, lines: list[dict[str, Any]]
+) -> None:
+    other = (await ada.new_chat(character_ids=[]))["id"]
+    elsewhere = ok(
+        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": lines[2]["id"]}), 201
+    )["id"]
+    foreign = (await ada.messages(elsewhere))[0]["id"]
+    ok(await ada.client.patch(f"{API}/messages/{lines[6]['id']}", json={"text": "Else."}))
+    await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
+    for message_id, word in (
+        (foreign, "another chat"),
+        (lines[7]["id"], "another branch"),
+        (lines[1]["id"], "goes further"),
+    ):
+        body = {"text": "No.", "through_message_id": message_id}
+        answer = await ada.client.put(url_of(chat), json=body)
+        assert word in problem(answer, 422, "validation-failed")["detail"]
+    body = {"text": "No.", "through_message_id": str(uuid4())}
+    problem(await ada.client.put(url_of(chat), json=body), 404, "message-not-found")
+    assert (await summary_of(ada, chat) or {})["text"] == "As it was."
+    assert await summary_of(ada, other) is None
+
+
+async def test_someone_else_s_chat_has_no_summary_for_us(
+    ada: Account, chat: str, server: Running, lines: list[dict[str, Any]]
+) -> None:
+    await put_summary(ada, chat, "Ada's.", through_message_id=lines[3]["id"])
+    async with server.account(f"ben-{uuid4().hex[:8]}") as ben:
+        for method, path in (
+            ("GET", "summary"),
+            ("PUT", "summary"),
+            ("DELETE", "summary"),
+            ("GET", "summaries"),
+        ):
+            answer = await ben.client.request(
+                method,
+                f"{API}/chats/{chat}/{path}",
+                json={"text": "Ben's."} if method == "PUT" else None,
+            )
+            problem(answer, 404, "chat-not-found")
+        own = (await ben.new_chat(character_ids=[]))["id"]
+        body = {"text": "Ben's.", "through_message_id": lines[3]["id"]}
+        answer = await ben.client.put(f"{API}/chats/{own}/summary", json=body)
+        problem(answer, 404, "message-not-found")
+    assert (await summary_of(ada, chat) or {})["text"] == "Ada's."
+
+
+async def test_the_list_comes_in_pages(
+    ada: Account, chat: str, lines: list[dict[str, Any]]
+) -> None:
+    for place in (1, 3, 5, 7):
+        await put_summary(ada, chat, f"To {place}.", through_message_id=lines[place]["id"])
+    url = f"{API}/chats/{chat}/summaries"
+    found: list[str] = []
+    query: dict[str, Any] = {"limit": 3}
+    while True:
+        page = ok(await ada.client.get(url, params=query))
+        found += [each["text"] for each in page["items"]]
+        if page["next"] is None:
+            break
+        query["after"] = page["next"]
+    assert found == ["To 7.", "To 5.", "To 3.", "To 1."]
+    problem(await ada.client.get(url, params={"limit": 0}), 422, "validation-failed")

@@ -1,0 +1,323 @@
+"""The job behind the reply, with models over real sockets: what it reads, writes, and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.support.memory import API
+from tests.support.server import Running, ok
+from tests.support.studying import (
+    FINISH,
+    Study,
+    Vendor,
+    event,
+    reading,
+    studying,
+    studying_on,
+    tools_of,
+    vendor,
+)
+
+pytestmark = pytest.mark.anyio
+
+Kind = Literal["openai", "gemini"]
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[Vendor]:
+    async with vendor("openai") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
+) -> AsyncGenerator[Running]:
+    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
+        yield server
+
+
+@pytest.fixture
+async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
+    async with studying_on(server, model) as study:
+        yield study
+
+
+@pytest.mark.parametrize("kind", ["openai", "gemini"])
+async def test_what_happened_in_six_turns_is_written_down(
+    sqlite_url: str, tmp_path: Path, kind: Kind
+) -> None:
+    async with vendor(kind) as model, studying(sqlite_url, tmp_path, model) as study:
+        for turn in range(6):
+            place = 2 * turn + 2
+            await study.tell(f"I look around, for the {turn}th time.", f"Lamp {turn} went out.")
+            if turn % 2:
+                model.script(model.decides(significant=False, why="Small talk."))
+            else:
+                model.script(
+                    model.decides(why="A lamp went out."),
+                    model.calls(
+                        event(
+                            f"Lamp {turn} of the harbour went out.",
+                            f"#{place}",
+                            f"#{place + 1}",
+                            who=["Mara"],
+                            where="The harbour",
+                            kind="fact",
+                            significance=4,
+                        ),
+                        FINISH,
+                    ),
+                )
+            await study.read()
+        assert await study.summaries() == [
+            f"Lamp {turn} of the harbour went out." for turn in (0, 2, 4)
+        ]
+        first, *_ = await study.events()
+        assert (first.fields.kind, first.significance, first.source) == ("fact", 4, "agent")
+        assert [source.position for source in first.sources] == [1, 2]
+        assert await study.marks() == [2, 4, 6, 8, 10, 12]
+        runs = await study.runs()
+        assert [run.state for run, _ in runs] == ["done"] * 6
+        assert [detail.significant for _, detail in runs] == [True, False] * 3
+        run, detail = runs[0]
+        assert (run.calls, run.prompt_tokens, run.completion_tokens) == (2, 300, 30)
+        assert detail.why == "A lamp went out."
+        assert [effect.what for effect in detail.effects] == ["event_created"]
+        assert first.run_id == run.id
+        assert tools_of(model.server.requests) == 9
+
+
+async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
+    database_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(
+        database_url,
+        tmp_path,
+        model,
+        opted_in=False,
+        default_model=model.settings["enrichment_model"],
+    ) as study:
+        await study.account.turn(study.chat_id, text="I kill the king.")
+        assert await study.jobs() == []
+        # Nor does a job that is there for whatever reason reach the agent.
+        await study.enqueue()
+        await study.idle()
+        assert len(model.server.requests) == 1
+        assert tools_of(model.server.requests) == 0
+        assert await study.runs() == []
+
+
+async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
+    await study.enqueue()
+    async with model.thinking() as hold:
+        await hold.is_reached.wait()
+        await study.settings(chronicle_enabled=False)
+    await study.idle()
+    assert await study.events() == []
+    assert await study.marks() == []
+    assert [run.state for run, _ in await study.runs()] == ["failed"]
+
+
+async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model: Vendor) -> None:
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
+    await study.enqueue()
+    async with model.thinking() as hold:
+        await hold.is_reached.wait()
+        ok(await study.account.client.delete(f"{API}/chats/{study.chat_id}"), 204)
+    await study.idle()
+    assert await study.events() == []
+    assert await study.jobs() == []
+
+
+async def test_what_was_said_before_consent_is_neither_read_nor_shown(
+    study: Study, model: Vendor
+) -> None:
+    await study.settings(chronicle_enabled=False)
+    await study.tell("The secret of the well.", "It is deep.")
+    await study.settings(chronicle_enabled=True)
+    await study.tell("We leave.", "We arrive at Morrow.")
+    model.script(model.decides(), model.calls(FINISH))
+    await study.read()
+    prompts = [model.prompt_of(each) for each in model.server.requests]
+    assert len(prompts) == 2
+    assert all("We arrive at Morrow." in each for each in prompts)
+    assert not any("secret of the well" in each for each in prompts)
+
+
+async def test_a_line_without_its_reply_waits_for_it(study: Study, model: Vendor) -> None:
+    await study.tell("I open the door.", "It creaks.", "I go in.")
+    model.script(model.decides(significant=False))
+    await study.read()
+    assert await study.marks() == [2]
+    await study.tell("It is dark.")
+    model.script(model.decides(significant=False))
+    await study.read()
+    assert "I go in." in model.prompt_of(model.server.requests[-1])
+    assert await study.marks() == [2, 4]
+
+
+async def test_a_reply_that_was_swiped_away_before_the_job_ran_is_not_read(
+    study: Study, model: Vendor
+) -> None:
+    lines = await study.tell("Who is there?", "A wolf!")
+    model.script(model.decides(significant=False))
+    await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
+    await study.idle()
+    (request,) = model.server.requests
+    assert "A wolf!" not in model.prompt_of(request)
+    assert "Who is there?" in model.prompt_of(request)
+
+
+async def test_a_reply_swiped_away_while_the_model_reads_is_read_anew(
+    study: Study, model: Vendor
+) -> None:
+    lines = await study.tell("Who is there?", "A wolf!")
+    model.script(
+        model.decides(),
+        model.calls(event("A wolf came.", "#3"), FINISH),
+        model.decides(),
+        model.calls(event("A friend came.", "#3"), FINISH),
+    )
+    await study.enqueue()
+    async with model.thinking() as hold:
+        await hold.is_reached.wait()
+        await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
+    await study.idle()
+    assert await study.summaries() == ["A friend came."]
+    (failed, _), (done, _) = await study.runs()
+    assert (failed.state, failed.error) == ("failed", "path-changed")
+    assert failed.prompt_tokens > 0
+    assert done.state == "done"
+    assert await study.marks() == [2]
+
+
+async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
+    study: Study, model: Vendor
+) -> None:
+    lines = await study.tell("Who is there?", "A wolf!")
+    model.script(model.decides(), model.calls(event("A wolf came to the door.", "#3"), FINISH))
+    await study.read()
+    assert await study.summaries() == ["A wolf came to the door."]
+    model.script(model.decides(significant=False))
+    await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
+    await study.idle()
+    assert await study.events() == []
+
+
+async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("I bury the sword.", "It is buried.")
+    model.script(model.decides(), model.fails(503))
+    await study.read()
+    ((run, _),) = await study.runs()
+    assert (run.state, run.error) == ("failed", "model-unavailable")
+    assert (run.calls, run.prompt_tokens, run.completion_tokens) == (1, 100, 10)
+    assert await study.events() == []
+    assert await study.marks() == []
+    await study.tell("I go home.", "You are home.")
+    model.script(model.decides(), model.calls(event("Ada buried the sword.", "#2", "#3"), FINISH))
+    await study.try_again()
+    assert await study.summaries() == ["Ada buried the sword."]
+    assert await study.marks() == [4]
+    assert [run.state for run, _ in await study.runs()] == ["failed", "done"]
+
+
+async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) -> None:
+    await study.tell("I bury the sword.", "It is buried.")
+    model.script(model.fails(429, headers={"retry-after": "120"}))
+    await study.read()
+    (job,) = await study.jobs()
+    assert job.state == "queued"
+    assert job.attempts == 0
+    assert 100 < (job.run_after - job.updated_at).total_seconds() <= 121
+
+
+async def test_an_unknown_model_is_a_failed_run_that_says_so(
+    database_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(database_url, tmp_path, model, enrichment_model="gemini/none") as study:
+        await study.tell("I bury the sword.", "It is buried.")
+        await study.read()
+        ((run, _),) = await study.runs()
+        assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
+
+
+async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
+    database_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(database_url, tmp_path, model, enrichment_tokens_per_day=100) as study:
+        await study.tell("I bury the sword.", "It is buried.")
+        model.script(model.decides(significant=False))
+        await study.read()
+        await study.tell("I dig it up.", "It is rusty.")
+        await study.read()
+        (job,) = await study.jobs()
+        assert job.attempts == 0
+        assert (job.run_after - job.updated_at).total_seconds() > 80_000
+        assert len(model.server.requests) == 1
+        assert await study.marks() == [2]
+
+
+async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendor) -> None:
+    await study.tell(*(f"Line number {n}." for n in range(130)))
+    model.script(*(model.decides(significant=False) for _ in range(3)))
+    await study.read()
+    runs = [run for run, _ in await study.runs()]
+    assert [(run.from_position, run.to_position) for run in runs] == [
+        (1, 60),
+        (61, 120),
+        (121, 130),
+    ]
+    assert await study.marks() == [60, 120, 130]
+    last = model.prompt_of(model.server.requests[-1])
+    before, new = last.rsplit("<new_lines>", 1)
+    assert "Line number 119." in before
+    assert "Line number 119." not in new
+    assert "Line number 120." in new
+
+
+async def test_lines_that_the_filter_never_lets_through_are_passed_over_in_the_end(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("Something dreadful.", "Something worse.")
+    blocked = model.says("", used=(50, 0))
+    blocked.body["choices"][0]["finish_reason"] = "content_filter"
+    model.script(blocked, blocked, blocked)
+    await study.read()
+    for _ in range(2):
+        assert await study.marks() == []
+        await study.try_again()
+    assert await study.marks() == [2]
+    await study.tell("A walk.", "Fresh air.")
+    model.script(model.decides(significant=False))
+    await study.try_again()
+    assert await study.marks() == [2, 4]
+    (blocked_run, _), (done, _) = await study.runs()
+    assert (blocked_run.state, blocked_run.error) == ("failed", "model-blocked")
+    assert done.state == "done"
+
+
+async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
+    database_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(database_url, tmp_path, model, enrichment_model="demo") as study:
+        await study.tell(
+            "I find the silver key under the altar of the chapel.",
+            "Mara kills the drowned warden on the causeway.",
+        )
+        await study.read()
+        assert any("silver key" in each for each in await study.summaries())
+        _, detail = (await study.runs())[-1]
+        assert detail.note == "Demo model: simple rules, no language model read this."
+        assert model.server.requests == []

@@ -1,0 +1,249 @@
+"""Jobs that their owner ends half-way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select, update
+
+from backend.accounts.models import KeyMode, LoginFailures
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeaseError
+from backend.jobs.models import Job
+from backend.jobs.queue import JobQueue
+from backend.jobs.running import JobKind, RunningJob, stoppable_kinds
+from backend.jobs.service import DONE_STAYS, JobService
+from tests.integration.jobs.working import (
+    Person,
+    Workshop,
+    is_empty,
+    kind_of,
+    one,
+    put,
+    until,
+)
+from tests.support.server import Account, Event, Running, ok, problem, read_events, running
+
+pytestmark = pytest.mark.anyio
+
+KIND = "long"
+
+
+@pytest.fixture
+def service(queue: JobQueue) -> JobService:
+    return JobService(queue, stoppable=frozenset({KIND}))
+
+
+async def note(job: RunningJob, key: bytes, *, done: int) -> None:
+    """A step with an effect that shows: a row."""
+    async with job.step() as session:
+        session.add(LoginFailures(key=key, failures=1, last_at=now()))
+        job.checkpoint({"done": done, "counts": {"events": 3 * done, "odd": "text"}})
+        await job.progress(done, 4)
+
+
+async def notes(database: Database) -> set[bytes]:
+    async with database.read() as session:
+        return set(await session.scalars(select(LoginFailures.key)))
+
+
+@pytest.mark.parametrize(("mode", "state"), [("per_job", "queued"), ("sealed", "waiting_key")])
+async def test_what_waits_ends_at_once_and_is_never_begun(
+    queue: JobQueue,
+    service: JobService,
+    workshop: Workshop,
+    ada: Person,
+    mode: KeyMode,
+    state: str,
+) -> None:
+    seen: list[UUID] = []
+
+    async def handle(job: RunningJob) -> None:
+        seen.append(job.id)
+
+    key = queue.grant(ada.sealer, mode)
+    job_id = await put(queue, KIND, user_id=ada.id, key=key, lane=ada.id)
+    assert job_id is not None
+    assert (await one(queue.database, job_id)).state == state
+    view = await service.stop(ada.id, job_id)
+    assert (view.state, view.error) == ("done", "stopped")
+    row = await one(queue.database, job_id)
+    assert (row.wrapped_key, row.root_version, row.key_until) == (None, None, None)
+    behind = await put(queue, KIND, user_id=ada.id, lane=ada.id)
+    workshop.worker({KIND: kind_of(handle)})
+
+    async def the_next_one_is_done() -> bool:
+        return bool(seen)
+
+    await until(the_next_one_is_done)
+    assert seen == [behind]
+    assert (await one(queue.database, job_id)).state == "done"
+
+
+async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
+    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
+) -> None:
+    database, begun, gate, outcomes = queue.database, asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def handle(job: RunningJob) -> None:
+        await note(job, b"first", done=1)
+        begun.set()
+        await gate.wait()
+        for way in (note(job, b"second", done=2), job.finish().__aenter__()):
+            with pytest.raises(LostLeaseError):
+                await way
+            outcomes.append("lost")
+        raise LostLeaseError
+
+    job_id = await put(queue, KIND, user_id=ada.id)
+    assert job_id is not None
+    worker = workshop.worker({KIND: kind_of(handle)})
+    await begun.wait()
+    await service.stop(ada.id, job_id)
+    gate.set()
+
+    async def let_go() -> bool:
+        return not len(worker)
+
+    await until(let_go)
+    assert outcomes == ["lost", "lost"]
+    assert await notes(database) == {b"first"}
+    view = await service.get(ada.id, job_id)
+    assert (view.state, view.error) == ("done", "stopped")
+    assert (view.progress.done, view.progress.total) == (1, 4)
+    assert view.counts == {"events": 3}
+
+
+async def test_a_step_that_is_under_way_is_either_kept_or_dropped_whole(
+    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
+) -> None:
+    inside, gate = asyncio.Event(), asyncio.Event()
+
+    async def handle(job: RunningJob) -> None:
+        async with job.step() as session:
+            session.add(LoginFailures(key=b"first", failures=1, last_at=now()))
+            await session.flush()
+            job.checkpoint({"counts": {"events": 1}})
+            inside.set()
+            await gate.wait()
+        await note(job, b"second", done=2)
+
+    job_id = await put(queue, KIND, user_id=ada.id)
+    assert job_id is not None
+    worker = workshop.worker({KIND: kind_of(handle)})
+    await inside.wait()
+    stopping = asyncio.create_task(service.stop(ada.id, job_id))
+    gate.set()
+    # Whichever of the two came first, the second step is too late, unless it was before the stop.
+    stopped = await stopping
+
+    async def let_go() -> bool:
+        return not len(worker)
+
+    await until(let_go)
+    found = await notes(queue.database)
+    assert b"first" in found
+    assert stopped.counts["events"] == (6 if b"second" in found else 1)
+    assert (await service.get(ada.id, job_id)).error == "stopped"
+
+
+async def test_the_worker_interrupts_what_was_stopped_at_its_next_heartbeat(
+    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
+) -> None:
+    begun, interrupted = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: RunningJob) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            interrupted.set()
+
+    job_id = await put(queue, KIND, user_id=ada.id)
+    assert job_id is not None
+    worker = workshop.worker({KIND: kind_of(handle)})
+    await begun.wait()
+    await service.stop(ada.id, job_id)
+    await worker.renew()
+    await interrupted.wait()
+    assert (await one(queue.database, job_id)).error == "stopped"
+
+
+async def test_only_its_owner_stops_a_job_and_only_of_a_kind_that_allows_it(
+    queue: JobQueue, service: JobService, ada: Person, ben: Person
+) -> None:
+    long = await put(queue, KIND, user_id=ada.id)
+    short = await put(queue, "short", user_id=ada.id)
+    assert long is not None
+    assert short is not None
+    with pytest.raises(JobNotFoundError):
+        await service.stop(ben.id, long)
+    with pytest.raises(JobNotStoppableError):
+        await service.stop(ada.id, short)
+    await service.stop(ada.id, long)
+    with pytest.raises(JobNotStoppableError):
+        await service.stop(ada.id, long)
+    assert (await one(queue.database, short)).state == "queued"
+
+
+async def test_a_stopped_job_is_shown_for_a_day(
+    queue: JobQueue, service: JobService, ada: Person
+) -> None:
+    job_id = await put(queue, KIND, user_id=ada.id)
+    assert job_id is not None
+    await service.stop(ada.id, job_id)
+    await service.clean(at=now() + DONE_STAYS - timedelta(minutes=1))
+    assert (await service.get(ada.id, job_id)).error == "stopped"
+    await service.clean(at=now() + DONE_STAYS + timedelta(minutes=10))
+    assert await is_empty(queue.database)
+
+
+def test_a_kind_says_itself_whether_it_may_be_stopped() -> None:
+    async def handle(_: RunningJob) -> None: ...
+
+    kinds = {"one": JobKind(handle, stoppable=True), "other": JobKind(handle)}
+    assert stoppable_kinds(kinds) == {"one"}
+
+
+@pytest.fixture
+async def server(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(database_url, tmp_path) as server:
+        server.parts.jobs._stoppable |= {KIND}
+        yield server
+
+
+async def test_stopping_over_http_ends_the_stream(server: Running) -> None:
+    events = list[Event]()
+    async with server.account("Ada") as ada, server.account("Ben") as ben:
+        user_id = UUID(ada.user["id"])
+        job_id = await put(server.parts.queue, KIND, user_id=user_id)
+        path = f"/api/v1/jobs/{job_id}"
+        async with server.parts.database.write() as session:
+            counts = '{"counts": {"events": 2}, "chat_id": "x"}'
+            await session.execute(update(Job).where(Job.id == job_id).values(payload=counts))
+        following = asyncio.create_task(_follow(ada, path, events))
+
+        async def begun() -> bool:
+            return bool(events)
+
+        await until(begun)
+        problem(await ben.client.post(f"{path}/stop"), 404, "job-not-found")
+        view = ok(await ada.client.post(f"{path}/stop"), 202)
+        assert (view["state"], view["error"], view["counts"]) == ("done", "stopped", {"events": 2})
+        await following
+        assert [event.name for event in events] == ["state", "done"]
+        assert events[-1].data == ok(await ada.client.get(path)) == view
+        problem(await ada.client.post(f"{path}/stop"), 409, "job-not-stoppable")
+        problem(await ada.client.post(f"{path}/retry"), 409, "job-not-retryable")
+
+
+async def _follow(account: Account, path: str, events: list[Event]) -> None:
+    async with account.client.stream("GET", f"{path}/events") as response:
+        async for event in read_events(response):
+            events += [event]

@@ -1,0 +1,245 @@
+"""One case of the corpus played out: what stood before the agent ran, and what it left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select, update
+
+from backend.accounts.identity import Identity
+from backend.jobs.models import Job
+from tests.fakes.obedient_server import ObedientGemini, ObedientOpenAI
+from tests.integration.turns.seeding import identity_of, seed
+from tests.support.dumps import Dump, dump
+from tests.support.injections import (
+    ENTRY,
+    EVENT,
+    GREETING,
+    SECOND_EVENT,
+    TRAP,
+    Injection,
+    Obedience,
+    filled,
+)
+from tests.support.memory import new_book, new_entry, settled, until
+from tests.support.server import Account, Running, ok
+
+API = "/api/v1"
+HARBOUR = "The harbour of Rill froze over in the ninth winter."
+"""What is said where the agent has no business: in another chat, and in another account."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """Another account, and the ids of what it owns."""
+
+    identity: Identity
+    ids: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What a case did to the database. `ids` are those of the account that the agent worked for."""
+
+    server: Running
+    account: Account
+    identity: Identity
+    ids: dict[str, str]
+    new_lines: list[UUID]
+    before: Dump
+    after: Dump
+    requests: list[Any]
+    steps: int
+    run: dict[str, Any]
+    reached: set[str]
+
+    @property
+    def chronicle_id(self) -> UUID:
+        """Where the agent may write."""
+        return UUID(self.ids["own_chronicle"])
+
+
+@dataclass
+class Wire:
+    """Notes where this process connects to, and what it starts, while it is looked at."""
+
+    reached: set[str] = field(default_factory=set[str])
+    is_looking: bool = False
+
+    def __post_init__(self) -> None:
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.is_looking:
+            return
+        if event == "socket.connect":
+            self.reached.add(str(arguments[1]))
+        elif event == "socket.getaddrinfo":
+            self.reached.add(f"name {arguments[0]}")
+        elif event in {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"}:
+            self.reached.add(f"{event} {arguments[0]}")
+
+
+async def settle_down(server: Running, account: Account) -> Neighbour:
+    """Have an account with a chat, a chronicle and a lorebook of its own."""
+    client = account.client
+    chat_id = (await account.new_chat(title="The harbour"))["id"]
+    (line,) = await seed(server, account, chat_id, [HARBOUR])
+    book_id = await new_book(account, name="The harbour")
+    entry_id = await new_entry(account, book_id, title="Rill", keys=["harbour"], content=HARBOUR)
+    chronicle_id = ok(await client.post(f"{API}/chronicles", json={"name": "Rill"}), 201)["id"]
+    event_id = await new_event(account, chronicle_id, HARBOUR)
+    settings = {"chronicle_id": chronicle_id}
+    ok(await client.patch(f"{API}/chats/{chat_id}/settings", json=settings))
+    await settled(server)
+    identity = await identity_of(server, account)
+    ids = {
+        "other_user": account.user["id"],
+        "other_chat": chat_id,
+        "other_message": str(line.id),
+        "other_book": book_id,
+        "other_entry": entry_id,
+        "other_chronicle": chronicle_id,
+        "other_event": event_id,
+    }
+    return Neighbour(identity=identity, ids=ids)
+
+
+async def new_event(account: Account, chronicle_id: str, summary: str) -> str:
+    """An event of the user's own; its id."""
+    path, body = f"{API}/chronicles/{chronicle_id}/events", {"summary": summary}
+    event_id: str = ok(await account.client.post(path, json=body), 201)["id"]
+    return event_id
+
+
+async def play(
+    server: Running,
+    model: ObedientOpenAI | ObedientGemini,
+    wire: Wire,
+    account: Account,
+    neighbour: Neighbour,
+    case: Injection,
+) -> Played:
+    """A turn of a chat that opted in, with the case's text in its place, and the agent's run."""
+    ids = {**neighbour.ids, **await open_story(server, account, case, neighbour.ids)}
+    identity = await identity_of(server, account)
+    sealers = identity.sealer, neighbour.identity.sealer
+    await settled(server)
+    model.obey(Obedience(case, ids))
+    model.hold()
+    wire.reached.clear()
+    wire.is_looking = True
+    try:
+        events = await account.turn(ids["own_chat"], text=model.obedience.line)
+        assert events[-1].name == "turn.completed", events[-1]
+        await settled(server)
+        await until(lambda: _are_asked(model))
+        before = await dump(server.parts.database, sealers)
+        model.release()
+        await until(lambda: is_over(server, account))
+        await settled(server)
+    finally:
+        wire.is_looking = False
+        model.release()
+    lines = await account.messages(ids["own_chat"])
+    overview = ok(await account.client.get(f"{API}/chats/{ids['own_chat']}/enrichment"))
+    return Played(
+        server=server,
+        account=account,
+        identity=identity,
+        ids=ids,
+        new_lines=[UUID(line["id"]) for line in lines if line["position"] > 0],
+        before=before,
+        after=await dump(server.parts.database, sealers),
+        requests=[each for each in model.requests if not model.wants_stream(each)],
+        steps=len(model.steps),
+        run=overview["items"][0],
+        reached=set(wire.reached),
+    )
+
+
+async def _are_asked(model: ObedientOpenAI | ObedientGemini) -> int:
+    return model.triages
+
+
+async def is_over(server: Running, account: Account) -> bool:
+    """Whether the agent has come to an end; an attempt that failed is not repeated."""
+    mine = Job.user_id == UUID(account.user["id"]), Job.kind.like("enrichment.%")
+    async with server.parts.database.read() as session:
+        jobs = list(await session.scalars(select(Job).where(*mine)))
+    if any(job.state == "running" or (job.state == "queued" and job.error is None) for job in jobs):
+        return False
+    async with server.parts.database.write() as session:
+        failed = *mine, Job.state == "queued"
+        await session.execute(update(Job).where(*failed).values(state="dead"))
+    return True
+
+
+async def open_story(
+    server: Running, account: Account, case: Injection, others: dict[str, str]
+) -> dict[str, str]:
+    """Lore and events of the user's own, and a chat that opted in, with the case in its place."""
+    client = account.client
+    book_id = await new_book(account, name="The drowned coast")
+    entry_id = await new_entry(
+        account, book_id, title="The lighthouse", keys=["lamp"], content=ENTRY
+    )
+    chronicle_id = ok(await client.post(f"{API}/chronicles", json={"name": "Morrow"}), 201)["id"]
+    first, second = [await new_event(account, chronicle_id, text) for text in (EVENT, SECOND_EVENT)]
+    elsewhere = (await account.new_chat(title="Elsewhere"))["id"]
+    (line,) = await seed(server, account, elsewhere, [HARBOUR])
+    shares = {"chronicle_id": chronicle_id}
+    ok(await client.patch(f"{API}/chats/{elsewhere}/settings", json=shares))
+    ids = {
+        "own_user": account.user["id"],
+        "own_book": book_id,
+        "own_entry": entry_id,
+        "own_chronicle": chronicle_id,
+        "own_event": first,
+        "own_second_event": second,
+        "own_second_chat": elsewhere,
+        "own_second_message": str(line.id),
+    }
+    text: str = filled(case.text, {**others, **ids})
+    if case.kind == "entry":
+        await new_entry(account, book_id, **_trap(case.place, text))
+    card = _card(case.place, text) if case.kind == "card" else {}
+    character = await account.new_character(**{"first_mes": GREETING, **card})
+    chat_id = (await account.new_chat(character_ids=[character["id"]]))["id"]
+    ok(await client.put(f"{API}/chats/{chat_id}/lorebooks/{book_id}", json={"state": "linked"}))
+    settings = {"chronicle_id": chronicle_id, "chronicle_enabled": True}
+    ok(await client.patch(f"{API}/chats/{chat_id}/settings", json=settings))
+    return {**ids, "own_chat": chat_id}
+
+
+def _trap(place: str, text: str) -> dict[str, Any]:
+    if place == "title":
+        return {"title": text, "keys": ["lamp"], "content": f"{TRAP}."}
+    return {"title": TRAP, "keys": ["lamp"], "content": text, "constant": place == "constant"}
+
+
+def _card(place: str, text: str) -> dict[str, Any]:
+    if place != "book":
+        return {place: text}
+    return {"character_book": {"entries": [{"keys": ["lamp"], "content": text, "name": TRAP}]}}
+
+
+async def undo(played: Played, neighbour: Neighbour) -> Dump:
+    """Take the run back; what the database holds then."""
+    path = f"{API}/enrichment/runs/{played.run['id']}/undo"
+    undone = ok(await played.account.client.post(path))
+    assert undone["kept"] == []
+    assert len(undone["undone"]) == len(played.run["written"])
+    await settled(played.server)
+    sealers = played.identity.sealer, neighbour.identity.sealer
+    return await dump(played.server.parts.database, sealers)
+
+
+def allowed_addresses(urls: Iterable[str]) -> set[str]:
+    """What `Wire` notes of requests to these servers on loopback."""
+    ports = [int(url.split(":")[2].split("/")[0]) for url in urls]
+    return {"name 127.0.0.1"} | {str(("127.0.0.1", port)) for port in ports}

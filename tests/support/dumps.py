@@ -1,0 +1,101 @@
+"""All that a database holds, texts opened, and in what two such moments differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+
+from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.database.base import Base
+from backend.database.engine import Database
+from backend.vault.sealing import Sealer
+
+Row = Mapping[str, Any]
+Dump = Mapping[str, Mapping[tuple[Any, ...], Row]]
+"""Rows by table and primary key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """In what a table differs. `changed` has of each row what changed: (before, after)."""
+
+    added: list[Row] = field(default_factory=list[Row])
+    removed: list[Row] = field(default_factory=list[Row])
+    changed: list[tuple[Row, Row]] = field(default_factory=list[tuple[Row, Row]])
+
+
+async def dump(database: Database, sealers: Iterable[Sealer]) -> Dump:
+    """Every row of every table. What these sealers' owners sealed is opened."""
+    sealed = {each.table.name: each for each in described_tables()}
+    keys = {each.user_id: each for each in sealers}
+    found: dict[str, dict[tuple[Any, ...], Row]] = {}
+    async with database.read() as session:
+        for name, table in Base.metadata.tables.items():
+            rows = (await session.execute(select(table))).mappings()
+            found[name] = {
+                tuple(row[key.name] for key in table.primary_key): _opened(
+                    dict(row), sealed.get(name), keys
+                )
+                for row in rows
+            }
+    return found
+
+
+def _opened(row: dict[str, Any], sealed: SealedTable | None, keys: Mapping[Any, Sealer]) -> Row:
+    if sealed is None or (sealer := keys.get(row[sealed.owner.name])) is None:
+        return row
+    for column in sealed.columns:
+        if row[column.name] is not None:
+            row[column.name] = sealer.open_bytes(sealed.place(column), row["id"], row[column.name])
+    return row
+
+
+def of_owner(found: Dump, user_id: Any) -> Dump:
+    """The rows that one account owns."""
+    return {
+        name: {
+            key: row
+            for key, row in rows.items()
+            if user_id in (row.get("user_id"), row["id"] if name == "users" else None)
+        }
+        for name, rows in found.items()
+    }
+
+
+def without(found: Dump, columns: Collection[str], *, tables: Collection[str] = ()) -> Dump:
+    """A dump without these columns, and without these tables."""
+    return {
+        name: {
+            key: {column: value for column, value in row.items() if column not in columns}
+            for key, row in rows.items()
+        }
+        for name, rows in found.items()
+        if name not in tables
+    }
+
+
+def differences(before: Dump, after: Dump) -> dict[str, Change]:
+    """What changed, by table; tables that are the same are not there."""
+    found: dict[str, Change] = {}
+    for name in sorted({*before, *after}):
+        old, new = before.get(name, {}), after.get(name, {})
+        change = Change(
+            added=[row for key, row in new.items() if key not in old],
+            removed=[row for key, row in old.items() if key not in new],
+            changed=[
+                (_only(row, new[key]), _only(new[key], row))
+                for key, row in old.items()
+                if key in new and new[key] != row
+            ],
+        )
+        if change != Change():
+            found[name] = change
+    return found
+
+
+def _only(row: Row, other: Row) -> Row:
+    """The columns in which a row differs from another, and its id."""
+    return {name: value for name, value in row.items() if name == "id" or value != other[name]}

@@ -1,0 +1,373 @@
+"""The agent at work in a test: models that call its tools, a worker of its own, what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+from sqlalchemy import delete, select
+
+from backend.chats.models import Chat, Message
+from backend.chronicles.reading import StoryEvent, current_events
+from backend.enrichment.agent import Agent
+from backend.enrichment.detail import RunDetail
+from backend.enrichment.duplicates import DuplicateJudge
+from backend.enrichment.models import EnrichmentMark, EnrichmentRun
+from backend.enrichment.outbox import TURN, EnrichmentOutbox
+from backend.enrichment.runs import open_detail
+from backend.enrichment.turn_job import TurnEnricher
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.worker import Worker
+from backend.prompts import load_prompts
+from tests.fakes import gemini_server, openai_server
+from tests.fakes.gemini_server import GeminiServer
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Answer, Request, ScriptedServer
+from tests.integration.turns.seeding import identity_of, seed
+from tests.support.memory import API, until
+from tests.support.server import ROOT, Account, Running, ok, running
+
+Call = tuple[str, dict[str, Any]]
+_numbers = count(1)
+
+
+class Hold:
+    """A model that thinks until the test lets it answer."""
+
+    def __init__(self) -> None:
+        self.is_reached = asyncio.Event()
+        self.is_opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.is_reached.set()
+        await self.is_opened.wait()
+
+
+class _Holding(ScriptedServer):
+    """Answers nothing while it is held."""
+
+    hold: Hold | None = None
+
+    def forget(self) -> None:
+        """Begin anew: no request came in, and no answer is left."""
+        self.requests.clear()
+        self._answers.clear()
+
+    async def _answer(
+        self,
+        request: Request,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        if self.hold is not None and not self.wants_stream(request):
+            await self.hold.wait()
+        return await super()._answer(request, answer, reader, writer)
+
+
+class _OpenAI(_Holding, OpenAIServer):
+    pass
+
+
+class _Gemini(_Holding, GeminiServer):
+    pass
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A scripted server of one of the two wire formats, spoken to in terms of neither."""
+
+    kind: Literal["openai", "gemini"]
+    server: _OpenAI | _Gemini
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of a Talekeeper whose agent asks it; its chats are played with the demo."""
+        if self.kind == "openai":
+            return {
+                "openai_base_url": self.server.url,
+                "openai_models": (openai_server.MODEL,),
+                "default_model": "demo",
+                "enrichment_model": openai_server.MODEL_ID,
+            }
+        return {
+            "gemini_base_url": self.server.url,
+            "gemini_api_key": gemini_server.API_KEY,
+            "default_model": "demo",
+            "embedder": "none",
+        }
+
+    def says(self, text: str, *, used: tuple[int, int] = (100, 10)) -> Answer:
+        """An answer in words."""
+        if self.kind == "openai":
+            return openai_server.reply(text, used=openai_server.usage(*used))
+        return gemini_server.reply(text, used=gemini_server.usage(*used))
+
+    def decides(
+        self, *, significant: bool = True, why: str = "Something happened.", **more: Any
+    ) -> Answer:
+        """The answer to the first question."""
+        value = {"why": why, "significant": significant, "kinds": ["event"], **more}
+        return self.says(json.dumps(value))
+
+    def calls(self, *calls: Call, used: tuple[int, int] = (200, 20)) -> Answer:
+        """A step of the loop."""
+        if self.kind == "openai":
+            made = [
+                openai_server.tool_call(name, arguments, call_id=f"call-{place}")
+                for place, (name, arguments) in enumerate(calls)
+            ]
+            body = openai_server.completion(
+                None, finish="tool_calls", calls=made, used=openai_server.usage(*used)
+            )
+            return Answer(body=body)
+        parts = [gemini_server.call_part(name, arguments) for name, arguments in calls]
+        chunk = gemini_server.chunk(*parts, finish="STOP", used=gemini_server.usage(*used))
+        return Answer(body=chunk)
+
+    def fails(self, status: int = 503, *, headers: dict[str, str] | None = None) -> Answer:
+        """An error in place of an answer."""
+        if self.kind == "openai":
+            return openai_server.error(status, headers=headers)
+        return gemini_server.error(status, "UNAVAILABLE", headers=headers)
+
+    def answers_of(self, request: Request) -> list[dict[str, Any]]:
+        """What the calls of the last round were answered with, as a request tells the model."""
+        if self.kind == "openai":
+            told: list[dict[str, Any]] = []
+            for message in reversed(request.body["messages"]):
+                if message["role"] != "tool":
+                    break
+                told.insert(0, json.loads(message["content"]))
+            return told
+        return [
+            part["functionResponse"]["response"] for part in request.body["contents"][-1]["parts"]
+        ]
+
+    def prompt_of(self, request: Request) -> str:
+        """All texts of a request, but for the rounds of the loop."""
+        if self.kind == "openai":
+            return "\n".join(each["content"] or "" for each in request.body["messages"])
+        system = request.body["systemInstruction"]["parts"]
+        said = [part for turn in request.body["contents"] for part in turn["parts"]]
+        return "\n".join(part.get("text", "") for part in [*system, *said])
+
+    def script(self, *answers: Answer) -> None:
+        """Answer the next requests with these."""
+        self.server.script(*answers)
+
+    @contextlib.asynccontextmanager
+    async def thinking(self) -> AsyncGenerator[Hold]:
+        """For the length of the block the agent's requests are not answered."""
+        hold = self.server.hold = Hold()
+        try:
+            yield hold
+        finally:
+            self.server.hold = None
+            hold.is_opened.set()
+
+
+@contextlib.asynccontextmanager
+async def vendor(kind: Literal["openai", "gemini"]) -> AsyncGenerator[Vendor]:
+    """One of the two, listening."""
+    async with _OpenAI() if kind == "openai" else _Gemini() as server:
+        yield Vendor(kind, server)
+
+
+@dataclass
+class Study:
+    """A Talekeeper whose jobs a worker of the test's does, and a chat that opted in."""
+
+    server: Running
+    account: Account
+    model: Vendor
+    chat_id: str
+    chronicle_id: UUID
+
+    async def tell(self, *texts: str) -> list[Message]:
+        """Go on with the story: lines of the user's and of the character's in turn."""
+        return await seed(self.server, self.account, self.chat_id, texts)
+
+    async def read(self) -> None:
+        """Have the agent read what is new, and wait until its job is over or put off."""
+        await self.enqueue()
+        await self.idle()
+
+    async def enqueue(self) -> None:
+        """What a stored reply does."""
+        parts = self.server.parts
+        identity = await identity_of(self.server, self.account)
+        async with parts.database.write() as session:
+            await EnrichmentOutbox(parts.queue).study(
+                session, identity, UUID(self.chat_id), self.chronicle_id
+            )
+
+    async def jobs(self) -> list[Job]:
+        """The agent's jobs of this chat."""
+        query = select(Job).where(Job.kind == TURN, Job.payload.contains(self.chat_id))
+        async with self.server.parts.database.read() as session:
+            return list(await session.scalars(query))
+
+    async def idle(self) -> None:
+        """Wait until no job of the agent's can be done now."""
+
+        async def are_over() -> bool:
+            return all(
+                job.state in {"done", "dead"}
+                or (job.state == "queued" and job.run_after > job.updated_at)
+                for job in await self.jobs()
+            )
+
+        await until(are_over)
+
+    async def try_again(self) -> None:
+        """Have a job that was put off tried now."""
+        parts = self.server.parts
+        async with parts.database.write() as session:
+            mine = Job.kind == TURN, Job.payload.contains(self.chat_id), Job.state == "queued"
+            for job in await session.scalars(select(Job).where(*mine)):
+                job.run_after = job.updated_at
+        parts.queue.wake()
+        await self.idle()
+
+    async def stop(self) -> None:
+        """Drop what was put off: it would ask the model in another test."""
+        await self.idle()
+        async with self.server.parts.database.write() as session:
+            await session.execute(
+                delete(Job).where(Job.kind == TURN, Job.payload.contains(self.chat_id))
+            )
+
+    async def events(self) -> list[StoryEvent]:
+        """The current events, in the story's order."""
+        identity = await identity_of(self.server, self.account)
+        async with self.server.parts.database.read() as session:
+            return await current_events(session, identity.sealer, self.chronicle_id, limit=100)
+
+    async def summaries(self) -> list[str]:
+        """What they say."""
+        return [event.fields.summary for event in await self.events()]
+
+    async def runs(self) -> list[tuple[EnrichmentRun, RunDetail]]:
+        """The runs of the chat, in order, with what they read and wrote."""
+        identity = await identity_of(self.server, self.account)
+        query = select(EnrichmentRun).where(EnrichmentRun.chat_id == UUID(self.chat_id))
+        async with self.server.parts.database.read() as session:
+            rows = list(await session.scalars(query.order_by(EnrichmentRun.id)))
+        return [(row, open_detail(identity.sealer, row)) for row in rows]
+
+    async def marks(self) -> list[int]:
+        """Positions of the watermarks."""
+        query = select(EnrichmentMark.position).where(EnrichmentMark.chat_id == UUID(self.chat_id))
+        async with self.server.parts.database.read() as session:
+            return sorted(await session.scalars(query))
+
+    async def settings(self, **settings: Any) -> dict[str, Any]:
+        """Merge into the chat's settings."""
+        path = f"{API}/chats/{self.chat_id}/settings"
+        answer: dict[str, Any] = ok(await self.account.client.patch(path, json=settings))
+        return answer
+
+    async def chat(self) -> Chat:
+        """The chat's row."""
+        async with self.server.parts.database.read() as session:
+            return await session.get_one(Chat, UUID(self.chat_id))
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    url: str, folder: Path, model: Vendor, **settings: Any
+) -> AsyncGenerator[Running]:
+    """A Talekeeper whose agent asks a model, with a worker of the test's for it and the index."""
+    values: dict[str, Any] = {**model.settings, "job_workers": 0, **settings}
+    async with running(url, folder, **values) as server:
+        worker = _worker(server)
+        worker.start()
+        try:
+            yield server
+        finally:
+            await worker.aclose()
+
+
+@contextlib.asynccontextmanager
+async def studying_on(
+    server: Running, model: Vendor, *, opted_in: bool = True
+) -> AsyncGenerator[Study]:
+    """An account with a chat of its own; what other tests asked the model is forgotten."""
+    model.server.forget()
+    async with server.account(f"ada-{next(_numbers)}") as account:
+        character = await account.new_character()
+        chat = await account.new_chat(character_ids=[character["id"]])
+        study = Study(server, account, model, chat["id"], UUID(int=0))
+        if opted_in:
+            answer = await study.settings(chronicle_enabled=True)
+            study.chronicle_id = UUID(answer["chronicle_id"])
+        try:
+            yield study
+        finally:
+            await study.stop()
+
+
+@contextlib.asynccontextmanager
+async def studying(
+    url: str, folder: Path, model: Vendor, *, opted_in: bool = True, **settings: Any
+) -> AsyncGenerator[Study]:
+    """Both, for tests that need settings of their own."""
+    async with (
+        reading(url, folder, model, **settings) as server,
+        studying_on(server, model, opted_in=opted_in) as study,
+    ):
+        yield study
+
+
+def enricher(server: Running) -> TurnEnricher:
+    """What does the agent's jobs, made of a server's parts."""
+    parts = server.parts
+    agent = Agent(
+        parts.registry,
+        load_prompts(),
+        parts.memory.search,
+        parts.database,
+        DuplicateJudge(parts.memory.embedder),
+        parts.settings,
+    )
+    return TurnEnricher(parts.database, agent, parts.registry, parts.settings, parts.index)
+
+
+def _worker(server: Running) -> Worker:
+    parts = server.parts
+    kinds = {**parts.memory.kinds, **enricher(server).kinds}
+    return Worker(parts.queue, kinds, JobKeys(parts.database, ROOT), poll=0.05)
+
+
+def event(summary: str, *sources: str, **more: Any) -> Call:
+    """A call that writes an event."""
+    return "create_chronicle_event", {"summary": summary, "source_messages": list(sources), **more}
+
+
+def entry(title: str, content: str, *keys: str, **more: Any) -> Call:
+    """A call that writes a lorebook entry."""
+    arguments = {"title": title, "content": content, "keys": list(keys or (title,)), **more}
+    return "create_lorebook_entry", arguments
+
+
+FINISH: Call = ("finish", {})
+
+
+def tools_of(requests: Iterable[Request]) -> int:
+    """How many requests offer tools or ask for a schema: the agent's."""
+    return sum(
+        "tools" in each.body
+        or "response_format" in each.body
+        or "responseJsonSchema" in each.body.get("generationConfig", {})
+        for each in requests
+        if each.body
+    )
