@@ -1,8 +1,10 @@
 """A turn's latency with the agent on and off, over HTTP, at a human pace.
 
-Two chats say the same, one with the agent on; they take turns in alternating blocks. The model
-streams at once, and thinks for a moment about what the agent asks, so that the work behind one turn
-goes on while the next one is taken.
+Three chats say the same and take turns in alternating blocks: one with the agent on, one that only
+remembers the same chronicle, and one without any. The first two differ in the agent alone. All are
+longer than their history's budget, so that each turn searches in memory. The model streams at once,
+and thinks for a moment about what the agent asks, so that the work behind one turn goes on while
+the next one is taken.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from scripts._enrichment_model import transcript
 from scripts._enrichment_town import all_items, checked, player, town
 
 BLOCK = 10
-WARM_UP = 10
-"""Turns of each chat before the first that counts."""
+WARM_UP = 30
+"""Turns of each chat before the first that counts, one right after the other."""
+HISTORY = 1_200
+"""Tokens of each chat's history: what the first turns said has scrolled out."""
 SETTLED = 60.0
 
 Times = dict[str, list[tuple[float, float]]]
-"""By `on` and `off`: milliseconds to the first token, and to the end."""
+"""By kind of chat: milliseconds to the first token, and to the end."""
+KINDS = {"off": "agent off", "on": "agent on", "bare": "no chronicle"}
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,11 @@ async def bench_latency(
     what = f"one every {pace.seconds:g} s"
     rows: list[Row] = []
     for place, until in enumerate(("first token", "turn completed")):
-        of = {kind: [each[place] for each in times[kind]] for kind in ("off", "on")}
+        of = {kind: [each[place] for each in times[kind]] for kind in KINDS}
         for kind, values in of.items():
             note = f"{len(values)} turns, {what}"
             note += f"; {runs} runs behind them" if kind == "on" else ""
-            rows.append(spread(name, f"{until}, agent {kind}", values, unit="ms", note=note))
+            rows.append(spread(name, f"{until}, {KINDS[kind]}", values, unit="ms", note=note))
         (off, off_high), (on, on_high) = p50_p95(of["off"]), p50_p95(of["on"])
         ratios = round(on / off, 3), round(on_high / off_high, 3)
         rows.append(Row(name, f"{until}, on by off", *ratios, "", "at most 1.05"))
@@ -74,23 +79,27 @@ async def _timed(
 ) -> tuple[Times, int]:
     """The times, and how many runs of the agent there were."""
     chats: dict[str, str] = {}
-    for kind in ("on", "off"):
+    for kind in KINDS:
         chat = checked(await client.post("/chats", json={"title": kind}))
         chats[kind] = chat["id"]
-    settings = {"chronicle_enabled": True}
-    checked(await client.patch(f"/chats/{chats['on']}/settings", json=settings))
+        budgets = {"budgets": {"history": HISTORY}}
+        checked(await client.patch(f"/chats/{chat['id']}/settings", json=budgets))
+    settings: dict[str, Any] = {"chronicle_enabled": True}
+    made = checked(await client.patch(f"/chats/{chats['on']}/settings", json=settings))
+    settings = {"chronicle_id": made["chronicle_id"]}
+    checked(await client.patch(f"/chats/{chats['off']}/settings", json=settings))
     authorization: str = client.headers["authorization"]
     times: Times = defaultdict(list)
     for block, first in enumerate(range(0, len(lines), BLOCK)):
-        for kind in ("on", "off") if block % 2 else ("off", "on"):
+        for kind in KINDS if block % 2 else reversed(KINDS):
             for line in lines[first : first + BLOCK]:
                 began = time.perf_counter()
                 took = await _take_turn(port, authorization, chats[kind], line)
                 if first >= WARM_UP:
                     times[kind].append(took)
-                await asyncio.sleep(max(0.0, pace.seconds - (time.perf_counter() - began)))
-            # What is behind the last turn must not fall into the other chat's times.
-            await _settle(client, chats[kind])
+                    await asyncio.sleep(max(0.0, pace.seconds - (time.perf_counter() - began)))
+            # What is behind the last turn must not fall into another chat's times.
+            await _settle(client, chats["on"])
     runs = await all_items(client, f"/chats/{chats['on']}/enrichment")
     if not runs:
         raise SystemExit("The agent did nothing: there is nothing to compare.")

@@ -30,13 +30,13 @@ def huey(file: str, jobs: int) -> dict[str, float]:
     notes.execute("PRAGMA journal_mode=WAL")
     notes.execute("CREATE TABLE done (number INTEGER)")
 
-    @queue.task()
     def note(number: int) -> None:
         notes.execute("INSERT INTO done VALUES (?)", (number,))
 
+    task = queue.task()(note)
     began = time.perf_counter()
     for number in range(jobs):
-        note(number)
+        task(number)
     enqueued = time.perf_counter()
     consumer = queue.create_consumer(workers=CONCURRENCY, initial_delay=0.01, max_delay=0.05)
     consumer.start()
@@ -56,11 +56,11 @@ async def procrastinate(dsn: str, jobs: int) -> dict[str, float]:
     notes: Any = pools.AsyncConnectionPool(dsn, min_size=2, max_size=CONCURRENCY, open=False)
     await notes.open()
 
-    @app.task(name="note")
     async def note(number: int) -> None:
         async with notes.connection() as connection:
             await connection.execute("INSERT INTO peer_done VALUES (%s)", (number,))
 
+    task = app.task(name="note")(note)
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
         async with notes.connection() as connection:
@@ -68,7 +68,7 @@ async def procrastinate(dsn: str, jobs: int) -> dict[str, float]:
         began = time.perf_counter()
         for first in range(0, jobs, BATCH):
             some = [{"number": each} for each in range(first, min(first + BATCH, jobs))]
-            await note.batch_defer_async(*some)
+            await task.batch_defer_async(*some)
         enqueued = time.perf_counter()
         await app.run_worker_async(
             wait=False, concurrency=CONCURRENCY, install_signal_handlers=False

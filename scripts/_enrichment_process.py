@@ -35,8 +35,8 @@ def hurry() -> None:
         if not hasattr(holder, name):
             raise SystemExit(f"{holder.__name__} has no {name} any more: change this script.")
         setattr(holder, name, value)
-    defaults: dict[str, Any] = worker.Worker.__init__.__kwdefaults__
-    if "lease" not in defaults:
+    defaults: dict[str, Any] | None = worker.Worker.__init__.__kwdefaults__
+    if defaults is None or "lease" not in defaults:
         raise SystemExit("Worker takes no lease any more: change this script.")
     defaults["lease"] = LEASE
 

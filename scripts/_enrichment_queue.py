@@ -43,9 +43,22 @@ CONCURRENCY = 8
 
 
 async def bench_queue(
-    name: DatabaseName, jobs: int, users: int, *, peer_python: str | None
+    name: DatabaseName,
+    jobs: int,
+    users: int,
+    *,
+    workers: Sequence[int] = (1, 2),
+    peer_python: str | None = None,
 ) -> list[Row]:
-    """The rows of one database. `peer_python` runs the peer; None leaves it out."""
+    """The rows of one database.
+
+    Args:
+        name: SQLite's workers are in this process, PostgreSQL's are processes.
+        jobs: How many go in and out, anew for each number of workers.
+        users: Whose jobs they are, in turn.
+        workers: How many work at once.
+        peer_python: What runs the peer; None leaves it out.
+    """
     async with new_database(name) as url:
         database = Database(url)
         queue = JobQueue(database, ROOT)
@@ -53,11 +66,11 @@ async def bench_queue(
             await connection.run_sync(DONE.metadata.create_all)
         await _make_users(database, users)
         rows = await _enqueued(name, queue, min(jobs, SINGLES), users, batch=1)
-        for workers in (1, 2):
+        for place, count in enumerate(workers):
             filled = await _enqueued(name, queue, jobs, users, batch=BATCH)
-            rows += filled if workers == 1 else []
+            rows += [] if place else filled
             await database.optimize()
-            rows += await _worked_off(name, url, queue, jobs, workers)
+            rows += await _worked_off(name, url, queue, jobs, count)
         await database.dispose()
         rows += await _floor(name, url, min(jobs, FLOOR), users)
         if peer_python:
@@ -262,7 +275,7 @@ def _floor_sqlite(file: str | None, jobs: int, users: int) -> tuple[float, float
 
 
 async def _floor_postgres(url: str, jobs: int, users: int) -> tuple[float, float]:
-    pool = await asyncpg.create_pool(_dsn(url), min_size=CONCURRENCY, max_size=CONCURRENCY)
+    pool: Any = await asyncpg.create_pool(_dsn(url), min_size=CONCURRENCY, max_size=CONCURRENCY)
     rows = [_values(number, users, now()) for number in range(jobs)]
     places = ", ".join(f"${place}" for place in range(1, len(_COLUMNS) + 1))
     adding = f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({places})"  # noqa: S608  # names of columns

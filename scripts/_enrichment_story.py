@@ -93,20 +93,18 @@ async def _opened(client: httpx.AsyncClient) -> Game:
 
 async def _play(made: Town, game: Game, said: Sequence[str], options: argparse.Namespace) -> None:
     """Take turns at an even pace, while something is killed every now and then."""
-    killer = asyncio.create_task(_kill_again_and_again(made, game, options))
+    over = asyncio.Event()
+    killer = asyncio.create_task(_kill_again_and_again(made, game, options, over))
     due = time.monotonic()
     try:
         for line in said:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             due = max(due, time.monotonic() - 1 / options.pace) + 1 / options.pace
             await _take_turn(made, game, line)
-            if killer.done():
-                await killer
     finally:
-        killer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await killer
-    await made.open()
+        over.set()
+        # What was killed last is started again.
+        await killer
 
 
 async def _take_turn(made: Town, game: Game, line: str) -> None:
@@ -146,12 +144,17 @@ async def _until_ready(made: Town) -> None:
     raise SystemExit("The server does not come up again.")
 
 
-async def _kill_again_and_again(made: Town, game: Game, options: argparse.Namespace) -> None:
+async def _kill_again_and_again(
+    made: Town, game: Game, options: argparse.Namespace, over: asyncio.Event
+) -> None:
     draw = random.Random(options.seed)
     while options.kill_every:
-        await asyncio.sleep(options.kill_every * draw.uniform(0.5, 1.5))
-        # To the end, so that the town knows of every process that it has.
-        await asyncio.shield(asyncio.create_task(_kill_one(made, draw)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.kill_every * draw.uniform(0.5, 1.5)):
+                await over.wait()
+        if over.is_set():
+            return
+        await _kill_one(made, draw)
         game.kills += 1
 
 

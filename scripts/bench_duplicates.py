@@ -123,7 +123,7 @@ async def observe(
     """LoCoMo's observations, each with the nearest before it in its dialogue, by meaning."""
     found: list[Observed] = []
     for dialogue in dialogues:
-        told = [
+        told: list[EventFields] = [
             EventFields(summary=text, who=[speaker])
             for session in dialogue["observation"].values()
             for speaker, texts in session.items()
@@ -132,7 +132,7 @@ async def observe(
         vectors = await model.embed_documents(sealer, [each.summary for each in told])
         for at, new in enumerate(told):
             nearest = np.argsort(-(vectors[:at] @ vectors[at]))[:NEAREST]
-            old = [event(told[row]) for row in nearest]
+            old = [event(told[int(row)]) for row in nearest]
             found.append(Observed(new.summary, await judge.nearest(sealer, new, old)))
     return found
 
@@ -168,10 +168,11 @@ def cut(compared: Sequence[Compared], value: Callable[[Compared], float]) -> flo
 
 
 def choose(compared: Sequence[Compared]) -> Thresholds:
-    """The thresholds under which most is gained; of equal ones the strictest.
+    """The thresholds under which most is gained; of equal ones the strictest of `cosine`.
 
-    First what counts without an embedder, then what meaning adds to that. `contained` is not
-    chosen: with less, what is chosen on one half is wrong on the other.
+    First what counts without an embedder, then what meaning adds to that. Of equal ones of
+    `alike_in_part` it is the loosest: it finds what observations repeat. `contained` is not chosen:
+    with less, what is chosen on one half is wrong on the other.
     """
 
     def gain(thresholds: Thresholds) -> int:
@@ -184,7 +185,7 @@ def choose(compared: Sequence[Compared]) -> Thresholds:
     return max(
         (
             replace(alike, cosine=cosine, contained=contained, alike_in_part=part)
-            for cosine, part in product(fine, steps)
+            for cosine, part in product(fine, reversed(steps))
             if part < alike.alike
         ),
         key=gain,

@@ -14,9 +14,11 @@ Without --database each part runs on SQLite in a temporary folder and on a Postg
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
+import signal
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,9 @@ QUICK = {"jobs": 2_000, "users": 100, "turns": 40, "latency_turns": 20, "embedde
 
 async def run(options: argparse.Namespace) -> list[Row]:
     """Every row of the table."""
+    task = asyncio.current_task()
+    if task is not None:  # so that no process of ours is left behind
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     names: tuple[DatabaseName, ...] = get_args(DatabaseName)
     rows: list[Row] = []
     for name in names:
@@ -43,7 +48,11 @@ async def run(options: argparse.Namespace) -> list[Row]:
             continue
         if options.only in {None, "queue"}:
             rows += await bench_queue(
-                name, options.jobs, options.users, peer_python=options.peer_python
+                name,
+                options.jobs,
+                options.users,
+                workers=options.workers or (1, 2),
+                peer_python=options.peer_python,
             )
         if options.only in {None, "story"}:
             rows += await bench_story(name, options)
@@ -81,6 +90,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000, help="through the queue")
     parser.add_argument("--users", type=int, default=1_000, help="whose jobs they are")
     parser.add_argument(
+        "--workers", type=int, nargs="*", help="at once, one number after the other: 1 2"
+    )
+    parser.add_argument(
         "--peer-python", help="a Python with huey, procrastinate and psycopg, for the peers"
     )
     parser.add_argument("--turns", type=int, default=1_000, help="of the story")
@@ -90,7 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--think", type=float, default=0.3, help="seconds that the model takes for the agent"
     )
-    parser.add_argument("--latency-turns", type=int, default=120, help="with the agent on, and off")
+    parser.add_argument("--latency-turns", type=int, default=100, help="of each of three chats")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between these")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

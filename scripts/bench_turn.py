@@ -12,7 +12,10 @@ Then such a chat takes turns with five lorebooks of 1,000 entries and with memor
 among 100,000 points in the index. Vectors come from hashed words there, so that embedding costs
 nothing. What the rows `of it` name overlaps in part: memory is searched while history is read.
 
-At last 200 turns stream at once from a server in a process of its own.
+200 turns stream at once from a server in a process of its own.
+
+At last turns are taken at a human pace over HTTP, with the chronicle's agent on and off: more of it
+in `bench_enrichment.py`.
 
 Without --database it runs on SQLite in a temporary folder and on a PostgreSQL of its own.
 """
@@ -94,6 +97,8 @@ from scripts._bench import (
     utterances,
     write_strangers,
 )
+from scripts._enrichment_common import DatabaseName, new_database
+from scripts._enrichment_latency import Pace, bench_latency
 
 WARM_UP = 3
 """Turns before the first that counts."""
@@ -538,6 +543,17 @@ async def _stream_one(port: int, key: str, chat_id: str, words: int, index: int)
     return [later - earlier for earlier, later in pairwise(arrivals)]
 
 
+async def bench_agent(name: DatabaseName, options: argparse.Namespace) -> list[Row]:
+    """Turns with the agent on and off, on a database of its own."""
+    pace = Pace(options.turns, seconds=1.0, think=0.3)
+    async with new_database(name) as url:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            found = await bench_latency(
+                name, url, Path(folder), options.data, pace, embedder="none"
+            )
+    return [Row(each.database, each.what, each.value, each.p95 or 0, each.note) for each in found]
+
+
 @asynccontextmanager
 async def databases(given: str | None) -> AsyncGenerator[list[tuple[str, str]]]:
     """(URL for prompts, URL for streams) of each database to run on."""
@@ -570,6 +586,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
                     rows += await bench_streams(
                         stream_url, Path(folder), options.streams, options.seconds
                     )
+    if options.only in {None, "agent"} and not options.database:
+        rows += [*await bench_agent("sqlite", options), *await bench_agent("postgres", options)]
     return rows
 
 
@@ -587,7 +605,7 @@ def main() -> None:
     parser.add_argument(
         "--points", type=int, default=100_000, help="in the index, beside lorebooks"
     )
-    parser.add_argument("--only", choices=("prompt", "lore", "streams"))
+    parser.add_argument("--only", choices=("prompt", "lore", "streams", "agent"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles import repository
 from backend.chronicles.cursor import Cursor
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import StoryEvent
+from backend.chronicles.reading import StoryEvent, get_events
 from backend.chronicles.writing import NewEvent, add_events
 from backend.vault.sealing import Sealer
 
@@ -27,16 +27,17 @@ async def all_events(session: AsyncSession, sealer: Sealer, chronicle_id: UUID) 
     """All events of a chronicle in story order, whether they count or not."""
     events: list[StoryEvent] = []
     while True:
-        part = await repository.event_page(
+        page = await repository.event_page(
             session,
-            sealer,
             [ChronicleEvent.chronicle_id == chronicle_id],
+            owner_id=sealer.user_id,
             limit=AT_ONCE,
             after=Cursor.of(events[-1]) if events else None,
             newest=False,
         )
-        events += part
-        if len(part) < AT_ONCE:
+        part = await get_events(session, sealer, [here.event_id for here, _ in page])
+        events += (part[here.event_id] for here, _ in page)
+        if len(page) < AT_ONCE:
             return events
         await asyncio.sleep(0)
 

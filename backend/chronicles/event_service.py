@@ -21,8 +21,8 @@ from backend.chronicles.cursor import Cursor
 from backend.chronicles.errors import EventNotFoundError
 from backend.chronicles.filtering import EventFilter
 from backend.chronicles.limits import check_pins
+from backend.chronicles.listing import find_page
 from backend.chronicles.merging import merge_events
-from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import StoryEvent, find_sources, get_events
 from backend.chronicles.schemas import EventChange, EventMerge, EventView, NewChronicleEvent
 from backend.chronicles.superseding import find_superseded, leads_to, supersede_again
@@ -34,12 +34,6 @@ from backend.errors import ValidationError
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
-
-READ_AT_ONCE = 500
-"""Events that are opened in one go."""
-
-SEARCHED_AT_ONCE = 5_000
-"""Events that one request looks through where their texts decide."""
 
 
 class EventService:
@@ -61,30 +55,24 @@ class EventService:
     ) -> Page[EventView]:
         """A chronicle's events in story order, oldest first, or `newest` first.
 
-        Where texts decide, a page ends after `SEARCHED_AT_ONCE` events, however few were found
-        among them. Raises `ChronicleNotFoundError`, and `ValidationError` for an `after` that is
-        none.
+        A page of a search may be short, or empty, and lead on all the same. Raises
+        `ChronicleNotFoundError`, and `ValidationError` for an `after` that is none.
         """
         cursor = None if after is None else Cursor.parse(after)
-        bound = SEARCHED_AT_ONCE if wanted.reads_texts else limit
-        size = READ_AT_ONCE if wanted.reads_texts else limit + 1
-        conditions = [ChronicleEvent.chronicle_id == chronicle_id, *wanted.conditions()]
-        found: list[EventView] = []
-        looked_at = 0
         async with self._database.read() as session:
             await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
-            while True:
-                events = await repository.event_page(
-                    session, identity.sealer, conditions, limit=size, after=cursor, newest=newest
-                )
-                for event in events:
-                    if looked_at == bound or len(found) == limit:
-                        return Page(items=found, next=str(cursor))
-                    looked_at, cursor = looked_at + 1, Cursor.of(event)
-                    if wanted.matches(event.fields):
-                        found.append(event_view(event))
-                if len(events) < size:
-                    return Page(items=found)
+            ids, follows = await find_page(
+                session,
+                identity.sealer,
+                chronicle_id,
+                wanted,
+                limit=limit,
+                after=cursor,
+                newest=newest,
+            )
+            events = await get_events(session, identity.sealer, ids)
+        shown = [event_view(events[event_id]) for event_id in ids]
+        return Page(items=shown, next=str(follows) if follows else None)
 
     async def create(
         self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent

@@ -31,4 +31,9 @@ def sealed_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
 
 def open_event(sealer: Sealer, row: ChronicleEvent) -> EventFields:
     """What an event says."""
-    return _EVENT.decode(sealer.open_bytes(EVENT, row.id, row.sealed_event))
+    return read_event(sealer, row.id, row.sealed_event)
+
+
+def read_event(sealer: Sealer, event_id: UUID, blob: bytes) -> EventFields:
+    """What the event with this id says."""
+    return _EVENT.decode(sealer.open_bytes(EVENT, event_id, blob))

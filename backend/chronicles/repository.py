@@ -14,9 +14,8 @@ from backend.chats.models import Chat
 from backend.chronicles.cursor import Cursor
 from backend.chronicles.errors import ChronicleNotFoundError, EventNotFoundError
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
-from backend.chronicles.reading import STORY_ORDER, StoryEvent, current, events_query, read_events
+from backend.chronicles.reading import STORY_ORDER, current
 from backend.database.types import Id
-from backend.vault.sealing import Sealer
 
 _LOREBOOKS = table(
     "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
@@ -132,23 +131,29 @@ async def get_event(
 
 async def event_page(
     session: AsyncSession,
-    sealer: Sealer,
     conditions: Sequence[ColumnElement[bool]],
     *,
+    owner_id: UUID,
     limit: int,
     after: Cursor | None,
     newest: bool,
-) -> list[StoryEvent]:
-    """Events that meet the conditions, a chronicle's id among them, in story order."""
-    query = events_query(ChronicleEvent.user_id == sealer.user_id, *conditions).limit(limit)
+) -> list[tuple[Cursor, bytes]]:
+    """Events that meet the conditions, a chronicle's id among them, in story order.
+
+    Of each where it stands, and what it says, still sealed.
+    """
+    query = (
+        select(*STORY_ORDER, ChronicleEvent.sealed_event)
+        .where(ChronicleEvent.user_id == owner_id, *conditions)
+        .order_by(*(each.desc() if newest else each.asc() for each in STORY_ORDER))
+        .limit(limit)
+    )
     if after is not None:
-        place, behind = (
-            tuple_(*STORY_ORDER),
-            tuple_(after.happened_at, after.place, after.event_id, types=_TYPES),
-        )
-        query = query.where(place < behind if newest else place > behind)
-    order = [each.desc() if newest else each.asc() for each in STORY_ORDER]
-    return await read_events(session, sealer, query.order_by(*order))
+        here = tuple_(*STORY_ORDER)
+        there = tuple_(after.happened_at, after.place, after.event_id, types=_TYPES)
+        query = query.where(here < there if newest else here > there)
+    rows = await session.execute(query)
+    return [(Cursor(row[0], row[1], row[2]), row[3]) for row in rows]
 
 
 _TYPES = tuple(each.type for each in STORY_ORDER)

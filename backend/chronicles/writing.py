@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Chat
 from backend.chronicles.events import EventFields
 from backend.chronicles.limits import check_room
@@ -68,11 +69,13 @@ async def add_events(
 ) -> list[ChronicleEvent]:
     """Write events into a chronicle of the sealer's owner; their rows, in the order given.
 
-    Raises `ChronicleFullError`.
+    Raises `ChronicleFullError`, and `MessageNotFoundError` where a chat that they come from was
+    deleted meanwhile.
     """
     if not events:
         return []
     await check_room(session, chronicle_id, more=len(events))
+    await _hold_chats(session, [source for new in events for source in new.sources])
     rows: list[ChronicleEvent] = []
     sources: list[dict[str, Any]] = []
     for new in events:
@@ -129,7 +132,11 @@ async def set_fields(
 async def set_sources(
     session: AsyncSession, row: ChronicleEvent, sources: Sequence[SourceMessage]
 ) -> None:
-    """Have an event come from these messages, and stand where the first of them does."""
+    """Have an event come from these messages, and stand where the first of them does.
+
+    Raises `MessageNotFoundError` where a chat of theirs was deleted meanwhile.
+    """
+    await _hold_chats(session, sources)
     await session.execute(delete(EventSource).where(EventSource.event_id == row.id))
     if sources:
         await session.execute(insert(EventSource), _source_rows(row.id, sources))
@@ -251,6 +258,17 @@ async def _put_back_sources(session: AsyncSession, owner_id: UUID, taken: _Snaps
     if sources:
         await session.execute(insert(EventSource), _source_rows(taken.id, sources))
     await session.flush()
+
+
+async def _hold_chats(session: AsyncSession, sources: Sequence[SourceMessage]) -> None:
+    """Keep the chats of messages from being deleted until the transaction ends."""
+    chats = {each.chat_id for each in sources}
+    if not chats:
+        return
+    query = select(Chat.id).where(Chat.id.in_(chats)).order_by(Chat.id)
+    held = await session.scalars(query.with_for_update(read=True, key_share=True))
+    if len(held.all()) < len(chats):
+        raise MessageNotFoundError("A source message does not exist any more.")
 
 
 def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:

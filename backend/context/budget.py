@@ -29,6 +29,10 @@ class Budget:
         """What recent history may take beside `fixed` tokens that are always sent."""
         return max(0, min(self.history, self.prompt - fixed))
 
+    def for_reaching(self, fixed: int) -> int:
+        """What history may take where it has to reach back to a summary: retrieval's part, too."""
+        return max(0, min(self.history + self.retrieval, self.prompt - fixed))
+
     def for_retrieval(self, fixed: int, history: int) -> int:
         """What retrieved lore and memory may take once history has taken its part."""
         return max(0, min(self.retrieval, self.prompt - fixed - history))

@@ -27,6 +27,7 @@ from backend.enrichment.tools import (
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
+    ModelSpec,
     ModelUnavailableError,
     Prompt,
     PromptMessage,
@@ -43,10 +44,14 @@ from backend.vault.sealing import Sealer
 MOST_CALLS = 6
 """Calls of a model in one run, the first question among them."""
 
-_LATEST_SHOWN = 8
-"""The last events are always shown: what the new lines go on with."""
+_MOST_SHOWN = 8
+"""Events, entries and messages each that are shown as known; the last events as often again."""
+
+_WINDOW_OF_ONE = 4_000
+"""Tokens of the model's window for one of each: small models are shown less."""
 
 _MAX_WHY = 500
+_SPENT = "It ended early: the tokens of one run were spent."
 
 
 class Agent:
@@ -91,15 +96,17 @@ class Agent:
         Raises `UnknownModelError`, and `ModelError` as it left the model.
         """
         model = self._registry.get(model_id)
-        note = DEMO_NOTE if model.spec.provider == "demo" else ""
+        notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
         triage = await self._triage(model, stretch, purse, sampling)
         desk = marked = None
         if triage.significant:
             looker = Looker(self._database, self._search, sealer, stretch)
             marked = Marked(stretch.lines)
             latest = await looker.latest()
-            near = await looker.near()
-            near.events |= {event.id: event for event in latest[-_LATEST_SHOWN:]}
+            count = _shown_of_each(model.spec)
+            near = await looker.near(count=count)
+            # What the new lines go on with, whatever the index says.
+            near.events |= {event.id: event for event in latest[-count:]}
             desk = Desk(
                 sealer,
                 stretch,
@@ -109,7 +116,9 @@ class Agent:
                 latest=latest,
                 most_writes=self._settings.enrichment_max_writes,
             )
-            await self._loop(model, desk, self._opening(stretch, marked, near), purse, sampling)
+            opening = self._opening(stretch, marked, near)
+            if not await self._loop(model, desk, opening, purse, sampling):
+                notes.append(_SPENT)
         return Study(
             why=one_line(triage.why)[:_MAX_WHY],
             significant=triage.significant,
@@ -118,7 +127,7 @@ class Agent:
             memory_ids=marked.memory_ids if marked else [],
             proposals=desk.proposals if desk else [],
             refused=desk.refused if desk else [],
-            note=note,
+            note=" ".join(notes),
             calls=purse.calls,
             prompt_tokens=purse.prompt_tokens,
             completion_tokens=purse.completion_tokens,
@@ -150,18 +159,22 @@ class Agent:
         opening: list[PromptMessage],
         purse: Purse,
         sampling: Sampling,
-    ) -> None:
-        """Have the model call until it has finished, or calls or tokens are used up."""
+    ) -> bool:
+        """Have the model call until it has finished, or calls are used up.
+
+        False where it could have gone on, and the run's tokens were spent.
+        """
         rounds: list[ToolRound] = []
         while purse.calls < MOST_CALLS and not desk.is_finished:
             prompt = Prompt(opening, tuple(rounds))
             if not purse.affords(prompt):
-                return
+                return False
             answer = await _asked(model, prompt, purse, sampling)
             if not answer.calls:
-                return
+                break
             results = await desk.answer(answer.calls)
             rounds.append(ToolRound(answer.calls, results, answer.text))
+        return True
 
     def _opening(self, stretch: Stretch, marked: Marked, near: Found) -> list[PromptMessage]:
         instruction = self._prompts["enrichment/agent"].render(
@@ -207,6 +220,10 @@ async def _asked(model: ChatModel, prompt: Prompt, purse: Purse, sampling: Sampl
     said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
     purse.take(answer.usage, prompt, said)
     return answer
+
+
+def _shown_of_each(spec: ModelSpec) -> int:
+    return max(2, min(_MOST_SHOWN, spec.context_window // _WINDOW_OF_ONE))
 
 
 def _kinds() -> str:

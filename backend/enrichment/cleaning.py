@@ -37,11 +37,16 @@ def shown(text: str, *, most: int) -> str:
 
     Of what is longer than `most` characters the beginning and the end are shown.
     """
-    clean = without_tags(text).strip()
-    if len(clean) > most:
-        head = most * 2 // 3
-        clean = clean[:head] + _GAP + clean[head - most :]
+    clean = clipped(without_tags(text).strip(), most)
     return INDENT.join(line.rstrip() for line in clean.split("\n") if line.strip())
+
+
+def clipped(text: str, most: int) -> str:
+    """Of what is longer than `most` characters the beginning and the end, with a gap between."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    return text[:head] + _GAP + text[head - most :]
 
 
 def one_line(text: str) -> str:

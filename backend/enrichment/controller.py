@@ -31,7 +31,7 @@ from backend.enrichment.schemas import (
 from backend.enrichment.service import EnrichmentService
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
-from backend.wire import EXAMPLE, RAISES, page_limit
+from backend.wire import RAISES, page_limit
 
 TAGS = ("Chronicles",)
 
@@ -128,8 +128,7 @@ class RebuildController(Controller):
                 OtherChronicleError,
                 ChronicleNotEnabledError,
                 RebuildUnderWayError,
-            ),
-            EXAMPLE: {"chat_id": "01970000-0000-7000-8000-000000000000"},
+            )
         },
         operation_id="rebuildChronicle",
         summary="Rebuild a chronicle from a chat",

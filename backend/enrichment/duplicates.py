@@ -68,7 +68,7 @@ class Thresholds:
     alike: float = 0.8
     cosine: float = 0.9
     contained: float = 0.85
-    alike_in_part: float = 0.7
+    alike_in_part: float = 0.5
 
 
 THRESHOLDS = Thresholds()

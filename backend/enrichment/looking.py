@@ -6,10 +6,10 @@ import asyncio
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
-from sqlalchemy.orm import defer
 
 from backend.chronicles.reading import StoryEvent, current_events, get_events
 from backend.database.base import now
@@ -17,10 +17,11 @@ from backend.database.engine import Database
 from backend.enrichment.story import Stretch
 from backend.enrichment.tools import KNOWLEDGE, Knowledge
 from backend.lorebooks.activation.decorators import split_decorators
-from backend.lorebooks.authoring import inactive_entries, is_own
+from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.models import ENTRY
 from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.records import open_entry
+from backend.lorebooks.records import LORE_ENTRY
 from backend.memory.asking import Ask
 from backend.memory.index.protocol import Kind, Part
 from backend.memory.search import MemorySearch
@@ -30,13 +31,20 @@ from backend.vault.sealing import Sealer
 LATEST = 60
 """Events that are compared with a new one whatever the index says, which may be behind."""
 
-MAX_LORE = 10_000
+MAX_LORE = 5_000
 """Entries among which those are looked for that new lines name."""
 
-_NEAR = 8
 _GROUP = 3_000
 """Characters of one look: what is near a whole chapter is near to nothing in it."""
 _GROUPS = 4
+
+_ENTRIES = select(
+    EntryRow.id,
+    EntryRow.lorebook_id,
+    EntryRow.revision,
+    EntryRow.sealed_entry,
+    (EntryRow.agent_revision == EntryRow.revision).label("is_own"),
+)
 
 _KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": "message"}
 
@@ -105,8 +113,11 @@ class Looker:
             )
         return [event for event in events if event.id not in self._stretch.left_alone]
 
-    async def near(self, *, count: int = _NEAR) -> Found:
-        """What is near the new lines: lore that they name, and a few looks, evenly over them."""
+    async def near(self, *, count: int) -> Found:
+        """What is near the new lines: lore that they name, and a few looks, evenly over them.
+
+        About `count` of each kind.
+        """
         text = "\n".join(line.text for line in self._stretch.lines)
         named = await asyncio.to_thread(named_in, text, await self.lore())
         merged = Found(entries={entry.id: entry for entry in named[:count]})
@@ -120,18 +131,16 @@ class Looker:
     async def lore(self) -> Sequence[KnownEntry]:
         """Every entry that counts of the books in which lore is looked for; read once a run."""
         if self._lore is None:
-            books = self._stretch.books
-            query = (
-                select(EntryRow)
-                .where(EntryRow.lorebook_id.in_(books), EntryRow.user_id == self._sealer.user_id)
-                .order_by(EntryRow.id)
-                .limit(MAX_LORE)
-                .options(defer(EntryRow.sealed_source, raiseload=True))
-            )
+            owner_id, rows = self._sealer.user_id, list[Any]()
             async with self._database.read() as session:
-                rows = list(await session.scalars(query))
-                gone = await inactive_entries(session, books, owner_id=self._sealer.user_id)
-            known = (self._known(row) for row in rows if row.id not in gone)
+                for book_id in self._stretch.books:
+                    mine = EntryRow.lorebook_id == book_id, EntryRow.user_id == owner_id
+                    query = _ENTRIES.where(*mine).order_by(EntryRow.place)
+                    rows += await session.execute(query.limit(MAX_LORE - len(rows)))
+                gone = await inactive_entries(session, self._stretch.books, owner_id=owner_id)
+            gone |= self._stretch.left_alone
+            # Thousands are opened beside the loop in which turns are streamed.
+            known = await asyncio.to_thread(self._open, [row for row in rows if row.id not in gone])
             self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
         return self._lore
 
@@ -204,29 +213,30 @@ class Looker:
         recalled = [each for each in recalled if each.source_id not in self._stretch.left_alone]
         if not recalled:
             return {}
-        query = (
-            select(EntryRow)
-            .where(
-                EntryRow.id.in_([each.source_id for each in recalled]),
-                EntryRow.user_id == self._sealer.user_id,
-            )
-            .options(defer(EntryRow.sealed_source, raiseload=True))
-        )
+        wanted = EntryRow.id.in_([each.source_id for each in recalled])
+        query = _ENTRIES.where(wanted, EntryRow.user_id == self._sealer.user_id)
         async with self._database.read() as session:
-            rows = {row.id: row for row in await session.scalars(query)}
-        ids = [each.source_id for each in recalled if each.source_id in rows]
-        return {each: self._known(rows[each]) for each in ids}
+            rows = {row.id: row for row in await session.execute(query)}
+        known = self._open([rows[each.source_id] for each in recalled if each.source_id in rows])
+        return {entry.id: entry for entry in known}
 
-    def _known(self, row: EntryRow) -> KnownEntry:
-        entry = open_entry(self._sealer, row)
-        return KnownEntry(
-            id=row.id,
-            book_id=row.lorebook_id,
-            revision=row.revision,
-            entry=entry,
-            is_own=is_own(row),
-            text=split_decorators(entry.content)[1].strip(),
-        )
+    def _open(self, rows: Sequence[Any]) -> list[KnownEntry]:
+        """Rows of `_ENTRIES`, unsealed."""
+        found: list[KnownEntry] = []
+        for row in rows:
+            sealed = self._sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
+            entry = LORE_ENTRY.decode(sealed)
+            found.append(
+                KnownEntry(
+                    id=row.id,
+                    book_id=row.lorebook_id,
+                    revision=row.revision,
+                    entry=entry,
+                    is_own=bool(row.is_own),
+                    text=split_decorators(entry.content)[1].strip(),
+                )
+            )
+        return found
 
     def _groups(self) -> list[str]:
         groups: list[str] = [""]

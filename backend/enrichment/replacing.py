@@ -135,7 +135,7 @@ async def _remove_events(
         for row in others.all():
             before = await writing.snapshot(session, sealer, row)
             by = row.superseded_by
-            while by in heirs:
+            while by is not None and by in heirs:
                 by = heirs[by]
             await writing.supersede(session, row, by)
             kept.append(

@@ -211,6 +211,7 @@ async def is_wanted(session: AsyncSession, work: Work) -> bool:
         chat is not None
         and chat.chronicle_enabled
         and chat.chronicle_id == work.stretch.chronicle_id
+        and work.stretch.since in {None, chat.chronicle_since}
         and await is_unchanged(session, work.stretch)
     )
 

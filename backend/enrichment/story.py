@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.settings import EnrichmentSettings
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
+from backend.enrichment.cleaning import clipped
 from backend.enrichment.models import EnrichmentMark
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
@@ -23,6 +24,9 @@ from backend.vault.sealing import Sealer
 STRETCH_LINES = 60
 STRETCH_TOKENS = 12_000
 """Most that is read at a time, in the chat's unit; one line is always read."""
+
+_CHARACTERS_A_TOKEN = 3
+"""Fewer than most texts have."""
 
 EARLIER_LINES = 8
 EARLIER_TOKENS = 2_000
@@ -135,9 +139,9 @@ async def read_range(  # noqa: PLR0913  # a range, and how much of it
         return None
     above = Message.position < fitting[0].position
     before = await _rows(session, chat, since, above, limit=EARLIER_LINES, backwards=True)
-    kept = _fitting(before, EARLIER_LINES, EARLIER_TOKENS)[::-1]
-    lines = [_line(sealer, row) for row in fitting]
-    earlier = [_line(sealer, row) for row in kept]
+    kept = _fitting(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
+    lines = [_line(sealer, row, most_tokens) for row in fitting]
+    earlier = [_line(sealer, row, most_tokens) for row in kept]
     return Stretch(
         chat_id=chat.id,
         chronicle_id=chronicle_id,
@@ -271,13 +275,15 @@ def _fitting(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence
     return rows
 
 
-def _line(sealer: Sealer, row: Any) -> StoryLine:
+def _line(sealer: Sealer, row: Any, most_tokens: int) -> StoryLine:
+    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     return StoryLine(
         id=row.id,
         position=row.position,
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
         role=row.role,
-        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        # One line is read even where it alone is too long: what fits of it.
+        text=clipped(text, _CHARACTERS_A_TOKEN * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
         tokens=row.tokens,

@@ -13,7 +13,7 @@ from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.summary_schemas import NewSummary, SummaryView
 from backend.enrichment.summary_service import SummaryService
 from backend.errors import PreconditionFailedError
-from backend.wire import EXAMPLE, RAISES, Page, etag, page_limit
+from backend.wire import RAISES, Page, etag, page_limit
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -51,7 +51,6 @@ class SummaryController(Controller):
                 MessageBusyError,
                 PreconditionFailedError,
             ),
-            EXAMPLE: {"text": "Mara found the lamp, and promised to bring it back."},
         },
         operation_id="putSummary",
         summary="Write the summary",

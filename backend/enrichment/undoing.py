@@ -109,7 +109,7 @@ class Undoer:
             return "gone" if effect.what == "event_changed" else None
         now = await writing.snapshot(session, self._sealer, row)
         if not self._is_as_left(effect, now):
-            return "edited" if row.is_edited else "changed"
+            return "edited" if row.is_edited or row.is_pinned else "changed"
         if effect.what == "event_changed":
             return await self._put_back_event(effect)
         await writing.remove_events(session, [row], owner_id=self._sealer.user_id)
@@ -150,7 +150,7 @@ class Undoer:
             if event_id in self._removed or mark.by not in self._removed:
                 continue
             heir: UUID | None = mark.by
-            while heir in self._removed:
+            while heir is not None and heir in self._removed:
                 heir = marks[heir].by
             if heir is not None and await is_there(self._session, mark.chronicle_id, heir):
                 await supersede_again(self._session, mark.chronicle_id, [event_id], heir)

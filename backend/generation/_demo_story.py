@@ -37,7 +37,7 @@ _NAME = re.compile(rf"\b{_PART}(?: (?:of (?:the )?)?{_PART}){{0,4}}")
 _PLACE = re.compile(
     r"\b(?:in|at|into|inside|under|beneath|below|near|on|to|behind|outside) the (" + _NAME.pattern
     + r")|\b(?:arrives?|arrived) (?:in|at) (" + _NAME.pattern + r")"
-    + r"|\b(?:reach(?:es|ed)?) (" + _NAME.pattern + ")"
+    + r"|\b(?:reach(?:es|ed)?|leaves?|left) (?:the )?(" + _NAME.pattern + ")"
 )  # fmt: skip
 _INTRODUCED = re.compile(
     rf"\b({_NAME.pattern})(?:, | is | was )((?:an?|the) [a-z][^.!?\n;,]{{5,200}})"

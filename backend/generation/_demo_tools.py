@@ -28,6 +28,8 @@ SUMMARY_HEAD = "(Demo summary)"
 
 _TRIAGE = frozenset({"significant", "why", "kinds"})
 _MOST_CALLS = 3
+_MOST_NAMES = 10
+_LONGEST_NAME = 60
 _USUAL_WORDS = 150
 _WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
 _EVENT, _ENTRY, _FINISH = "create_chronicle_event", "create_lorebook_entry", "finish"
@@ -115,9 +117,9 @@ def _event(event: Happening) -> dict[str, Any]:
     return {
         "summary": event.summary,
         "kind": event.kind,
-        "where": event.where,
-        "who": event.who,
-        "keywords": event.keywords,
+        "where": event.where[:_LONGEST_NAME],
+        "who": [name[:_LONGEST_NAME] for name in event.who[:_MOST_NAMES]],
+        "keywords": [word[:_LONGEST_NAME] for word in event.keywords],
         "significance": event.significance,
         "source_messages": [event.mark],
     }
@@ -125,9 +127,9 @@ def _event(event: Happening) -> dict[str, Any]:
 
 def _entry(entry: Introduced) -> dict[str, Any]:
     return {
-        "title": entry.title,
+        "title": entry.title[:_LONGEST_NAME],
         "content": entry.content,
-        "keys": [entry.title],
+        "keys": [entry.title[:_LONGEST_NAME]],
         "because": WHY,
     }
 

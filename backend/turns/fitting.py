@@ -61,7 +61,7 @@ def reading_from(
     """Tokens from the root behind which lines are read: as far back as a summary may need them."""
     if summarised is None:
         return begin
-    most = math.floor(budget.prompt / scale)
+    most = math.floor(budget.for_reaching(0) / scale)
     reached = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     return begin if reached is None else reached
 
@@ -114,7 +114,7 @@ def _following(read: Read, fixed: Plan, summarised: int) -> History | None:
     """The same, reaching back to where a summary ends; None where there is no room for that."""
     fits = math.floor(fixed.history_budget / read.scale)
     begin = eviction_point(read.path_tokens, min(fits, read.widest))
-    room = read.budget.prompt - fixed.fixed
+    room = read.budget.for_reaching(fixed.fixed)
     most = math.floor(room / read.scale)
     start = joined(begin, summarised=summarised, path_tokens=read.path_tokens, most=most)
     if start is None:

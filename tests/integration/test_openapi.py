@@ -22,6 +22,7 @@ BODIES: dict[str, Any] = {
     "patchMessage": {"hidden": True},
     "putChatLorebook": {"state": "off"},
     "orderLoreEntries": {"entry_ids": []},
+    "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
 """What routes need that have no example; the others take an empty object."""

@@ -16,6 +16,7 @@ from backend.database.base import Base, now
 from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.support.chronicling import last_run, new_event, opt_in, sum_up
 from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
@@ -82,9 +83,14 @@ async def live(account: Account) -> str:
     ok(await client.post("/api/v1/characters/import", files={"file": card.read_bytes()}), 201)
     chat = await account.new_chat(character_ids=[character["id"]], persona_id=persona["id"])
     await write_lore(account, chat["id"], character["id"])
+    chronicle_id = await opt_in(account, chat["id"])
     events = await account.turn(chat["id"], text="{{setglobalvar::a::b}}Hello.")
     await account.turn(chat["id"], regenerate_of=events[0].data["reply_id"])
     await account.turn(chat["id"], impersonate=True)
+    newest = (await account.messages(chat["id"]))[-1]["id"]
+    await new_event(account, chronicle_id, "Mara said hello.", source_message_ids=[newest])
+    await sum_up(account, chat["id"], "They met.", through=newest)
+    await last_run(account, chat["id"])
     ok(await client.patch(f"{ME}/settings", json={"system_prompt": "Be kind."}))
     ok(await client.patch(f"/api/v1/chats/{chat['id']}/settings", json={"system_prompt": "Rain."}))
     ok(await client.post("/api/v1/api-keys", json={"label": "script"}), 201)

@@ -23,6 +23,8 @@ UNSET: dict[str, Any] = {
     "authors_note": {},
     "lore": {},
     "memory": {},
+    "enrichment": {},
+    "summary": {},
 }
 
 
@@ -60,6 +62,8 @@ async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
         "names": False,
         "lore": {},
         "memory": {},
+        "enrichment": {},
+        "summary": {},
     }
     assert await patch(ada, chat) == await read(ada, chat)
     await patch(ada, chat, sampling=None, budgets=None, authors_note={"depth": None, "role": None})

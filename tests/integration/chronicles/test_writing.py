@@ -31,7 +31,7 @@ from backend.database.base import new_id
 from backend.errors import ValidationError
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
-from tests.support.server import Running
+from tests.support.server import Running, ok
 
 pytestmark = pytest.mark.anyio
 
@@ -190,6 +190,20 @@ async def test_a_message_that_is_being_written_is_no_source_yet(
     assert found.said_at == row.created_at
     with pytest.raises(MessageNotFoundError):
         await find_sources(session, [message_id, uuid4()], owner_id=identity.user_id)
+
+
+async def test_an_event_of_a_chat_that_was_deleted_meanwhile_is_refused(
+    server: Running, identity: Identity, chronicle: UUID, writer: Chronicler, chat: str
+) -> None:
+    database, sealer = server.parts.database, identity.sealer
+    [greeting] = await writer.account.messages(chat)
+    async with database.read() as session:
+        sources = await find_sources(session, [UUID(greeting["id"])], owner_id=sealer.user_id)
+    ok(await writer.ask("DELETE", f"/chats/{chat}"), 204)
+    with pytest.raises(MessageNotFoundError):
+        async with database.write() as session:
+            await add_events(session, sealer, chronicle, [new(sources=sources)])
+    assert await writer.summaries(str(chronicle), current=False) == []
 
 
 async def _read(session: AsyncSession, identity: Identity, event_id: UUID) -> StoryEvent:

@@ -134,6 +134,8 @@ async def test_a_run_ends_when_its_tokens_are_spent_and_keeps_what_it_has(
         await study.read()
         assert len(model.server.requests) == 2
         assert await study.summaries() == [CHAPEL]
+        _, detail = (await study.runs())[-1]
+        assert detail.note == "It ended early: the tokens of one run were spent."
 
 
 async def test_what_a_provider_does_not_report_is_estimated(study: Study, model: Vendor) -> None:

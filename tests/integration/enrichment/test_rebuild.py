@@ -210,7 +210,8 @@ async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) 
     ]
     assert [each.place for each in await study.events()] == [11, 69, 69, 71, 125]
     assert await runs(study) == [("done", "")] * 3
-    assert await study.marks() == [59, 119, 130]
+    # Those of the rebuild, and those of the agent, which has not read what was before consent.
+    assert await study.marks() == [59, 60, 119, 120, 130]
 
 
 async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
@@ -253,7 +254,7 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
     part = {**body, "from_position": 60, "to_position": 99}
     half = ok(await client.post(path_of(study), json=part, params={"dry_run": "true"}))
-    assert (half["messages"], half["batches"], half["events_to_replace"]) == (39, 1, 1)
+    assert (half["messages"], half["batches"], half["events_to_replace"]) == (40, 1, 1)
     assert len(study.model.server.requests) == asked
     problem(await client.get(path_of(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
@@ -296,7 +297,7 @@ async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(small: Study
         422,
         "validation-failed",
     )
-    problem(await client.post(path, json={**body, "text": "x"}), 400, "bad-request")
+    problem(await client.post(path, json={**body, "text": "x"}), 422, "validation-failed")
     other = ok(await client.post(f"{API}/chronicles", json={"name": "Another one"}), 201)
     problem(
         await client.post(f"{API}/chronicles/{other['id']}/rebuild", json=body),
@@ -392,15 +393,14 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
         *found(model, event("The lamp was lit.", "#3")),
     )
     await start(study)
-    async with model.thinking() as hold:
-        async with rebuilder(study) as worker:
-            await hold.is_reached.wait()
-            path = f"{API}/messages/{last.id}"
-            ok(await study.account.client.delete(path), 204)
-            model.server.hold = None
-            hold.is_opened.set()
-            await over(study)
-            assert not len(worker)
+    async with model.thinking() as hold, rebuilder(study) as worker:
+        await hold.is_reached.wait()
+        path = f"{API}/messages/{last.id}"
+        ok(await study.account.client.delete(path))
+        model.server.hold = None
+        hold.is_opened.set()
+        await over(study)
+        assert not len(worker)
     assert await study.summaries() == ["The lamp was lit."]
     assert await runs(study) == [("failed", "path-changed"), ("done", "")]
     assert "wolf" not in model.prompt_of(model.server.requests[-1])
@@ -428,13 +428,13 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
 async def test_it_waits_when_the_tokens_of_the_day_are_spent(
     sqlite_url: str, tmp_path: Path, model: Vendor
 ) -> None:
-    async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_day=1_200) as study:
+    async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_day=30_000) as study:
         await long_story(study)
-        model.script(*anew(model))
+        call = event("The lamp of Morrow was lit.", "#12")
+        model.script(model.decides(), model.calls(call, FINISH, used=(29_000, 900)))
         await start(study)
         async with rebuilder(study):
             waiting = await put_off(study)
-        # A batch takes 330 of what the story left: 1,200 - 990.
         assert waiting["progress"]["done"] == 60
         assert waiting["attempts"] == 0
         assert await runs(study) == [("done", "")]
@@ -458,6 +458,25 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
         ("done", ""),
         ("done", ""),
     ]
+
+
+async def test_what_the_providers_filter_never_lets_through_is_passed_over(small: Study) -> None:
+    study, model = small, small.model
+    await long_story(study)
+    blocked = model.says("", used=(50, 0))
+    blocked.body["choices"][0]["finish_reason"] = "content_filter"
+    model.script(blocked, blocked, blocked, *anew(model)[2:])
+    await start(study)
+    async with rebuilder(study):
+        for _ in range(2):
+            await put_off(study)
+            await try_again(study)
+        ended = await over(study)
+    assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
+    # What the agent found there before is left, and nothing says that it was read anew.
+    assert [each.place for each in await study.events()] == [9, 71, 125]
+    assert await runs(study) == [("failed", "model-blocked"), ("done", ""), ("done", "")]
+    assert await study.marks() == [60, 119, 120, 130]
 
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:
@@ -509,7 +528,7 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     model.script(*found(model, event("The lamp was lit.", "#3")))
     await study.read()
     path = f"{API}/messages/{last.id}"
-    ok(await client.delete(path), 204)
+    ok(await client.delete(path))
     assert await study.summaries() == []
     await study.tell("The lamp is broken.")
     # Another chat of the same chronicle.

@@ -6,9 +6,12 @@ from collections.abc import AsyncGenerator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
+from backend.enrichment.models import EnrichmentMark
 from backend.generation.registry import DemoConfig, ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Gate, Silence
@@ -468,5 +471,50 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
         copy = await summary_of(ada, fork)
         assert (copy["text"] if copy else None) == text
         assert bool(summaries_in(await preview(ada, fork))) == (text is not None)
-    ok(await ada.client.delete(f"{API}/chats/{chat}"), 204)
-    assert (await summary_of(ada, fork)) is None
+
+
+async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
+    ada: Account, chat: str, server: Running
+) -> None:
+    lines = await seed(server, ada, chat, [TICK] * 4)
+    async with server.parts.database.write() as session:
+        for line in (lines[0], lines[2]):
+            mark = EnrichmentMark(
+                id=line.id, user_id=line.user_id, chat_id=line.chat_id, position=line.position
+            )
+            session.add(mark)
+    body = {"message_id": str(lines[1].id)}
+    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    copies = await ada.messages(fork)
+    async with server.parts.database.read() as session:
+        query = select(EnrichmentMark).where(EnrichmentMark.chat_id == UUID(fork))
+        marks = list(await session.scalars(query))
+    assert [(str(mark.id), mark.position) for mark in marks] == [(copies[1]["id"], 1)]
+
+
+async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await set_chat(ada, chat, model="demo")
+    await begin(server, ada, chat, 40)
+    await say(ada, chat)
+    await at_rest(server, chat)
+    summary = await summary_of(ada, chat)
+    assert summary is not None
+    assert summary["model"] == "demo"
+    assert summary["text"].startswith("(Demo summary) ")
+    assert summary["text"] in (await preview(ada, chat))["prompt"][0]["text"]
+    assert teller.requests == []
+
+
+async def test_another_model_may_write_the_summaries(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await set_chat(ada, chat, model="demo", enrichment={"model": MODEL_ID})
+    await begin(server, ada, chat, 40, words=100)
+    await say(ada, chat)
+    await at_rest(server, chat)
+    assert (await summary_of(ada, chat) or {})["model"] == MODEL_ID
+    (request,) = teller.requests
+    assert request.body["max_tokens"] >= 600
+    assert "About 100 words" in request.body["messages"][0]["content"]

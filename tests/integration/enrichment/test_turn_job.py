@@ -127,6 +127,21 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     assert [run.state for run, _ in await study.runs()] == ["failed"]
 
 
+async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
+    await study.enqueue()
+    async with model.thinking() as hold:
+        await hold.is_reached.wait()
+        await study.settings(chronicle_enabled=False)
+        await study.settings(chronicle_enabled=True)
+    await study.idle()
+    assert await study.events() == []
+    assert await study.marks() == []
+
+
 async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model: Vendor) -> None:
     await study.tell("I kill the king.", "The king is dead.")
     model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
@@ -321,3 +336,19 @@ async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
         _, detail = (await study.runs())[-1]
         assert detail.note == "Demo model: simple rules, no language model read this."
         assert model.server.requests == []
+
+
+async def test_a_line_that_is_too_long_for_a_small_model_is_read_in_part(
+    sqlite_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    async with studying(sqlite_url, tmp_path, model, openai_context_window=4_096) as study:
+        long = "It began. " + "The rain fell on the roofs of the harbour. " * 500 + "It ended."
+        await study.tell("I listen.", long, "I sleep.", "Good night.")
+        model.script(*(model.decides(significant=False) for _ in range(3)))
+        await study.read()
+        runs = [run for run, _ in await study.runs()]
+        assert [(run.from_position, run.to_position) for run in runs] == [(1, 1), (2, 2), (3, 4)]
+        prompt = model.prompt_of(model.server.requests[1])
+        assert "It began." in prompt
+        assert "It ended." in prompt
+        assert len(prompt) < 8_000

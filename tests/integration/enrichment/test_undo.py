@@ -17,9 +17,8 @@ from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import ChatSummary, EnrichmentRun
 from backend.enrichment.runs import sealed_detail
 from backend.enrichment.summaries import store_summary
-from backend.memory.models import IndexChange
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, settled
+from tests.support.memory import API, points_of, rows_of, settled
 from tests.support.server import ok, problem
 from tests.support.studying import FINISH, Call, Study, Vendor, entry, event, studying, vendor
 
@@ -113,20 +112,24 @@ async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
     problem(await study.account.client.post(path), 409, "run-already-undone")
 
 
-async def test_the_index_is_told_in_the_same_transaction(
+async def test_the_index_forgets_what_was_taken_back(
     sqlite_url: str, tmp_path: Path, model: Vendor
 ) -> None:
     async with studying(sqlite_url, tmp_path, model) as study:
         run_id = await play(study, event("The lamp was lit."), entry("Morrow", "A town."))
         await settled(study.server)
-        [made] = await events(study)
-        await study.worker.aclose()
+        [lamp], [morrow] = await events(study), await book(study)
+        index = study.server.parts.memory.collections.current
+        owner_id = UUID(study.account.user["id"])
+
+        async def indexed() -> set[UUID]:
+            rows = rows_of(await points_of(index, owner_id))
+            return {UUID(lamp["id"]), UUID(morrow["id"])} & rows.keys()
+
+        assert len(await indexed()) == 2
         await undo(study, run_id)
-        async with study.server.parts.database.read() as session:
-            rows = list(await session.scalars(select(IndexChange)))
-        noted = {(row.kind, row.source_id) for row in rows}
-        assert ("event", UUID(made["id"])) in noted
-        assert "lore" in {kind for kind, _ in noted}
+        await settled(study.server)
+        assert await indexed() == set()
 
 
 async def test_what_a_user_changed_since_stays_unless_it_is_forced(study: Study) -> None:

@@ -14,6 +14,7 @@ from backend.accounts.identity import Identity
 from backend.jobs.models import Job
 from tests.fakes.obedient_server import ObedientGemini, ObedientOpenAI
 from tests.integration.turns.seeding import identity_of, seed
+from tests.support.chronicling import new_event
 from tests.support.dumps import Dump, dump
 from tests.support.injections import (
     ENTRY,
@@ -107,13 +108,6 @@ async def settle_down(server: Running, account: Account) -> Neighbour:
         "other_event": event_id,
     }
     return Neighbour(identity=identity, ids=ids)
-
-
-async def new_event(account: Account, chronicle_id: str, summary: str) -> str:
-    """An event of the user's own; its id."""
-    path, body = f"{API}/chronicles/{chronicle_id}/events", {"summary": summary}
-    event_id: str = ok(await account.client.post(path, json=body), 201)["id"]
-    return event_id
 
 
 async def play(

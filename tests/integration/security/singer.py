@@ -10,9 +10,19 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.fakes.openai_server import OpenAIServer, chunk, completion, error, reply, stream
-from tests.fakes.scripted_server import Answer, Break
+from tests.fakes.openai_server import (
+    OpenAIServer,
+    chunk,
+    completion,
+    error,
+    reply,
+    stream,
+    tool_call,
+)
+from tests.fakes.scripted_server import Answer, Break, Request
 from tests.support.canary import disguises
+from tests.support.chronicling import last_run, new_event, opt_in, overview, sum_up
+from tests.support.memory import until
 from tests.support.server import Account, Event, ok, text_of
 
 WORD = "kanarienvogel7f3a"
@@ -69,6 +79,67 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+EVENT: dict[str, Any] = {
+    "time": sing("time"),
+    "where": sing("where"),
+    "who": [sing("who")],
+    "keywords": [sing("keyword")],
+}
+TOLD: dict[str, Any] = {
+    "summary": sing("told"),
+    "story_time": sing("time"),
+    "where": sing("where"),
+    "who": [sing("who")],
+    "keywords": [sing("keyword")],
+}
+LORE: dict[str, Any] = {
+    "title": sing("title"),
+    "content": sing("content"),
+    "keys": [WORD],
+    "because": sing("because"),
+}
+CALLS: list[list[tuple[str, Any]]] = [
+    [("search_knowledge_base", {"query": sing("query")})],
+    [
+        ("create_chronicle_event", TOLD),
+        ("create_chronicle_event", TOLD),
+        ("create_chronicle_event", {**TOLD, "source_messages": [WORD]}),
+        ("update_chronicle_event", {"event": WORD, "summary": sing("other")}),
+        ("create_lorebook_entry", LORE),
+        ("create_lorebook_entry", {**LORE, "title": sing("pattern"), "keys": [f"/{WORD}/"]}),
+        ("create_lorebook_entry", {WORD: sing("member")}),
+        (WORD, {WORD: sing("argument")}),
+    ],
+    [("finish", {})],
+]
+"""What the agent's model calls, step by step: some of it is refused."""
+
+
+class Scribe(OpenAIServer):
+    """Replies as it is told to; of its own it keeps the chronicle and the summaries, singing."""
+
+    def usual(self, request: Request) -> Answer:
+        body = request.body or {}
+        if "tools" in body:
+            step = sum(1 for message in body["messages"] if message.get("tool_calls"))
+            calls = [
+                tool_call(name, arguments, call_id=f"{WORD}-{step}-{place}")
+                for place, (name, arguments) in enumerate(CALLS[step])
+            ]
+            return Answer(body=completion(None, finish="tool_calls", calls=calls))
+        if "response_format" in body:
+            why = {"why": sing("why"), "significant": True, "kinds": [WORD, "event"]}
+            return Answer(body=completion(json.dumps(why)))
+        return reply(sing("summed up"))
+
+
+FORGETFUL: dict[str, Any] = {
+    "budgets": {"history": 500},
+    "summary": {"enabled": True, "interval": 2},
+}
+"""Settings of a chat whose history scrolls out at once, and is summed up."""
+
+
 def picture() -> bytes:
     """A picture whose metadata sing, in the clear and compressed."""
     about = PngInfo()
@@ -94,6 +165,7 @@ class Player:
         await self.write_characters()
         chat = await self.open_chat()
         await self.write_lore(chat)
+        await self.keep_chronicles()
         await self.take_turns(chat)
         await self.fail_turns(chat)
         await self.change_messages(chat)
@@ -158,6 +230,51 @@ class Player:
         ok(await self.client.patch(f"{API}/chats/{chat['id']}/settings", json=settings))
         chat_id: str = chat["id"]
         return chat_id
+
+    async def keep_chronicles(self) -> None:
+        """A chat of its own keeps one: the agent and the summary work behind its replies."""
+        client = self.client
+        body = {"name": sing("chronicle"), "description": sing("description")}
+        other = ok(await client.post(f"{API}/chronicles", json=body), 201)["id"]
+        ok(await client.patch(f"{API}/chronicles/{other}", json={"name": sing("renamed")}))
+        path = f"{API}/chronicles/{other}"
+        events = [await new_event(self.account, other, sing(place), **EVENT) for place in "abc"]
+        ok(await client.patch(f"{path}/events/{events[0]}", json={"where": sing("elsewhere")}))
+        merge = {"event_ids": events[:2], "event": {"summary": sing("merged")}}
+        assert (await client.post(f"{path}/events/merge", json=merge)).is_success
+        found = await client.get(f"{path}/events", params={"search": WORD})
+        assert WORD in found.text
+        exported = await client.get(f"{path}/export")
+        assert WORD in exported.text
+        for place in ("chronicles", f"chronicles/{other}"):
+            for data in (exported.content, f'{{"{WORD}": "{WORD}"}}'.encode(), WORD.encode()):
+                upload = {"file": (f"{WORD}.json", data)}
+                answer = await client.post(f"{API}/{place}/import", files=upload)
+                assert answer.status_code in {200, 201, 422}, answer.text
+        chat = (await self.account.new_chat(title=sing("told")))["id"]
+        await opt_in(self.account, chat)
+        ok(await client.patch(f"{API}/chats/{chat}/settings", json=FORGETFUL))
+        for place in range(3):
+            line = sing(f"line {place} ") + "and so on. " * 200
+            await self.turn(chat, reply(sing("answer")), text=line)
+        run = await last_run(self.account, chat)
+        assert WORD in run["why"]
+        view = await overview(self.account, chat)
+        written = [each["what"] for run in view["items"] for each in run["written"]]
+        assert {"event_created", "entry_created"} <= set(written)
+        assert {WORD, "create_chronicle_event"} <= {
+            each["tool"] for run in view["items"] for each in run["refused"]
+        }
+
+        async def is_at_rest() -> bool:
+            """So that no answer of the script goes to what works behind the replies."""
+            jobs = ok(await client.get(f"{API}/jobs"))["items"]
+            return {job["state"] for job in jobs} <= {"done"}
+
+        await until(is_at_rest)
+        assert WORD in ok(await client.get(f"{API}/chats/{chat}/summary"))["text"]
+        newest = (await self.account.messages(chat))[-1]["id"]
+        await sum_up(self.account, chat, sing("summary"), through=newest)
 
     async def turn(self, chat: str, answer: Answer, **body: Any) -> list[Event]:
         self.model.script(answer)

@@ -16,8 +16,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from backend.database.engine import Database
-from tests.fakes.openai_server import OpenAIServer
-from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, sing
+from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, Scribe, sing
 from tests.support.canary import sightings, sightings_in
 from tests.support.logs import Logged, caught_logs
 from tests.support.memory import settled, working
@@ -28,8 +27,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
+async def model() -> AsyncGenerator[Scribe]:
+    async with Scribe() as model:
         yield model
 
 
@@ -62,9 +61,10 @@ async def crash(server: Running, account: Account, monkeypatch: pytest.MonkeyPat
 async def remember(server: Running, account: Account) -> None:
     """Have everything in the index, and look into it."""
     await settled(server)
-    answer = ok(await account.client.get(f"{API}/search", params={"q": WORD}))
-    assert {"lore", "message"} <= {item["kind"] for item in answer["items"]}
-    assert WORD in answer["items"][0]["text"]
+    for kind in ("lore", "message", "event"):
+        query = {"q": WORD, "sources": kind}
+        found = ok(await account.client.get(f"{API}/search", params=query))["items"]
+        assert WORD in found[0]["text"], kind
     assert await server.parts.memory.collections.current.count() > 10
     refused = await account.client.get(f"{API}/search", params={"q": WORD, "sources": WORD})
     assert refused.status_code == 422
@@ -109,7 +109,7 @@ def test_the_search_finds_the_canary_in_every_disguise() -> None:
 async def test_the_canary_is_found_nowhere(
     database_url: str,
     tmp_path: Path,
-    model: OpenAIServer,
+    model: Scribe,
     no_temporary_files: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

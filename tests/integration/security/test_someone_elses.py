@@ -17,6 +17,7 @@ from sqlalchemy import update
 
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, enqueue
+from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
@@ -32,6 +33,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "putChatLorebook": {"json": {"state": "off"}},
     "orderLoreEntries": {"json": {"entry_ids": []}},
     "forkChat": {"json": {"message_id": str(uuid4())}},
+    "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
+    "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
+    "importChronicleEvents": {"files": {"file": b"{}"}},
+    "putSummary": {"json": {"text": "Nothing happened."}},
+    "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "takeTurn": {"json": {"text": "Let me in."}},
 }
@@ -71,6 +77,15 @@ class Belongings:
             "chats/{chat_id}/lorebooks",
             "characters/{character_id}/lorebooks",
             "personas/{persona_id}/lorebooks",
+            "chronicles/{chronicle_id}",
+            "chronicles/{chronicle_id}/events",
+            "chronicles/{chronicle_id}/events/{event_id}",
+            "chronicles/{chronicle_id}/export",
+            "chronicles/{chronicle_id}/rebuild",
+            "chats/{chat_id}/enrichment",
+            "chats/{chat_id}/summary",
+            "chats/{chat_id}/summaries",
+            "enrichment/runs/{run_id}",
             "api-keys",
             "me/settings",
         )
@@ -102,7 +117,13 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     chat = await owner.new_chat(
         title=TITLE, character_ids=[character["id"]], persona_id=persona["id"]
     )
+    chronicle_id = await opt_in(owner, chat["id"])
     events = await owner.turn(chat["id"], text="Who lit the lamp?")
+    reply_id = events[0].data["reply_id"]
+    event_id = await new_event(owner, chronicle_id, "Mara lit the lamp.")
+    await sum_up(owner, chat["id"], "The lamp was lit.", through=reply_id)
+    await rebuild(owner, chronicle_id, chat["id"])
+    run = await last_run(owner, chat["id"])
     book = ok(await client.post(f"{API}/lorebooks", json={"name": TITLE}), 201)["id"]
     lore = {"keys": ["lamp"], "content": "It never goes out."}
     entry = ok(await client.post(f"{API}/lorebooks/{book}/entries", json=lore), 201)["id"]
@@ -121,7 +142,10 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "chat_id": chat["id"],
             "lorebook_id": book,
             "entry_id": entry,
-            "message_id": events[0].data["reply_id"],
+            "chronicle_id": chronicle_id,
+            "event_id": event_id,
+            "run_id": run["id"],
+            "message_id": reply_id,
             "turn_id": events[0].data["turn_id"],
             "key_id": key["id"],
             "session_id": session["id"],
@@ -254,6 +278,58 @@ async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
     assert await stage.thief.messages(own["id"]) == []
 
 
+async def test_ids_of_chronicles_in_bodies_are_looked_at_too(stage: Scene) -> None:
+    """Nobody remembers, writes down, sums up or rebuilds what is someone else's."""
+    thief, theirs = stage.thief, stage.things.ids
+    client = thief.client
+    chat = (await thief.new_chat(title="Mine"))["id"]
+    own = await opt_in(thief, chat)
+    event = await new_event(thief, own, "I came for the lamp.")
+    events = f"{API}/chronicles/{own}/events"
+    for method, path, body, kind, slug in (
+        ("PATCH", f"{API}/chats/{chat}/settings", {"chronicle_id": ID}, "chronicle_id", None),
+        ("POST", events, {"summary": "Mine.", "source_message_ids": [ID]}, "message_id", None),
+        ("PATCH", f"{events}/{event}", {"source_message_ids": [ID]}, "message_id", None),
+        ("PATCH", f"{events}/{event}", {"superseded_by": ID}, "event_id", "validation-failed"),
+        ("POST", f"{events}/merge", {"event_ids": [event, ID]}, "event_id", None),
+        (
+            "PUT",
+            f"{API}/chats/{chat}/summary",
+            {"text": "Mine.", "through_message_id": ID},
+            "message_id",
+            None,
+        ),
+        ("POST", f"{API}/chronicles/{own}/rebuild", {"chat_id": ID}, "chat_id", None),
+    ):
+        real, unreal = [
+            await client.request(method, path, json=replaced(body, each))
+            for each in (theirs[kind], str(uuid4()))
+        ]
+        wanted = slug or f"{kind.removesuffix('_id')}-not-found"
+        status = 422 if slug else 404
+        told = problem(real, status, wanted), problem(unreal, status, wanted)
+        assert without_ids(told[0]) == without_ids(told[1]), (path, body)
+    assert [each["id"] for each in ok(await client.get(events))["items"]] == [event]
+
+
+ID = "an id"
+
+
+def replaced(body: dict[str, Any], thing_id: str) -> dict[str, Any]:
+    """A body with an id in the place of `ID`."""
+    return {
+        name: [thing_id if each == ID else each for each in value]
+        if isinstance(value, list)
+        else (thing_id if value == ID else value)
+        for name, value in body.items()
+    }
+
+
+def without_ids(told: dict[str, Any]) -> dict[str, Any]:
+    """A problem without the ids that it was asked about, which it may repeat."""
+    return {name: value for name, value in told.items() if not name.endswith("_id")}
+
+
 async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(stage: Scene) -> None:
     thief, theirs = stage.thief, stage.things.ids
     prompts: list[tuple[Any, str]] = []
@@ -277,6 +353,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         ("characters", "after", "character_id"),
         ("personas", "after", "persona_id"),
         ("lorebooks", "after", "lorebook_id"),
+        ("chronicles", "after", "chronicle_id"),
         ("jobs", "after", "job_id"),
     ):
         answer = await thief.client.get(f"{API}/{path}", params={name: theirs[kind]})
@@ -294,6 +371,7 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
             "characters?search=mara",
             "lorebooks",
             "lorebooks?search=light",
+            "chronicles",
             "personas",
             "api-keys",
             "jobs",

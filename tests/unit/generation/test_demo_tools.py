@@ -96,12 +96,27 @@ async def test_of_two_who_talk_you_is_the_other_one() -> None:
     assert await summaries(*lines) == ["Jake gives Marlena Jake's father's sword."]
 
 
-async def test_a_place_is_told_apart_from_people() -> None:
-    (made,) = await events("Jake: Mara hid the silver key under the Salty Sigil.")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Jake: Mara hid the silver key under the Salty Sigil.",
+        "Jake: Mara left the Salty Sigil with the silver key.",
+        "Jake: Mara reached the Salty Sigil with the silver key.",
+    ],
+)
+async def test_a_place_is_told_apart_from_people(line: str) -> None:
+    (made,) = await events(line)
 
     assert made["where"] == "Salty Sigil"
     assert made["who"] == ["Mara"]
     assert "silver" in made["keywords"]
+
+
+async def test_what_it_writes_is_as_short_as_the_tools_want_it() -> None:
+    (made,) = await events(f"Jake: I met {'O' * 300} and {'k' * 300} {'word ' * 300}.")
+
+    assert len(made["summary"]) <= 600
+    assert max(map(len, [*made["who"], *made["keywords"]])) <= 60
 
 
 @pytest.mark.parametrize(

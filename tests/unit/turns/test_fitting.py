@@ -167,6 +167,8 @@ def test_history_that_reaches_back_to_a_summary_needs_no_truncation(scene: Scene
         return
     assembled = assemble(fixed, history, count=words, render_omitted=str)
     assert assembled.gap is None
+    budget = scene.budget
+    assert assembled.history_tokens <= budget.history + budget.retrieval
     assert assembled.tokens <= scene.budget.prompt
 
 

@@ -1,0 +1,61 @@
+"""Chats that keep a chronicle, through the API: opting in, and waiting for the work behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.memory import until
+from tests.support.server import Account, ok
+
+API = "/api/v1"
+
+
+async def opt_in(account: Account, chat_id: str) -> str:
+    """Have the agent write down what happens in a chat; the id of its chronicle."""
+    path = f"{API}/chats/{chat_id}/settings"
+    answer = ok(await account.client.patch(path, json={"chronicle_enabled": True}))
+    chronicle_id: str = answer["chronicle_id"]
+    return chronicle_id
+
+
+async def overview(account: Account, chat_id: str) -> dict[str, Any]:
+    """How the work behind a chat stands."""
+    found: dict[str, Any] = ok(await account.client.get(f"{API}/chats/{chat_id}/enrichment"))
+    return found
+
+
+async def last_run(account: Account, chat_id: str) -> dict[str, Any]:
+    """The newest run behind a chat, once nothing of it waits any more."""
+
+    async def is_over() -> dict[str, Any] | None:
+        view = await overview(account, chat_id)
+        return view if view["items"] and not view["pending"] and view["job"] is None else None
+
+    view = await until(is_over)
+    run: dict[str, Any] = view["items"][0]
+    return run
+
+
+async def new_event(account: Account, chronicle_id: str, summary: str, **fields: Any) -> str:
+    """An event of the user's own; its id."""
+    path, body = f"{API}/chronicles/{chronicle_id}/events", {"summary": summary, **fields}
+    event_id: str = ok(await account.client.post(path, json=body), 201)["id"]
+    return event_id
+
+
+async def sum_up(account: Account, chat_id: str, text: str, *, through: str) -> None:
+    """A summary of a chat's path down to a message, written by hand."""
+    body = {"text": text, "through_message_id": through}
+    ok(await account.client.put(f"{API}/chats/{chat_id}/summary", json=body))
+
+
+async def rebuild(account: Account, chronicle_id: str, chat_id: str) -> None:
+    """Have a chronicle rebuilt from a chat, to the end."""
+    path = f"{API}/chronicles/{chronicle_id}/rebuild"
+    ok(await account.client.post(path, json={"chat_id": chat_id}), 202)
+
+    async def is_done() -> bool:
+        state: str = ok(await account.client.get(path))["state"]
+        return state == "done"
+
+    await until(is_done)
