@@ -44,7 +44,10 @@ class ChatChronicles:
         """
         if wanted is not None:
             owned = Chronicle.id == wanted, Chronicle.user_id == identity.user_id
-            if await session.scalar(select(Chronicle.id).where(*owned)) is None:
+            # Held, so that it is not deleted before the chat names it.
+            query = select(Chronicle.id).where(*owned)
+            held = query.with_for_update(read=True, key_share=True)
+            if await session.scalar(held) is None:
                 raise ChronicleNotFoundError
             return wanted
         name = identity.sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)

@@ -50,6 +50,9 @@ class ChronicleEvent(Base):
         Index(
             "ix_chronicle_events_pinned",
             "chronicle_id",
+            "happened_at",
+            "place",
+            "id",
             sqlite_where=text("is_pinned = 1"),
             postgresql_where=text("is_pinned"),
         ),

@@ -24,7 +24,8 @@ from backend.chronicles.events import EventFields
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.activation.js_regex import parse_key
 from backend.lorebooks.entries import LoreEntry
-from tests.fakes.obedient_server import ObedientOpenAI
+from tests.fakes import gemini_server
+from tests.fakes.obedient_server import ObedientGemini, ObedientOpenAI
 from tests.fakes.openai_server import MODEL_ID
 from tests.integration.security.obeyed import (
     Neighbour,
@@ -37,7 +38,7 @@ from tests.integration.security.obeyed import (
 )
 from tests.support.dumps import Change, Row, differences, of_owner, without
 from tests.support.injections import Injection, load_injections, texts_in
-from tests.support.memory import embedding, points_of, preview
+from tests.support.memory import embedding, preview
 from tests.support.models import asking
 from tests.support.server import Running, running
 
@@ -96,8 +97,34 @@ def test_the_corpus_is_large_and_of_every_kind() -> None:
 async def test_whoever_obeys_writes_where_the_agent_may_and_nowhere_else(
     server: Running, model: ObedientOpenAI, neighbour: Neighbour, wire: Wire, case: Injection
 ) -> None:
+    await check(server, model, neighbour, wire, case)
+
+
+async def test_it_is_the_same_with_gemini_and_on_every_database(
+    database_url: str, tmp_path: Path, wire: Wire
+) -> None:
+    async with ObedientGemini() as model:
+        settings = {
+            "gemini_base_url": model.url,
+            "gemini_api_key": gemini_server.API_KEY,
+            "embedder": "none",
+        }
+        async with running(database_url, tmp_path, **settings) as server:
+            async with server.account("Ben") as ben:
+                neighbour = await settle_down(server, ben)
+            for case in CASES[::12]:
+                await check(server, model, neighbour, wire, case)
+
+
+async def check(
+    server: Running,
+    model: ObedientOpenAI | ObedientGemini,
+    neighbour: Neighbour,
+    wire: Wire,
+    case: Injection,
+) -> None:
+    """Play a case, and compare all that there is; then take it back, and compare again."""
     async with server.account(f"ada-{next(_numbers)}") as ada:
-        points = await points_of(server.parts.memory.collections.current, _id(ada.user))
         played = await play(server, model, wire, ada, neighbour, case)
         check_requests(played, [server.url, model.url])
         check_writes(played, neighbour)
@@ -106,11 +133,6 @@ async def test_whoever_obeys_writes_where_the_agent_may_and_nowhere_else(
             assert played.run["written"] == []
         elif played.run["written"]:
             assert_as_before(played, await undo(played, neighbour))
-        assert points == []
-
-
-def _id(thing: Mapping[str, Any]) -> UUID:
-    return UUID(thing["id"])
 
 
 def check_requests(played: Played, urls: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.anyio
 API = "/api/v1"
 TITLE = "The lighthouse"
 
+CHRONICLE = b'{"format": "talekeeper-chronicle", "version": 1, "name": "Mine", "events": []}'
+
 BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
@@ -35,7 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "forkChat": {"json": {"message_id": str(uuid4())}},
     "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
     "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
-    "importChronicleEvents": {"files": {"file": b"{}"}},
+    "importChronicleEvents": {"files": {"file": CHRONICLE}},
     "putSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "patchMessage": {"json": {"text": "Not yours any more."}},

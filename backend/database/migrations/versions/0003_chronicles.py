@@ -71,7 +71,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_chronicle_events_pinned",
         "chronicle_events",
-        ["chronicle_id"],
+        ["chronicle_id", "happened_at", "place", "id"],
         unique=False,
         sqlite_where=sa.text("is_pinned = 1"),
         postgresql_where=sa.text("is_pinned"),
