@@ -26,8 +26,10 @@ from backend.accounts.errors import (
     UnknownHostError,
 )
 from backend.accounts.idempotency import IdempotencyKeyReusedError, RequestInProgressError
+from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.database.engine import DatabaseUnavailableError
 from backend.errors import MEDIA_TYPE, AppError
+from backend.lorebooks.errors import LorebookFullError
 from backend.wire import EXAMPLE, PATCHES, RAISES, STREAMS
 
 JSON = "application/json"
@@ -64,6 +66,13 @@ EVERYWHERE: tuple[type[AppError], ...] = (
     DatabaseUnavailableError,
 )
 """What any route may answer with."""
+
+HOOKED: dict[str, tuple[type[AppError], ...]] = {
+    "forkChat": (ChronicleFullError, LorebookFullError),
+    "patchChatSettings": (ChronicleNotFoundError, ChronicleFullError),
+}
+"""What operations answer with beside what their handlers name: chats do not know the parts that
+the application hooks into them."""
 
 SECURITY = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key, `tk_...`."},
@@ -120,7 +129,8 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
     responses: dict[str, Any] = operation["responses"]
     # Litestar describes a 400 in a form of its own, which our answers do not have.
     responses.pop("400", None)
-    responses |= _problems(options.get(RAISES, ()))
+    hooked = HOOKED.get(operation["operationId"], ())
+    responses |= _problems([*options.get(RAISES, ()), *hooked])
     responses["default"] = _problem(
         "A problem. Any route may answer with " + _slugs(EVERYWHERE) + "."
     )

@@ -17,11 +17,12 @@ from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.jobs.models import Job
 from scripts._enrichment_common import Row, spread
+from scripts._enrichment_facts import DOUBT
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Rows of the database: `replies` are (id, position), on the path to the `leaf`."""
+    """Rows of the database: `replies` are (id, position) on the path, `leaf` is the last one's."""
 
     replies: Sequence[tuple[UUID, int]]
     leaf: int
@@ -73,7 +74,7 @@ async def stored_of(url: str, chat_id: UUID) -> Stored:
         )
         found = Stored(
             replies=[(line.id, line.position) for line in lines if line.role == "assistant"],
-            leaf=lines[-1].position,
+            leaf=max((line.position for line in lines if line.role == "assistant"), default=-1),
             mark=-1 if mark is None else mark,
             runs=list(runs),
             jobs=list(await session.scalars(select(Job).where(Job.kind.like("enrichment.%")))),
@@ -104,14 +105,16 @@ def _said(summary: str) -> str:
 
 def _events(name: str, played: Played) -> list[Row]:
     """Events that are stored and count, and how many of them say what another one says."""
-    told = played.stats["told"]
+    every = played.stats["told"]
+    told = [each for each in every if not each["call_id"].startswith("a")]
     facts = {_said(each["summary"]): each["key"] for each in told}
     current = [each for each in played.events if each["is_current"]]
     keys = [facts.get(_said(each["summary"])) for each in current]
     twice = sum(count - 1 for key, count in Counter(keys).items() if key is not None)
     share = 100 * twice / max(1, len(current))
     repetitions = sum(each["is_repetition"] for each in told)
-    right, wrong, full = _refusals(told, played.stats["results"], facts)
+    right, wrong, full = _refusals(every, played.stats["results"], facts)
+    doubted = _doubted(told, played.stats["results"])
     lost = {each["key"] for each in told if not each["is_repetition"]} - set(keys)
     return [
         Row(name, "  events made", len(current), None, "", f"{keys.count(None)} of unknown origin"),
@@ -126,6 +129,14 @@ def _events(name: str, played: Played) -> list[Row]:
         Row(name, "  duplicates", round(share, 1), None, "%", f"{twice} of {len(current)}"),
         Row(name, "  refused as duplicates, rightly", right, None),
         Row(name, "  refused as duplicates, wrongly", wrong, None, "", "of another fact"),
+        Row(
+            name,
+            "  asked about, and given up",
+            doubted["given up"],
+            None,
+            "",
+            f"{doubted['insisted']} repetitions and {doubted['news']} news insisted on",
+        ),
         Row(name, "  facts that are not stored", len(lost), None, "", f"{full} over the limit"),
     ]
 
@@ -142,9 +153,20 @@ def _refusals(
             of = facts.get(_said(reason.partition(": ")[2].rpartition(": ")[2]))
             of = of or next((key for said, key in facts.items() if said in _said(reason)), None)
             right, wrong = right + (of == keys[call_id]), wrong + (of != keys[call_id])
-        elif reason:
+        elif reason and DOUBT not in reason:
             full += 1
     return right, wrong, full
+
+
+def _doubted(told: Sequence[dict[str, Any]], results: dict[str, str]) -> Counter[str]:
+    """What became of calls that were asked about, by what they were."""
+    found: Counter[str] = Counter()
+    for each in told:
+        if DOUBT in results.get(each["call_id"], ""):
+            again = f"a{each['call_id']}" in results
+            known = "insisted" if again else "given up"
+            found[known if each["is_repetition"] else "news"] += 1
+    return found
 
 
 def _exactness(name: str, played: Played) -> list[Row]:
@@ -169,7 +191,7 @@ def _exactness(name: str, played: Played) -> list[Row]:
     return [
         Row(name, "  replies that no run read", len(unread), None, "", f"of {len(stored.replies)}"),
         Row(name, "  replies that two runs read", len(doubled) + overlaps, None),
-        Row(name, "  lines behind the watermark", behind, None, "", f"leaf {stored.leaf}"),
+        Row(name, "  lines behind the watermark", behind, None, "", f"last reply {stored.leaf}"),
         Row(
             name,
             "  effects doubled or lost",

@@ -16,6 +16,10 @@ EVENTFUL = 3
 """Of so many lines that could hold a fact one does: about a third of stretches of two lines do."""
 REPEATS = 1 / 3
 """Repetitions for each new fact: a quarter of what is told."""
+DOUBT = "may say the same"
+"""What the agent's desk says of an event that it wants to be sure of."""
+OBSTINATE = 0.1
+"""Of its repetitions that it is asked about, so many it still takes for news."""
 SHORTEST, LONGEST = 7, 26
 """Words of a sentence that can be a fact."""
 
@@ -105,6 +109,11 @@ def is_eventful(line: str) -> bool:
 def is_repetitive(line: str) -> bool:
     """Whether the model repeats itself where this line is new."""
     return _drawn(line, "repeats") % 1_000 < REPEATS * 1_000
+
+
+def is_obstinate(summary: str) -> bool:
+    """Whether the model takes what it repeats for news, though it sees what is there."""
+    return _drawn(summary, "obstinate") % 1_000 < OBSTINATE * 1_000
 
 
 def fact_of(line: str) -> Fact | None:

@@ -23,10 +23,12 @@ from typing import Any
 import uvloop
 
 from scripts._enrichment_facts import (
+    DOUBT,
     Fact,
     fact_of,
     in_other_words,
     is_eventful,
+    is_obstinate,
     is_repetitive,
 )
 from scripts._enrichment_wire import CUT, Answer, call, listen, said, streamed, tokens_of
@@ -38,6 +40,7 @@ SEARCHES = 3
 
 _NEW_LINES = re.compile(r"<new_lines>\n(.*?)\n?</new_lines>", re.DOTALL)
 _LINE = re.compile(r"^#(\d+) ([^:\n]*): (.*(?:\n    .*)*)", re.MULTILINE)
+_EVENT_MARK = re.compile(r"\bE\d+\b")
 _FAILURES = ("rate limit", "server error", "cut", "broken")
 
 
@@ -128,11 +131,14 @@ class Script:
         return said(json.dumps(value), prompt)
 
     def _step(self, body: Any, prompt: int) -> Answer:
-        """Search at times, tell everything at once, finish."""
+        """Search at times, tell everything at once, answer what is in doubt, finish."""
         messages = body["messages"]
-        for message in messages:
-            if message["role"] == "tool":
-                self.results[message["tool_call_id"]] = message["content"]
+        answered = [
+            (message["tool_call_id"], message["content"])
+            for message in messages
+            if message["role"] == "tool"
+        ]
+        self.results.update(answered)
         lines = [line for line in new_lines(messages) if is_eventful(line[1])]
         steps = sum(1 for message in messages if message["role"] == "assistant")
         searches = bool(lines) and lines[0][0] % SEARCHES == 0
@@ -142,7 +148,35 @@ class Script:
             return said(None, prompt, [call("s0", "search_knowledge_base", {"query": query})])
         if steps == int(searches) and lines:
             return said(None, prompt, [each for line in lines for each in self._creations(*line)])
+        if steps == int(searches) + 1 and (again := self._insisting(messages, answered)):
+            return said(None, prompt, again)
         return said(None, prompt, [call("f0", "finish", {})])
+
+    def _insisting(self, messages: Sequence[Any], answered: Sequence[tuple[str, str]]) -> list[Any]:
+        """The events that it was asked about, told again where it takes them for news.
+
+        It knows its own news, and sees most of its repetitions when they are shown to it.
+        """
+        arguments: dict[str, dict[str, Any]] = {
+            each["id"]: json.loads(each["function"]["arguments"])
+            for message in messages
+            for each in message.get("tool_calls") or ()
+        }
+        again: list[Any] = []
+        for call_id, content in answered:
+            if DOUBT not in content:
+                continue
+            wanted = arguments[call_id]
+            told = self.told[call_id, wanted["summary"]]
+            if told.is_repetition and not is_obstinate(wanted["summary"]):
+                continue
+            marks = list(dict.fromkeys(_EVENT_MARK.findall(content)))
+            retold = Told(f"a{call_id}", told.key, told.summary, told.is_repetition, told.mark)
+            self.told[retold.call_id, told.summary] = retold
+            again.append(
+                call(retold.call_id, "create_chronicle_event", {**wanted, "differs_from": marks})
+            )
+        return again
 
     def _creations(self, mark: int, text: str) -> list[Any]:
         """What is told of one line, and, at times, what was told of another one before."""

@@ -40,6 +40,8 @@ from scripts._enrichment_town import (
 
 SETTLED = 300.0
 """Seconds after which what is left of the work is given up."""
+IDLE = 5.0
+"""Seconds without a job after which there will be none."""
 
 
 @dataclass
@@ -166,14 +168,19 @@ async def _kill_one(made: Town, draw: random.Random) -> None:
 
 
 async def _settle(game: Game) -> float:
-    """Wait until nothing is left to read; seconds that it took."""
-    began = time.monotonic()
+    """Wait until nothing is left to read; seconds that it took.
+
+    A line whose reply broke off with the server waits for the next one: without a job it is left.
+    """
+    began = busy = time.monotonic()
     while time.monotonic() - began < SETTLED:
         found = checked(await game.client.get(f"/chats/{game.chat_id}/enrichment?limit=1"))
-        if not found["pending"] and found["job"] is None:
+        if found["job"] is not None:
+            busy = time.monotonic()
+        elif not found["pending"] or time.monotonic() - busy > IDLE:
             break
         await asyncio.sleep(0.1)
-    return time.monotonic() - began
+    return busy - began
 
 
 async def _played(

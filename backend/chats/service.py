@@ -198,7 +198,7 @@ class ChatService:
         """Merge into a chat's settings: (settings, new revision).
 
         Raises `ChatNotFoundError`, `ValidationError`, `UnknownModelError`, `SettingNotTakenError`,
-        `PreconditionFailedError`.
+        `PreconditionFailedError`, and what `chronicle` raises.
         """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
@@ -251,7 +251,7 @@ class ChatService:
         """Copy the path that ends at a message into a chat of its own.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`, and
-        `MessageBusyError` while the message is being written.
+        `MessageBusyError` while the message is being written; and what `copy_along` raises.
         """
         sealer = identity.sealer
         async with self._database.write() as session:

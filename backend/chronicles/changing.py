@@ -75,7 +75,7 @@ async def apply_change(
     """
     fields = fields_of(wanted)
     was = change_of(event)
-    sources = await _sources(session, event, wanted.source_message_ids, owner_id=sealer.user_id)
+    sources = await next_sources(session, event, wanted, owner_id=sealer.user_id)
     given = in_utc(wanted.happened_at)
     happened_at = given or await _said_last(session, sources) or event.created_at
     wanted = msgspec.structs.replace(
@@ -106,15 +106,19 @@ async def apply_change(
     return True
 
 
-async def _sources(
-    session: AsyncSession, event: StoryEvent, wanted: Sequence[UUID], *, owner_id: UUID
+async def next_sources(
+    session: AsyncSession, event: StoryEvent, wanted: EventChange, *, owner_id: UUID
 ) -> Sequence[SourceMessage]:
-    """An event's messages as they are to be: those that it has may have been deleted since."""
+    """An event's messages as they are to be: those that it has may have been deleted since.
+
+    Raises `MessageNotFoundError`, `ValidationError`.
+    """
+    ids = wanted.source_message_ids
     have = {each.id: each for each in event.sources}
-    if set(wanted) == have.keys():
+    if set(ids) == have.keys():
         return event.sources
-    added = [each for each in wanted if each not in have]
-    kept = [have[each] for each in dict.fromkeys(wanted) if each in have]
+    added = [each for each in ids if each not in have]
+    kept = [have[each] for each in dict.fromkeys(ids) if each in have]
     return [*kept, *await find_sources(session, added, owner_id=owner_id)]
 
 

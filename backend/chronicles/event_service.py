@@ -16,6 +16,7 @@ from backend.chronicles.changing import (
     fields_of,
     in_utc,
     last_said,
+    next_sources,
 )
 from backend.chronicles.cursor import Cursor
 from backend.chronicles.errors import EventNotFoundError
@@ -27,7 +28,7 @@ from backend.chronicles.reading import StoryEvent, find_sources, get_events
 from backend.chronicles.schemas import EventChange, EventMerge, EventView, NewChronicleEvent
 from backend.chronicles.superseding import find_superseded, leads_to, supersede_again
 from backend.chronicles.views import event_view
-from backend.chronicles.writing import NewEvent, add_events, remove_events
+from backend.chronicles.writing import NewEvent, add_events, hold_chats, remove_events
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -85,8 +86,10 @@ class EventService:
         fields, sealer = fields_of(new), identity.sealer
         happened_at = in_utc(new.happened_at)
         async with self._database.write() as session:
-            await self._lock(session, sealer, chronicle_id)
+            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             sources = await find_sources(session, new.source_message_ids, owner_id=sealer.user_id)
+            await hold_chats(session, sources)
+            await self._lock(session, sealer, chronicle_id)
             if new.pinned:
                 await check_pins(session, chronicle_id)
             event = NewEvent(
@@ -125,12 +128,20 @@ class EventService:
         reject_unknown(patch, EventChange)
         sealer = identity.sealer
         async with self._database.write() as session:
+            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            if "source_message_ids" in patch:
+                event = await _read(session, sealer, chronicle_id, event_id)
+                wanted = merge_patch(change_of(event), patch)
+                await hold_chats(
+                    session, await next_sources(session, event, wanted, owner_id=sealer.user_id)
+                )
             await self._lock(session, sealer, chronicle_id)
             row = await repository.get_event(
                 session, chronicle_id, event_id, owner_id=sealer.user_id
             )
-            check_revision(if_match, row.revision)
+            # Reads the row anew, too, which somebody may have changed before it was locked.
             event = await _read(session, sealer, chronicle_id, event_id)
+            check_revision(if_match, row.revision)
             wanted = merge_patch(change_of(event), patch)
             if await apply_change(session, sealer, row, event, wanted):
                 await self._note(session, identity, chronicle_id, [event_id])
@@ -161,6 +172,9 @@ class EventService:
         """
         sealer, ids = identity.sealer, list(dict.fromkeys(wanted.event_ids))
         async with self._database.write() as session:
+            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            events = await _read_all(session, sealer, chronicle_id, ids)
+            await hold_chats(session, [source for event in events for source in event.sources])
             await self._lock(session, sealer, chronicle_id)
             events = await _read_all(session, sealer, chronicle_id, ids)
             made = merge_events(events, wanted.event)

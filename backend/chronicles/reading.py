@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, exists, select
@@ -68,6 +69,7 @@ class StoryEvent:
     is_current: bool
 
 
+@cache  # aliases are slow to make, and every turn asks
 def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
     """The condition that an event counts: no source of it is off its chat's active path.
 
@@ -79,6 +81,7 @@ def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool
     return ~exists().where(source.event_id == event.id, ~is_active)
 
 
+@cache
 def current(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
     """The condition that an event counts, and that none which counts has superseded it."""
     later = aliased(ChronicleEvent)
@@ -183,9 +186,11 @@ async def _sources(
 ) -> defaultdict[UUID, list[SourceMessage]]:
     found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
     for ids in chunks(event_ids):
-        for row in await session.scalars(select(EventSource).where(EventSource.event_id.in_(ids))):
-            source = SourceMessage(id=row.message_id, chat_id=row.chat_id, position=row.position)
-            found[row.event_id].append(source)
+        columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
+        query = select(*columns, EventSource.position).where(EventSource.event_id.in_(ids))
+        for event_id, message_id, chat_id, position in await session.execute(query):
+            source = SourceMessage(id=message_id, chat_id=chat_id, position=position)
+            found[event_id].append(source)
     for sources in found.values():
         sources.sort(key=_depth)
     return found

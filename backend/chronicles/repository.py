@@ -93,6 +93,12 @@ async def chats_of(
     return found
 
 
+async def lock_chats(session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID) -> None:
+    """Let nobody else change the chats that use a chronicle until the transaction ends."""
+    query = select(Chat.id).where(Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id)
+    await session.execute(query.order_by(Chat.id).with_for_update())
+
+
 async def release_chats(session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID) -> None:
     """Take a chronicle, and the consent to write into it, from the chats that use it."""
     await session.execute(

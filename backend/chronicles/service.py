@@ -98,6 +98,8 @@ class ChronicleService:
         """
         owner_id = identity.user_id
         async with self._database.write() as session:
+            # Before the chronicle, as whoever changes a chat and its chronicle locks them.
+            await repository.lock_chats(session, chronicle_id, owner_id=owner_id)
             row = await repository.get_chronicle(
                 session, chronicle_id, owner_id=owner_id, lock=True
             )

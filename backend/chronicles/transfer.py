@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -25,7 +25,7 @@ from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import SourceMessage, chunks
 from backend.chronicles.recollection import KIND
 from backend.chronicles.records import open_chronicle, sealed_chronicle
-from backend.chronicles.writing import NewEvent
+from backend.chronicles.writing import NewEvent, hold_chats
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.memory.outbox import IndexOutbox
@@ -89,7 +89,13 @@ class ChronicleTransfer:
             check_chronicles(await repository.count_chronicles(session, owner_id=identity.user_id))
             session.add(chronicle)
             await session.flush()
-            return await self._add(session, identity, chronicle_id, file.events, known={})
+            messages = await _hold_messages(session, file.events, owner_id=identity.user_id)
+            return await self._add(session, identity, chronicle_id, file.events, messages, known={})
+
+    async def check(self, identity: Identity, chronicle_id: UUID) -> None:
+        """Raise `ChronicleNotFoundError` unless there is such a chronicle."""
+        async with self._database.read() as session:
+            await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
 
     async def import_into(
         self, identity: Identity, chronicle_id: UUID, data: bytes
@@ -101,13 +107,16 @@ class ChronicleTransfer:
         """
         file = await to_thread.run_sync(read_file, data, limiter=self._threads)
         async with self._database.write() as session:
+            messages = await _hold_messages(session, file.events, owner_id=identity.user_id)
             await repository.get_chronicle(
                 session, chronicle_id, owner_id=identity.user_id, lock=True
             )
             known: dict[_Same, UUID] = {}
             for event in await all_events(session, identity.sealer, chronicle_id):
                 known.setdefault(_same(event.fields, event.happened_at), event.id)
-            return await self._add(session, identity, chronicle_id, file.events, known=known)
+            return await self._add(
+                session, identity, chronicle_id, file.events, messages, known=known
+            )
 
     async def _add(
         self,
@@ -115,10 +124,11 @@ class ChronicleTransfer:
         identity: Identity,
         chronicle_id: UUID,
         events: Sequence[EventRecord],
+        messages: Mapping[UUID, SourceMessage],
         *,
         known: dict[_Same, UUID],
     ) -> ImportedChronicle:
-        created = await _write(session, identity.sealer, chronicle_id, events, known)
+        created = await _write(session, identity.sealer, chronicle_id, events, messages, known)
         if created:
             await self._outbox.changed(session, identity, kind=KIND, container_id=chronicle_id)
         return ImportedChronicle(
@@ -133,6 +143,7 @@ async def _write(
     sealer: Sealer,
     chronicle_id: UUID,
     events: Sequence[EventRecord],
+    messages: Mapping[UUID, SourceMessage],
     known: dict[_Same, UUID],
 ) -> int:
     """Store those events that are not `known`, and did not come from a branch that was left.
@@ -140,7 +151,6 @@ async def _write(
     Returns how many. What was there before stays as it was, also where the file says that something
     superseded it since.
     """
-    messages = await _messages_there(session, events, owner_id=sealer.user_id)
     rows: dict[int, UUID] = {}
     fresh: dict[int, NewEvent] = {}
     behind: defaultdict[datetime, int] = defaultdict(int)
@@ -179,10 +189,13 @@ async def _write(
     return len(made)
 
 
-async def _messages_there(
+async def _hold_messages(
     session: AsyncSession, events: Sequence[EventRecord], *, owner_id: UUID
 ) -> dict[UUID, SourceMessage]:
-    """Those messages that events come from which are the owner's, and there."""
+    """Those messages that events come from which are the owner's, and there; their chats stay.
+
+    Raises `MessageNotFoundError` where a chat is deleted at this moment.
+    """
     wanted = dict.fromkeys(each for event in events for each in event.source_message_ids)
     found: dict[UUID, SourceMessage] = {}
     for ids in chunks(list(wanted)):
@@ -193,6 +206,7 @@ async def _messages_there(
         )
         for row in rows:
             found[row.id] = SourceMessage(id=row.id, chat_id=row.chat_id, position=row.position)
+    await hold_chats(session, found.values())
     return found
 
 

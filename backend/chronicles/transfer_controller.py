@@ -78,6 +78,7 @@ class ChronicleTransferController(Controller):
 
         Those that are there already, word for word and of the same moment, are skipped.
         """
+        await chronicle_transfer.check(identity, chronicle_id)
         upload = await read_upload(request)
         return await chronicle_transfer.import_into(identity, chronicle_id, upload.data)
 

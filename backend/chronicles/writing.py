@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -75,7 +75,7 @@ async def add_events(
     if not events:
         return []
     await check_room(session, chronicle_id, more=len(events))
-    await _hold_chats(session, [source for new in events for source in new.sources])
+    await hold_chats(session, [source for new in events for source in new.sources])
     rows: list[ChronicleEvent] = []
     sources: list[dict[str, Any]] = []
     for new in events:
@@ -136,7 +136,7 @@ async def set_sources(
 
     Raises `MessageNotFoundError` where a chat of theirs was deleted meanwhile.
     """
-    await _hold_chats(session, sources)
+    await hold_chats(session, sources)
     await session.execute(delete(EventSource).where(EventSource.event_id == row.id))
     if sources:
         await session.execute(insert(EventSource), _source_rows(row.id, sources))
@@ -260,15 +260,17 @@ async def _put_back_sources(session: AsyncSession, owner_id: UUID, taken: _Snaps
     await session.flush()
 
 
-async def _hold_chats(session: AsyncSession, sources: Sequence[SourceMessage]) -> None:
-    """Keep the chats of messages from being deleted until the transaction ends."""
-    chats = {each.chat_id for each in sources}
-    if not chats:
-        return
-    query = select(Chat.id).where(Chat.id.in_(chats)).order_by(Chat.id)
-    held = await session.scalars(query.with_for_update(read=True, key_share=True))
-    if len(held.all()) < len(chats):
-        raise MessageNotFoundError("A source message does not exist any more.")
+async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) -> None:
+    """Keep the chats of messages from being deleted until the transaction ends.
+
+    Chats are locked before chronicles, everywhere: who locks a chronicle holds the chats first.
+    Raises `MessageNotFoundError` where one is gone.
+    """
+    for ids in chunks(sorted({each.chat_id for each in sources})):
+        query = select(Chat.id).where(Chat.id.in_(ids)).order_by(Chat.id)
+        held = await session.scalars(query.with_for_update(read=True, key_share=True))
+        if len(held.all()) < len(ids):
+            raise MessageNotFoundError("A source message does not exist any more.")
 
 
 def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from backend.database.engine import Database
 from backend.enrichment.cleaning import one_line
+from backend.enrichment.comparing import Comparer
 from backend.enrichment.desk import Desk
 from backend.enrichment.duplicates import DuplicateJudge
 from backend.enrichment.looking import Found, Looker
@@ -108,12 +109,12 @@ class Agent:
             # What the new lines go on with, whatever the index says.
             near.events |= {event.id: event for event in latest[-count:]}
             desk = Desk(
-                sealer,
                 stretch,
                 looker=looker,
-                judge=self._judge,
+                comparer=Comparer(
+                    sealer, looker=looker, judge=self._judge, marked=marked, latest=latest
+                ),
                 marked=marked,
-                latest=latest,
                 most_writes=self._settings.enrichment_max_writes,
             )
             opening = self._opening(stretch, marked, near)

@@ -21,6 +21,13 @@ class RefusedCallError(Exception):
         self.duplicate_of = duplicate_of
 
 
+def pinned(mark: str) -> RefusedCallError:
+    """What is said of an event that stands in every prompt because its user wants it there."""
+    return RefusedCallError(
+        f"{mark_of(mark)} was pinned by the user: it is neither changed nor superseded."
+    )
+
+
 def said_of(text: str, name: str) -> str:
     """A line that says something. Raises `RefusedCallError`."""
     line = one_line(text)

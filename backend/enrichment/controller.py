@@ -103,7 +103,7 @@ class RunController(Controller):
         """Take back all that a run wrote, at once: what it made goes, all else is as it was.
 
         What was changed since is left as it is, and named in the answer; with `force` it is taken
-        back, too. What the run read is not read again.
+        back, too, also of a run that was undone before. What the run read is not read again.
         """
         return await enrichment.undo(identity, run_id, force=force)
 

@@ -15,14 +15,15 @@ from backend.enrichment.checks import (
     content_of,
     keys_of,
     mark_of,
+    pinned,
     said_of,
     words_of,
 )
 from backend.enrichment.cleaning import one_line
+from backend.enrichment.comparing import Comparer
 from backend.enrichment.detail import Refused
-from backend.enrichment.duplicates import DuplicateJudge, duplicate_of
 from backend.enrichment.looking import KnownEntry, Looker
-from backend.enrichment.marks import Marked, line_mark, summary_of
+from backend.enrichment.marks import Marked, line_mark
 from backend.enrichment.mending import mended_entry, mended_event
 from backend.enrichment.story import StoryLine, Stretch
 from backend.enrichment.study import Proposal, ProposedEntry, ProposedEvent
@@ -40,7 +41,6 @@ from backend.enrichment.tools import (
 )
 from backend.generation.model import ToolCall
 from backend.lorebooks.entries import LoreEntry
-from backend.vault.sealing import Sealer
 
 MAX_CALLS = 24
 """Calls in one answer of the model's; the rest are not carried out."""
@@ -54,39 +54,31 @@ MAX_REFUSED = 50
 MAX_REASON = 1_000
 """Characters of what the model is told about a refusal."""
 
-_NEAR = 12
-
 
 class Desk:
     """One run's desk: what was shown, what is proposed, what was refused.
 
     Args:
-        sealer: Of the user whose story it is.
         stretch: What is read.
         looker: Looks into memory.
-        judge: Says what is a duplicate.
+        comparer: Refuses what is told already.
         marked: What the model was shown so far.
-        latest: Events that each new one is compared with, whatever the index finds.
         most_writes: How much may be proposed.
     """
 
     def __init__(
         self,
-        sealer: Sealer,
         stretch: Stretch,
         *,
         looker: Looker,
-        judge: DuplicateJudge,
+        comparer: Comparer,
         marked: Marked,
-        latest: Sequence[StoryEvent],
         most_writes: int,
     ) -> None:
-        self._sealer = sealer
         self._stretch = stretch
         self._looker = looker
-        self._judge = judge
+        self._comparer = comparer
         self._marked = marked
-        self._latest = latest
         self._most_writes = most_writes
         self._writes = 0
         self._looks = 0
@@ -163,8 +155,15 @@ class Desk:
             keywords=words_of(call.keywords),
         )
         before = self._event(call.supersedes) if call.supersedes.strip() else None
+        if isinstance(before, StoryEvent) and before.is_pinned:
+            raise pinned(call.supersedes)
         lines = self._sources(call.source_messages)
-        await self._refuse_duplicate(fields, besides=before)
+        await self._comparer.check_new(
+            fields,
+            proposed=self._proposed_events(),
+            besides=before,
+            apart={self._event(mark).id for mark in call.differs_from if mark.strip()},
+        )
         return self._propose(
             ProposedEvent(
                 id=new_id(),
@@ -181,7 +180,9 @@ class Desk:
         self._check_room()
         event = self._event(call.event)
         mended = mended_event(event, call, source=self._source(self._stretch.lines[-1]))
-        await self._refuse_duplicate(mended.fields, besides=event)
+        await self._comparer.check_mended(
+            mended.fields, proposed=self._proposed_events(), besides=event
+        )
         return self._propose(mended)
 
     async def _create_entry(self, call: CreateLorebookEntry) -> dict[str, Any]:
@@ -226,35 +227,6 @@ class Desk:
             raise RefusedCallError(
                 f"{self._most_writes} writes is all there is in one run. Call finish."
             )
-
-    async def _refuse_duplicate(
-        self, fields: EventFields, *, besides: StoryEvent | ProposedEvent | None
-    ) -> None:
-        """Compare with what the index finds, the latest events, and those of this run.
-
-        An event that is to be superseded says much the same by nature: it is only refused where it
-        says just the same.
-        """
-        if besides is not None and besides.fields == fields:
-            raise self._duplicate(besides)
-        near = await self._looker.look(fields.summary, limit=_NEAR, sources=["events"])
-        superseded = self._superseded()
-        everything: list[StoryEvent | ProposedEvent] = [*near.events.values(), *self._latest]
-        everything += self._proposed_events()
-        others = {
-            event.id: event
-            for event in everything
-            if event.id not in superseded and (besides is None or event.id != besides.id)
-        }
-        found = duplicate_of(await self._judge.nearest(self._sealer, fields, list(others.values())))
-        if found is not None:
-            raise self._duplicate(found.event)
-
-    def _duplicate(self, event: StoryEvent | ProposedEvent) -> RefusedCallError:
-        mark = self._marked.events.show(event)
-        return RefusedCallError(
-            f"duplicate of {mark}: {summary_of(event.fields)}", duplicate_of=event.id
-        )
 
     def _event(self, mark: str) -> StoryEvent | ProposedEvent:
         event = self._marked.events.get(mark)

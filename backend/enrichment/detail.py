@@ -45,7 +45,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a run read, by ids, why it went on or did not, and what it wrote.
 
-    `why` is the triage's reason. `note` is for people: that a demo wrote this, say.
+    `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `kept` are the
+    places among `effects` of those that undoing the run has left alone.
     """
 
     why: str = ""
@@ -56,3 +57,4 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effects: list[Effect] = []
     refused: list[Refused] = []
     note: str = ""
+    kept: list[int] = []

@@ -74,6 +74,22 @@ class Thresholds:
 THRESHOLDS = Thresholds()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """From where on two events may be one, whatever seems to tell them apart: worth a question.
+
+    With an embedder all but `alike` have to be reached, without one `alike` alone.
+    """
+
+    alike: float = 0.5
+    cosine: float = 0.8
+    contained: float = 0.5
+    alike_in_part: float = 0.35
+
+
+DOUBTS = Doubts()
+
+
 class DuplicateJudge:
     """Compares events. Without an embedder it does so by their words alone."""
 
@@ -131,6 +147,17 @@ class DuplicateJudge:
 def duplicate_of(near: Sequence[Near[E]]) -> Near[E] | None:
     """The nearest event that says the same; None where there is none."""
     return next((each for each in near if is_same(each)), None)
+
+
+def may_be_same(near: Near[E], at_least: Doubts = DOUBTS) -> bool:
+    """Whether somebody who can read should look at the two."""
+    if near.cosine is None:
+        return near.likeness >= at_least.alike
+    return (
+        near.cosine >= at_least.cosine
+        and near.overlap >= at_least.contained
+        and near.likeness >= at_least.alike_in_part
+    )
 
 
 def is_same(near: Near[E], at_least: Thresholds = THRESHOLDS) -> bool:

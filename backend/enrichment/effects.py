@@ -24,6 +24,7 @@ from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
 _CHANGED = "It was changed while the agent read: it stays as it is."
+_PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class _Writer:
                 await self._change_entry(each)
 
     async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
+        proposed = [each for each in proposed if await self._is_as_read(each)]
         new = [
             writing.NewEvent(
                 fields=each.fields,
@@ -108,7 +110,6 @@ class _Writer:
                 happened_at=each.happened_at,
                 place=each.place,
                 sources=each.sources,
-                is_pinned=each.is_pinned,
                 run_id=self.run_id,
             )
             for each in proposed
@@ -144,18 +145,25 @@ class _Writer:
         ]
         self.effects += changed
 
+    async def _is_as_read(self, new: ProposedEvent) -> bool:
+        """Whether an event that is to be said better is still as it was read."""
+        if new.mends is None or new.supersedes is None:
+            return True
+        row = await self._event(new.supersedes)
+        if row is not None and row.revision == new.mends:
+            return True
+        self._refuse("update_chronicle_event", _CHANGED)
+        return False
+
     async def _superseded(
         self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
     ) -> Effect | None:
-        """Mark an event that was there before; None where it has gone meanwhile."""
-        row = await self.session.scalar(
-            select(ChronicleEvent).where(
-                ChronicleEvent.id == event_id,
-                ChronicleEvent.chronicle_id == self.stretch.chronicle_id,
-                ChronicleEvent.user_id == self.sealer.user_id,
-            )
-        )
+        """Mark an event that was there before; None where it has gone meanwhile, or was pinned."""
+        row = await self._event(event_id)
         if row is None:
+            return None
+        if row.is_pinned:
+            self._refuse("create_chronicle_event", _PINNED)
             return None
         before = await writing.snapshot(self.session, self.sealer, row)
         await writing.supersede(self.session, row, by.id)
@@ -168,6 +176,16 @@ class _Writer:
             because=new.because or f"superseded by: {new.fields.summary}",
             revision=row.revision,
             before=before,
+        )
+
+    async def _event(self, event_id: UUID) -> ChronicleEvent | None:
+        """An event of the chronicle, as it is now."""
+        return await self.session.scalar(
+            select(ChronicleEvent).where(
+                ChronicleEvent.id == event_id,
+                ChronicleEvent.chronicle_id == self.stretch.chronicle_id,
+                ChronicleEvent.user_id == self.sealer.user_id,
+            )
         )
 
     async def _add_entry(self, new: ProposedEntry, chronicle_name: str) -> None:

@@ -19,7 +19,7 @@ from backend.enrichment.tools import KNOWLEDGE, Knowledge
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreEntry
-from backend.lorebooks.models import ENTRY
+from backend.lorebooks.models import ENTRY, Lorebook
 from backend.lorebooks.models import LoreEntry as EntryRow
 from backend.lorebooks.records import LORE_ENTRY
 from backend.memory.asking import Ask
@@ -44,16 +44,18 @@ _ENTRIES = select(
     EntryRow.revision,
     EntryRow.sealed_entry,
     (EntryRow.agent_revision == EntryRow.revision).label("is_own"),
-)
+    Lorebook.chronicle_id,
+).join(Lorebook, Lorebook.id == EntryRow.lorebook_id)
 
 _KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": "message"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEntry:
-    """An entry of a lorebook as it stands. `is_own`: the agent made it, and nobody else touched it.
+    """An entry of a lorebook as it stands. `text` is what it says, decorators aside.
 
-    `text` is what it says, decorators aside.
+    `is_own`: the agent made it for this chronicle, and nobody else touched it. What it made for
+    another one may be shown here, where its book is linked.
     """
 
     id: UUID
@@ -232,7 +234,7 @@ class Looker:
                     book_id=row.lorebook_id,
                     revision=row.revision,
                     entry=entry,
-                    is_own=bool(row.is_own),
+                    is_own=bool(row.is_own) and row.chronicle_id == self._stretch.chronicle_id,
                     text=split_decorators(entry.content)[1].strip(),
                 )
             )

@@ -9,7 +9,7 @@ import msgspec
 from backend.chronicles.limits import MAX_SOURCES
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
-from backend.enrichment.checks import RefusedCallError, content_of, said_of, words_of
+from backend.enrichment.checks import RefusedCallError, content_of, pinned, said_of, words_of
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.looking import KnownEntry
 from backend.enrichment.study import ProposedChange, ProposedEntry, ProposedEvent
@@ -28,6 +28,8 @@ def mended_event(
     That one stands behind it: should `source`, the last of the new lines, be swiped away, it is as
     it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
     """
+    if isinstance(event, StoryEvent) and event.is_pinned:
+        raise pinned(call.event)
     if isinstance(event, StoryEvent) and (event.source != "agent" or event.is_edited):
         raise RefusedCallError(
             f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
@@ -56,7 +58,7 @@ def mended_event(
         happened_at=event.happened_at,
         place=event.place,
         supersedes=event.id if isinstance(event, StoryEvent) else event.supersedes,
-        is_pinned=event.is_pinned,
+        mends=event.revision if isinstance(event, StoryEvent) else event.mends,
         because=one_line(call.because),
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from uuid import UUID, uuid5
 
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat
 from backend.chats.settings import ChatSettings
+from backend.enrichment.models import EnrichmentMark
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.outbox import KeyHolder
 
@@ -68,6 +70,11 @@ class EnrichmentOutbox:
         job = _study(holder.sealer.user_id, chat_id, chronicle_id)
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
+
+    async def continued(self, session: AsyncSession, message_id: UUID) -> None:
+        """A reply goes on that may have been read: the agent reads it anew, as a whole."""
+        mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
+        await session.execute(mark.execution_options(synchronize_session=False))
 
     async def left(self, session: AsyncSession, chat: Chat) -> None:
         """The same where a crash cut a reply off and nobody has the key at hand: it waits."""

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.enrichment.models import EnrichmentRun
+from backend.jobs.errors import RetryLaterError
 
 DAY = timedelta(hours=24)
 
@@ -23,6 +24,13 @@ async def spent_today(session: AsyncSession, user_id: UUID, at: datetime) -> int
         )
     )
     return int(spent or 0)
+
+
+async def check_purse(session: AsyncSession, user_id: UUID, at: datetime, *, allowed: int) -> None:
+    """Raises `RetryLaterError` where a user has spent `allowed` tokens in 24 hours."""
+    after = await seconds_to_wait(session, user_id, at, allowed=allowed)
+    if after:
+        raise RetryLaterError("The user's tokens for the day are spent.", after=after)
 
 
 async def seconds_to_wait(

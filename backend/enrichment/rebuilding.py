@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.errors import ChatNotFoundError
@@ -24,6 +25,7 @@ from backend.database.engine import Database
 from backend.enrichment.agent import Agent
 from backend.enrichment.detail import Effect
 from backend.enrichment.effects import apply
+from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.outbox import REBUILD
 from backend.enrichment.rebuild_state import RebuildCounts, RebuildState
 from backend.enrichment.replacing import (
@@ -45,10 +47,11 @@ from backend.enrichment.runs import sealed_detail
 from backend.enrichment.story import behind_mark, read_range
 from backend.enrichment.study import Study
 from backend.errors import AppError
-from backend.generation.model import ModelBlockedError, ModelRateLimitError
+from backend.generation.model import ModelBlockedError, ModelEmptyReplyError, ModelRateLimitError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.backoff import delay_after
 from backend.jobs.errors import RetryLaterError
+from backend.jobs.models import Job
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.index.protocol import Kind
 from backend.memory.outbox import IndexOutbox
@@ -98,10 +101,11 @@ class Rebuilder:
         """Go on with a rebuild, to the end of what was asked for.
 
         It ends early where the chat is gone, keeps another chronicle by now, or its owner no longer
-        agrees. Raises `RetryLaterError` where it is to wait: for tokens, or for the model to come
-        round; a batch that fails again and again uses up the job's attempts.
+        agrees: it is done, with that for its error. Raises `RetryLaterError` where it is to wait:
+        for tokens, or for the model to come round; a batch that fails again and again uses up the
+        job's attempts.
         """
-        while (batch := await self._next(job)) is not None:
+        while (batch := await self._next_or_end(job)) is not None:
             try:
                 study = await self._runs.study(batch.work)
             except AppError as error:
@@ -112,12 +116,23 @@ class Rebuilder:
             except PathChangedError as error:
                 await self._fail(job, batch, error)
 
+    async def _next_or_end(self, job: RunningJob) -> _Batch | None:
+        try:
+            return await self._next(job)
+        except (ChatNotFoundError, ChronicleNotEnabledError, OtherChronicleError) as error:
+            async with job.finish() as session:
+                await session.execute(
+                    update(Job)
+                    .where(Job.id == job.id)
+                    .values(error=error.slug)
+                    .execution_options(synchronize_session=False)
+                )
+            return None
+
     async def _next(self, job: RunningJob) -> _Batch | None:
         state, sealer = RebuildState.of(job.payload), job.keys
         async with self._database.read() as session:
             chat = await _chat(session, state, owner_id=sealer.user_id)
-            if chat is None:
-                return None
             reader = await self._runs.reader(session, sealer, chat)
             rest = Place(
                 owner_id=sealer.user_id,
@@ -177,7 +192,10 @@ class Rebuilder:
     async def _fail(self, job: RunningJob, batch: _Batch, error: AppError) -> None:
         """Note a failure; raises what the job is to do about it, unless it is to go on at once."""
         failures = batch.state.failures + 1
-        if isinstance(error, ModelBlockedError) and failures >= BLOCKED_TRIES:
+        if (
+            isinstance(error, (ModelBlockedError, ModelEmptyReplyError))
+            and failures >= BLOCKED_TRIES
+        ):
             await self._pass_over(job, batch, error)
             return
         async with job.step() as session:
@@ -231,14 +249,17 @@ class Rebuilder:
             )
 
 
-async def _chat(session: AsyncSession, state: RebuildState, *, owner_id: UUID) -> Chat | None:
-    """The chat, where it is there and may be read; else None."""
-    try:
-        chat = await get_chat(session, state.chat_id, owner_id=owner_id)
-    except ChatNotFoundError:
-        return None
-    is_wanted = chat.chronicle_enabled and chat.chronicle_id == state.chronicle_id
-    return chat if is_wanted else None
+async def _chat(session: AsyncSession, state: RebuildState, *, owner_id: UUID) -> Chat:
+    """The chat, as long as it may be read.
+
+    Raises `ChatNotFoundError`, `ChronicleNotEnabledError`, `OtherChronicleError`.
+    """
+    chat = await get_chat(session, state.chat_id, owner_id=owner_id)
+    if chat.chronicle_id != state.chronicle_id:
+        raise OtherChronicleError
+    if not chat.chronicle_enabled:
+        raise ChronicleNotEnabledError
+    return chat
 
 
 def _counted(counts: RebuildCounts, effects: Sequence[Effect]) -> RebuildCounts:

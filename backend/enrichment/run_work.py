@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import USER_SETTINGS, KeyMode, User
@@ -26,20 +25,22 @@ from backend.enrichment.agent import Agent
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun, RunKind, RunState
 from backend.enrichment.models_choice import choose_model, filter_alone
-from backend.enrichment.purse import seconds_to_wait, spent_today
-from backend.enrichment.runs import sealed_detail
+from backend.enrichment.purse import check_purse, spent_today
+from backend.enrichment.runs import note_failed, sealed_detail
 from backend.enrichment.story import STRETCH_TOKENS, Stretch, is_unchanged
 from backend.enrichment.study import Purse, Study
 from backend.errors import AppError
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import RunningJob
 from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
+
+BLOCKED_ATTEMPTS = 3
+"""From this attempt on, lines that the provider's filter does not let through are passed over."""
 
 PATH_CHANGED = "path-changed"
 """`error` of a run whose lines were swiped away, edited or hidden while the model read them."""
@@ -100,9 +101,7 @@ class RunWork:
     async def purse(self, session: AsyncSession, user_id: UUID) -> Purse:
         """What one run may take of what is left for the day. Raises `RetryLaterError`."""
         allowed, at = self._settings.enrichment_tokens_per_day, now()
-        after = await seconds_to_wait(session, user_id, at, allowed=allowed)
-        if after:
-            raise RetryLaterError("The user's tokens for the day are spent.", after=after)
+        await check_purse(session, user_id, at, allowed=allowed)
         left = allowed - await spent_today(session, user_id, at)
         return Purse(min(self._settings.enrichment_tokens_per_run, left))
 
@@ -122,26 +121,10 @@ class RunWork:
         """A run that failed; the same failure again is one row. False where the chat is gone."""
         if await locked_chat(session, work) is None:
             return False
-        run = await session.scalar(
-            select(EnrichmentRun).where(
-                EnrichmentRun.chat_id == work.stretch.chat_id,
-                EnrichmentRun.job_id == job.id,
-                EnrichmentRun.state == "failed",
-                EnrichmentRun.error == error.slug,
-                EnrichmentRun.to_position == work.stretch.lines[-1].position,
-            )
-        )
-        if run is None:
-            run = run_row(job, work, "failed", error=error)
-            detail = RunDetail(message_ids=[line.id for line in work.stretch.lines])
-            run.sealed_detail = sealed_detail(job.keys, run.id, detail)
-            session.add(run)
-        else:
-            run.calls += work.purse.calls
-            run.prompt_tokens += work.purse.prompt_tokens
-            run.completion_tokens += work.purse.completion_tokens
-            # What it took counts as of today.
-            run.created_at = now()
+        run = run_row(job, work, "failed", error=error)
+        detail = RunDetail(message_ids=[line.id for line in work.stretch.lines])
+        run.sealed_detail = sealed_detail(job.keys, run.id, detail)
+        run = await note_failed(session, job.keys, run)
         log_run(job, work, run, count=0)
         return True
 
@@ -217,15 +200,21 @@ async def is_wanted(session: AsyncSession, work: Work) -> bool:
 
 
 async def set_mark(session: AsyncSession, work: Work) -> None:
-    """Note that everything down to the last line has been read."""
-    last = work.stretch.lines[-1]
-    values = {
-        "id": last.id,
-        "user_id": work.reader.holder.sealer.user_id,
-        "chat_id": work.stretch.chat_id,
-        "position": last.position,
-    }
-    await upsert(session, EnrichmentMark, values, key=["id"], update={})
+    """Note that everything down to the last line has been read.
+
+    With the last reply before it, so that when the last one is swiped away, the next run reads what
+    comes instead of it, and not the whole stretch anew.
+    """
+    *before, last = work.stretch.lines
+    replies = [line for line in before if line.role != "user"]
+    for line in (*replies[-1:], last):
+        values = {
+            "id": line.id,
+            "user_id": work.reader.holder.sealer.user_id,
+            "chat_id": work.stretch.chat_id,
+            "position": line.position,
+        }
+        await upsert(session, EnrichmentMark, values, key=["id"], update={})
 
 
 def run_row(

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.database.base import now
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
@@ -30,6 +31,29 @@ def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
     if run.sealed_detail is None:
         return RunDetail()
     return _DETAIL.decode(sealer.open_bytes(RUN_DETAIL, run.id, run.sealed_detail))
+
+
+async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> EnrichmentRun:
+    """Keep a run that failed; the same failure again, of the same job, is one row: that one."""
+    before = await session.scalar(
+        select(EnrichmentRun).where(
+            EnrichmentRun.chat_id == run.chat_id,
+            EnrichmentRun.job_id == run.job_id,
+            EnrichmentRun.state == "failed",
+            EnrichmentRun.error == run.error,
+            EnrichmentRun.to_position == run.to_position,
+        )
+    )
+    if before is None:
+        session.add(run)
+        return run
+    before.calls += run.calls
+    before.prompt_tokens += run.prompt_tokens
+    before.completion_tokens += run.completion_tokens
+    before.sealed_detail = sealed_detail(sealer, before.id, open_detail(sealer, run))
+    # What it took counts as of today.
+    before.created_at = now()
+    return before
 
 
 async def get_run(

@@ -115,8 +115,8 @@ class EnrichmentView(msgspec.Struct, kw_only=True, frozen=True):
     """The work behind a chat's replies: how it stands, and its runs, newest first.
 
     `model` is the one that would be asked now. `pending` is how many messages wait to be read.
-    `job` is the one that waits or runs for this chat. Tokens are of the last 24 hours, of all of
-    the user's chats; at `tokens_per_day` the work waits.
+    `job` is the one that waits or runs for this chat, or gave up (`dead`) and left them unread.
+    Tokens are of the last 24 hours, of all of the user's chats; at `tokens_per_day` the work waits.
     """
 
     enabled: bool

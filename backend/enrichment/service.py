@@ -62,7 +62,7 @@ class EnrichmentService:
             chat = await get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await list_runs(session, chat_id, limit=limit + 1, after=after)
             pending = await count_unread(session, chat) if chat.chronicle_enabled else 0
-            job = await _turn_job(session, chat)
+            job = await _turn_job(session, chat, is_behind=pending > 0)
             reader = await find_reader(
                 session, self._registry, self._settings, identity.sealer, chat
             )
@@ -117,14 +117,14 @@ class EnrichmentService:
             return await rebuild_start.latest(session, identity, chronicle_id)
 
 
-async def _turn_job(session: AsyncSession, chat: Chat) -> Job | None:
-    """The job that reads what a chat said, while it waits or runs."""
+async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
+    """The last job that reads what a chat said: while it waits or runs, or has left it behind."""
     if chat.chronicle_id is None:
         return None
     query = select(Job).where(
         Job.lane == lane_of(chat.chronicle_id),
-        Job.state.in_(("queued", "waiting_key", "running")),
+        Job.state.in_(("queued", "waiting_key", "running", *(["dead"] if is_behind else []))),
         Job.user_id == chat.user_id,
         Job.dedupe_key == f"{TURN}/{chat.id}",
     )
-    return await session.scalar(query.order_by(Job.id).limit(1))
+    return await session.scalar(query.order_by(Job.id.desc()).limit(1))

@@ -67,6 +67,7 @@ class ProposedEvent:
     """An event to write. `id` stands for it until it has a row.
 
     `supersedes` is the event, or the proposal of the same run, that is not true any more with it.
+    Where it says that one better, `mends` is the revision that was read of it.
     """
 
     id: UUID
@@ -76,7 +77,7 @@ class ProposedEvent:
     happened_at: datetime
     place: int
     supersedes: UUID | None = None
-    is_pinned: bool = False
+    mends: int | None = None
     because: str = ""
 
 

@@ -22,6 +22,10 @@ MAX_SUMMARY_CHARS = 20_000
 """Characters of a summary, whoever wrote it."""
 
 
+_TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
+"""A reply may go on after it was summed up: what was added is in no summary through it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSummary:
     """A summary of the path down to and with a message.
@@ -110,9 +114,9 @@ async def copy_summaries(
     sealer = identity.sealer
     owner = {"user_id": sealer.user_id, "chat_id": fork_id}
     summaries = await session.scalars(
-        select(ChatSummary).where(
-            ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id
-        )
+        select(ChatSummary)
+        .join(Message, Message.id == ChatSummary.id)
+        .where(ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _TELLS_ALL)
     )
     rows: list[dict[str, Any]] = [
         {
@@ -124,7 +128,8 @@ async def copy_summaries(
                 CHAT_SUMMARY, copied[row.id], sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary)
             ),
             "created_at": row.created_at,
-            "updated_at": row.updated_at,
+            # Not before the copied message's, which is as new.
+            "updated_at": now(),
         }
         for row in summaries
         if row.id in copied
@@ -157,7 +162,12 @@ def _summaries(owner_id: UUID, chat_id: UUID) -> Select[*tuple[Any, ...]]:
         )
         .join(Message, Message.id == ChatSummary.id)
         .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
-        .where(ChatSummary.chat_id == chat_id, ChatSummary.user_id == owner_id, Message.is_active)
+        .where(
+            ChatSummary.chat_id == chat_id,
+            ChatSummary.user_id == owner_id,
+            Message.is_active,
+            _TELLS_ALL,
+        )
         .order_by(ChatSummary.position.desc())
     )
 

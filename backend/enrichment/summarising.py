@@ -6,70 +6,58 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import UUID
 
-import msgspec
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import USER_SETTINGS, User
-from backend.accounts.settings import UserSettings
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat, Message
 from backend.chats.service import read_settings
-from backend.chats.settings import ChatSettings
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.enrichment.cleaning import without_tags
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.models_choice import choose_model, filter_alone
 from backend.enrichment.outbox import SUMMARY
-from backend.enrichment.purse import seconds_to_wait
+from backend.enrichment.purse import check_purse
+from backend.enrichment.run_work import BLOCKED_ATTEMPTS, PATH_CHANGED, find_reader
+from backend.enrichment.runs import note_failed
+from backend.enrichment.study import estimate
 from backend.enrichment.summaries import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
     current_summary,
     store_summary,
 )
-from backend.enrichment.summary_parts import Part, find_goal, read_part
-from backend.enrichment.summary_runs import Said, note_failure, run_row
+from backend.enrichment.summary_parts import CHARS_PER_TOKEN, Part, find_goal, read_part
+from backend.enrichment.summary_runs import OVERLONG, Said, run_row, sampling_for
 from backend.enrichment.text import plain
+from backend.errors import AppError
 from backend.generation.model import (
-    ChatModel,
+    ModelBlockedError,
     ModelEmptyReplyError,
     ModelError,
     ModelRateLimitError,
-    ModelSpec,
     Prompt,
     PromptMessage,
     TextPiece,
     Usage,
 )
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 
-STEP_TOKENS = 12_000
-"""Stored tokens of lines that one call of the model brings in, at most."""
-
 LEAST_STEP = 500
-"""Of a model with a tiny window."""
+"""Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""
 
 CHARS_PER_WORD = 7
 """Of long words, with the blank behind them."""
 
-TOKENS_PER_WORD = 2
+PASSED_OVER = "Nothing came back for these lines: the summary goes on behind them, without them."
 
-OVERLONG = 3
-"""How many times as many words as were asked for are kept."""
-
-THINKING = 4_096
-"""Tokens left to models that think before they write."""
-
-PATH_CHANGED = "path-changed"
-"""`error` of a run whose lines were left, or whose summary was edited, while the model wrote."""
+REFUSED = (ModelBlockedError, ModelEmptyReplyError)
+"""Some providers' filters say that they are at work, others only let nothing through."""
 
 DROPPED = 3
 """Times that a path may change while the model writes, until the job waits for a while."""
@@ -84,7 +72,7 @@ class _Work:
     chat_id: UUID
     part: Part
     words: int
-    model: ChatModel
+    model_id: str
     sampling: Sampling
 
 
@@ -113,13 +101,19 @@ class Summarizer:
 
         What is stored stays when it is broken off: the next attempt goes on behind it. Raises
         `RetryLaterError` where the user's tokens for the day are spent, and `ModelError` where
-        trying again may help; what else goes wrong is noted in the run, and is left to the job
-        behind the next reply.
+        trying again may help. Lines for which nothing comes back are passed over in the end; what
+        else goes wrong is noted in the run. The rest is left to the job behind the next reply.
         """
         is_begun, dropped = False, 0
         while (work := await self._next(job, is_begun=is_begun)) is not None:
             try:
                 is_stored = await self._step(job, work)
+            except REFUSED:
+                if job.attempt < BLOCKED_ATTEMPTS:
+                    raise
+                return
+            except UnknownModelError:
+                return
             except ModelError as error:
                 if error.retryable:
                     raise
@@ -152,87 +146,105 @@ class Summarizer:
             )
             if goal is None:
                 return None
-            await self._check_purse(session, sealer.user_id)
-            account = await _account(session, job)
-            model, sampling = self._model(settings, account)
-            part = await read_part(
-                session, sealer, chat, current, goal=goal, most=_step_tokens(model.spec)
-            )
+            allowed = self._settings.enrichment_tokens_per_day
+            await check_purse(session, sealer.user_id, now(), allowed=allowed)
+            reader = await find_reader(session, self._registry, self._settings, sealer, chat)
+            most = max(LEAST_STEP, reader.stretch_tokens)
+            part = await read_part(session, sealer, chat, current, goal=goal, most=most)
         if part is None:
             return None
         return _Work(
             chat_id=chat_id,
             part=part,
             words=wanted.words,
-            model=model,
-            sampling=_sampling(sampling, model.spec, wanted.words),
+            model_id=reader.model_id,
+            sampling=reader.sampling,
         )
-
-    async def _check_purse(self, session: AsyncSession, user_id: UUID) -> None:
-        allowed = self._settings.enrichment_tokens_per_day
-        after = await seconds_to_wait(session, user_id, now(), allowed=allowed)
-        if after:
-            raise RetryLaterError("The user's tokens for the day are spent.", after=after)
-
-    def _model(self, settings: ChatSettings, account: UserSettings) -> tuple[ChatModel, Sampling]:
-        """Who is asked, and how. Raises `UnknownModelError`."""
-        model_id = choose_model(
-            self._registry,
-            self._settings,
-            settings.enrichment,
-            account.enrichment,
-            settings.model or account.model or self._registry.default_id,
-        )
-        model = self._registry.get(model_id)
-        return model, filter_alone((settings.sampling, account.sampling), model.spec)
 
     async def _step(self, job: RunningJob, work: _Work) -> bool:
         """One call of the model, stored. False where the path it is about was left meanwhile."""
         said = Said()
         try:
             await self._ask(work, said)
-            text = plain(said.text, min(MAX_SUMMARY_CHARS, _most_chars(work.words)))
+            text = plain(said.text, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
             if not text:
                 raise ModelEmptyReplyError
-        except ModelError as error:
-            async with job.step() as session:
-                if await _locked(session, job, work) is not None:
-                    run = _run(job, work, said, problem=error.slug)
-                    await note_failure(session, run)
+        except REFUSED as error:
+            if job.attempt < BLOCKED_ATTEMPTS:
+                await self._note_failure(job, work, said, error)
+            else:
+                # It would be so for ever, and nothing behind these lines would be summed up.
+                await self._store(job, work, said, self._passed_over(work.part), error=error)
+            raise
+        except AppError as error:
+            await self._note_failure(job, work, said, error)
             if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
                 raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
             raise
+        return await self._store(job, work, said, text)
+
+    async def _note_failure(
+        self, job: RunningJob, work: _Work, said: Said, error: AppError
+    ) -> None:
+        async with job.step() as session:
+            if await _locked(session, job, work) is not None:
+                await note_failed(session, job.keys, _run(job, work, said, problem=error.slug))
+
+    async def _store(
+        self, job: RunningJob, work: _Work, said: Said, text: str, *, error: AppError | None = None
+    ) -> bool:
+        """Keep a text as the summary through a part; with an `error` it stands in for one.
+
+        False where the path was left meanwhile.
+        """
         async with job.step() as session:
             chat = await _locked(session, job, work)
             if chat is None:
                 return False
             message = await self._last_line(session, job, chat, work.part)
             if message is None:
-                run = _run(job, work, said, problem=PATH_CHANGED)
-                await note_failure(session, run)
+                await note_failed(session, job.keys, _run(job, work, said, problem=PATH_CHANGED))
                 return False
-            session.add(_run(job, work, said))
+            if error is None:
+                session.add(_run(job, work, said))
+            else:
+                run = _run(job, work, said, problem=error.slug, note=PASSED_OVER)
+                await note_failed(session, job.keys, run)
             await session.flush()
-            await store_summary(session, job.keys, message, text, run_id=said.run_id)
+            run_id = None if error else said.run_id
+            await store_summary(session, job.keys, message, text, run_id=run_id)
             await job.progress(work.part.last_position + 1, work.part.goal + 1)
         return True
+
+    def _passed_over(self, part: Part) -> str:
+        """The summary so far, and that something is missing behind it."""
+        before = part.previous.text if part.previous else ""
+        missing = self._prompts["sections/omitted"].render(count=len(part.lines))
+        whole = f"{before}\n{missing}".strip()
+        return whole if len(whole) <= MAX_SUMMARY_CHARS else before
 
     async def _last_line(
         self, session: AsyncSession, job: RunningJob, chat: Chat, part: Part
     ) -> Message | None:
         """The line that the new summary ends with; None where nobody wants it any more.
 
-        That is so when its path was left, or the summary that it builds on is another one by now.
+        That is so when its path was left, when it went on (`continue`), or when the summary that it
+        builds on is another one by now.
         """
         message = await session.get(Message, part.last_id, populate_existing=True)
         current = await current_summary(session, job.keys, chat)
         is_wanted = read_settings(job.keys, chat).summary.enabled
         if message is None or not message.is_active or not is_wanted:
             return None
-        return message if _version(current) == _version(part.previous) else None
+        is_same = message.updated_at == part.last_changed_at
+        return message if is_same and _version(current) == _version(part.previous) else None
 
     async def _ask(self, work: _Work, said: Said) -> None:
-        """Have the model write. `said` is filled in as it goes, so that nothing spent is lost."""
+        """Have the model write. `said` is filled in as it goes, so that nothing spent is lost.
+
+        Raises `UnknownModelError` and `ModelError`.
+        """
+        model = self._registry.get(work.model_id)
         previous = work.part.previous
         system = self._prompts["enrichment/summary"].render(words=work.words)
         lines = self._prompts["enrichment/summary_lines"].render(
@@ -241,13 +253,19 @@ class Summarizer:
             words=work.words,
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        async with aclosing(work.model.stream(prompt, work.sampling)) as pieces:
+        said.calls += 1
+        sampling = sampling_for(work.words, model.spec, work.sampling)
+        async with aclosing(model.stream(prompt, sampling)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     said.text += piece.text
                 elif isinstance(piece, Usage):
                     said.prompt_tokens = piece.prompt_tokens
                     said.completion_tokens = piece.completion_tokens
+        if not said.prompt_tokens:
+            # Not every server says what was used.
+            said.prompt_tokens = estimate(prompt)
+            said.completion_tokens = len(said.text) // CHARS_PER_TOKEN + 1
 
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
@@ -262,34 +280,9 @@ async def _locked(session: AsyncSession, job: RunningJob, work: _Work) -> Chat |
         return None
 
 
-async def _account(session: AsyncSession, job: RunningJob) -> UserSettings:
-    """The settings of the job's user."""
-    sealer = job.keys
-    blob = await session.scalar(select(User.sealed_settings).where(User.id == sealer.user_id))
-    if blob is None:
-        return UserSettings()
-    data = sealer.open_bytes(USER_SETTINGS, sealer.user_id, blob)
-    return msgspec.json.decode(data, type=UserSettings)
-
-
-def _run(job: RunningJob, work: _Work, said: Said, *, problem: str | None = None) -> EnrichmentRun:
-    return run_row(job, work.chat_id, work.part, said, model_id=work.model.spec.id, problem=problem)
-
-
-def _most_chars(words: int) -> int:
-    return words * OVERLONG * CHARS_PER_WORD
-
-
-def _step_tokens(spec: ModelSpec) -> int:
-    """Tokens of lines that a model takes at once, beside the summary so far and its answer."""
-    return min(STEP_TOKENS, max(LEAST_STEP, spec.context_window // 2))
-
-
-def _sampling(own: Sampling, spec: ModelSpec, words: int) -> Sampling:
-    """Room for the answer, beside what the user chose."""
-    if "max_output_tokens" not in spec.accepts:
-        return own
-    room = words * OVERLONG * TOKENS_PER_WORD
-    if spec.accepts & {"thinking_budget", "reasoning_effort"}:
-        room += THINKING
-    return msgspec.structs.replace(own, max_output_tokens=min(spec.max_output_tokens, room))
+def _run(
+    job: RunningJob, work: _Work, said: Said, *, problem: str | None = None, note: str = ""
+) -> EnrichmentRun:
+    return run_row(
+        job, work.chat_id, work.part, said, model_id=work.model_id, problem=problem, note=note
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Row, Select, select
@@ -19,12 +20,19 @@ from backend.vault.sealing import Sealer
 CHARS_PER_TOKEN = 4
 """By which a line that is too long for a step is cut."""
 
+LEAST_BETWEEN = 4
+"""Messages, two exchanges: however small the history is, no summary is asked for more often."""
+
+LAST_EXCHANGE = 2
+"""Messages that are swiped and edited most: they are not summed up ahead of time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one call of the model brings in: the lines behind `previous`, oldest first.
 
-    `last_id` is the last of them, `goal` the position that has to be reached in the end.
+    `last_id` is the last of them, whose text changed at `last_changed_at`; `goal` is the position
+    that has to be reached in the end.
     """
 
     previous: StoredSummary | None
@@ -33,6 +41,7 @@ class Part:
     first_position: int
     last_id: UUID
     last_position: int
+    last_changed_at: datetime
     goal: int
 
 
@@ -49,19 +58,21 @@ async def find_goal(
 
     That is all that the history loses with its next step, and `interval` messages at least, as far
     as they are in the older half of the history. Until there are as many new ones it waits, unless
-    the history has lost some already.
+    the history has lost some already: then `LEAST_BETWEEN` are enough, of whichever half.
 
     `current` is what is summarised, `history_budget` in stored tokens. With `is_begun` a summary on
     the way there was just stored: the rest does not wait.
     """
-    leaf = await session.scalar(
-        select(Message.path_tokens)
+    query = (
+        select(Message.path_tokens, Message.position)
         .where(Message.chat_id == chat_id, Message.is_active, Message.status != "streaming")
         .order_by(Message.position.desc())
         .limit(1)
     )
-    if leaf is None:
+    last = (await session.execute(query)).one_or_none()
+    if last is None:
         return None
+    leaf = last.path_tokens
     reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
     next_begin = eviction_point(leaf + step_of(history_budget), history_budget)
     needed = await _last_before(session, chat_id, next_begin)
@@ -70,8 +81,13 @@ async def find_goal(
     middle = max(next_begin, leaf - history_budget // 2)
     older = await _last_before(session, chat_id, middle, at_most=reached + interval)
     goal = max(needed, needed if older is None else older)
-    is_behind = covered < eviction_point(leaf, history_budget)
-    return goal if is_begun or is_behind or goal - reached >= interval else None
+    if is_begun or goal - reached >= interval:
+        return goal
+    if covered >= eviction_point(leaf, history_budget):
+        return None
+    least = min(LEAST_BETWEEN, interval)
+    goal = max(goal, min(reached + least, last.position - LAST_EXCHANGE))
+    return goal if goal - reached >= least else None
 
 
 async def read_part(
@@ -102,6 +118,7 @@ async def read_part(
         first_position=rows[0].position,
         last_id=rows[-1].id,
         last_position=rows[-1].position,
+        last_changed_at=rows[-1].updated_at,
         goal=goal,
     )
 
@@ -131,9 +148,13 @@ async def _last_before(
 
 def _lines(
     chat_id: UUID,
-) -> Select[UUID, int, bytes, bytes]:
+) -> Select[UUID, int, bytes, bytes, datetime]:
     return select(
-        Message.id, Message.position, Message.sealed_author, Message.sealed_content
+        Message.id,
+        Message.position,
+        Message.sealed_author,
+        Message.sealed_content,
+        Message.updated_at,
     ).where(
         Message.chat_id == chat_id,
         Message.is_active,
@@ -142,7 +163,7 @@ def _lines(
     )
 
 
-def _told(sealer: Sealer, row: Row[UUID, int, bytes, bytes], most: int) -> str:
+def _told(sealer: Sealer, row: Row[UUID, int, bytes, bytes, datetime], most: int) -> str:
     """A line of the story as data, of at most `most` characters."""
     author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)

@@ -1,4 +1,4 @@
-"""What the rolling summary notes of each time it asked: the rows of its runs."""
+"""How the rolling summary asks, and what it notes of it: the rows of its runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import time
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+import msgspec
 
-from backend.database.base import new_id, now
+from backend.database.base import new_id
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentRun, RunState
 from backend.enrichment.runs import sealed_detail
 from backend.enrichment.summary_parts import Part
+from backend.generation.model import ModelSpec
+from backend.generation.sampling import Sampling
 from backend.jobs.running import RunningJob
 from backend.logs import get_logger
 
 log = get_logger(__name__)
+
+OVERLONG = 3
+"""How many times as many words as were asked for are kept."""
+
+TOKENS_PER_WORD = 2
+
+THINKING = 4_096
+"""Tokens left to models that think before they write."""
 
 
 @dataclass(slots=True)
@@ -25,6 +34,7 @@ class Said:
     """What comes of asking once; filled in on the way, so that nothing spent is lost."""
 
     text: str = ""
+    calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     run_id: UUID = field(default_factory=new_id)
@@ -39,9 +49,10 @@ def run_row(
     *,
     model_id: str,
     problem: str | None = None,
+    note: str = "",
 ) -> EnrichmentRun:
-    """The row of a run, and a line in the log; with a `problem` it failed."""
-    detail = RunDetail(message_ids=list(part.message_ids), significant=problem is None)
+    """The row of a run, and a line in the log; with a `problem` it failed. `note` is for people."""
+    detail = RunDetail(message_ids=list(part.message_ids), significant=problem is None, note=note)
     duration_ms = round((time.monotonic() - said.begun) * 1000)
     state: RunState = "failed" if problem else "done"
     log.info(
@@ -68,7 +79,7 @@ def run_row(
         model=model_id,
         from_position=part.first_position,
         to_position=part.last_position,
-        calls=1,
+        calls=said.calls,
         prompt_tokens=said.prompt_tokens,
         completion_tokens=said.completion_tokens,
         duration_ms=duration_ms,
@@ -77,22 +88,11 @@ def run_row(
     )
 
 
-async def note_failure(session: AsyncSession, run: EnrichmentRun) -> None:
-    """A run that failed; the same failure again, of the same job, is one row."""
-    before = await session.scalar(
-        select(EnrichmentRun).where(
-            EnrichmentRun.chat_id == run.chat_id,
-            EnrichmentRun.job_id == run.job_id,
-            EnrichmentRun.state == "failed",
-            EnrichmentRun.error == run.error,
-            EnrichmentRun.to_position == run.to_position,
-        )
-    )
-    if before is None:
-        session.add(run)
-        return
-    before.calls += run.calls
-    before.prompt_tokens += run.prompt_tokens
-    before.completion_tokens += run.completion_tokens
-    # What it took counts as of today.
-    before.created_at = now()
+def sampling_for(words: int, spec: ModelSpec, own: Sampling) -> Sampling:
+    """Room for an answer of so many words, beside what the user chose."""
+    if "max_output_tokens" not in spec.accepts:
+        return own
+    room = words * OVERLONG * TOKENS_PER_WORD
+    if spec.accepts & {"thinking_budget", "reasoning_effort"}:
+        room += THINKING
+    return msgspec.structs.replace(own, max_output_tokens=min(spec.max_output_tokens, room))

@@ -98,6 +98,10 @@ class CreateChronicleEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     supersedes: Annotated[
         str, Meta(max_length=10, description='The event that is no longer true now: "E3".')
     ] = ""
+    differs_from: Annotated[
+        list[EventMark],
+        Meta(max_length=10, description="Events that it was taken for, and that it is not."),
+    ] = []
 
 
 class UpdateChronicleEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from backend.enrichment.agent import Agent
 from backend.enrichment.effects import apply
 from backend.enrichment.outbox import TURN
 from backend.enrichment.run_work import (
+    BLOCKED_ATTEMPTS,
     PathChangedError,
     RunWork,
     Work,
@@ -23,18 +24,15 @@ from backend.enrichment.run_work import (
     set_mark,
 )
 from backend.enrichment.runs import sealed_detail
-from backend.enrichment.story import is_unchanged, read_unread
+from backend.enrichment.story import behind_mark, is_unchanged, read_unread
 from backend.enrichment.study import Study
 from backend.errors import AppError
-from backend.generation.model import ModelBlockedError, ModelRateLimitError
+from backend.generation.model import ModelBlockedError, ModelEmptyReplyError, ModelRateLimitError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
-
-BLOCKED_ATTEMPTS = 3
-"""From this attempt on, lines that the provider's filter does not let through are passed over."""
 
 _DROPPED = 3
 """Stretches in a row that may be left while they are read, until the job waits for a while."""
@@ -106,7 +104,7 @@ class TurnEnricher:
         """What the agent makes of a stretch. What goes wrong is noted, with what it cost."""
         try:
             return await self._runs.study(work)
-        except ModelBlockedError as error:
+        except (ModelBlockedError, ModelEmptyReplyError) as error:
             # It would be so for ever, and nothing that comes after it would be read.
             passes_over = job.attempt >= BLOCKED_ATTEMPTS
             await self._note_failure(job, work, error, passes_over=passes_over)
@@ -124,7 +122,9 @@ class TurnEnricher:
         """Everything that a run leaves, in one transaction. Raises `PathChangedError`."""
         writing = job.finish() if work.stretch.is_last else job.step()
         async with writing as session:
-            if not await is_wanted(session, work):
+            # Where the chat went over to another chronicle, two of its jobs may have read this.
+            first, chat_id = work.stretch.lines[0].position, work.stretch.chat_id
+            if not await is_wanted(session, work) or await behind_mark(session, chat_id) > first:
                 raise PathChangedError
             run = run_row(job, work, "done")
             session.add(run)

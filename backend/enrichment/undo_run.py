@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,7 +15,13 @@ from backend.database.base import now
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.errors import NothingToUndoError, RunReplacedError, RunUndoneError
 from backend.enrichment.models import ChatSummary, EnrichmentRun
-from backend.enrichment.runs import LaterRuns, get_run, later_runs, open_detail
+from backend.enrichment.runs import (
+    LaterRuns,
+    get_run,
+    later_runs,
+    open_detail,
+    sealed_detail,
+)
 from backend.enrichment.schemas import KeptView, UndoView, WrittenView
 from backend.enrichment.undoing import Undoer, Undoing
 from backend.memory.outbox import IndexOutbox
@@ -24,6 +31,8 @@ async def undo_run(
     session: AsyncSession, index: IndexOutbox, identity: Identity, run_id: UUID, *, force: bool
 ) -> UndoView:
     """Take back all that a run wrote; what was changed since only with `force`.
+
+    With `force` also what an earlier undoing of it has kept.
 
     Raises `RunNotFoundError`, `RunUndoneError`, `NothingToUndoError`, `RunReplacedError`, and
     `LorebookFullError` where an entry that the run removed has no room any more.
@@ -35,7 +44,10 @@ async def undo_run(
     if run.chronicle_id is not None:
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
-    _check_state(run)
+    if run.state == "failed":
+        raise NothingToUndoError("It failed, and changed nothing.")
+    if run.state == "undone" and not force:
+        raise RunUndoneError
     if run.kind == "summary":
         view = await _undo_summary(session, run, force=force)
     else:
@@ -53,10 +65,15 @@ async def _undo_effects(
     force: bool,
 ) -> UndoView:
     detail = open_detail(identity.sealer, run)
+    is_again = run.state == "undone"
+    if is_again and not detail.kept:
+        raise RunUndoneError
     later = await later_runs(session, identity.sealer, run)
     _check_replaced(detail, later)
     undoer = Undoer(session, identity.sealer, found=later.found(detail), force=force)
-    outcome = await undoer.undo(detail)
+    outcome = await undoer.undo(detail, only=detail.kept if is_again else None)
+    left = msgspec.structs.replace(detail, kept=outcome.left)
+    run.sealed_detail = sealed_detail(identity.sealer, run.id, left)
     for chronicle_id, events in outcome.events.items():
         await index.changed(
             session, identity, kind="event", container_id=chronicle_id, source_ids=sorted(events)
@@ -66,13 +83,6 @@ async def _undo_effects(
             session, identity, kind="lore", container_id=book_id, source_ids=sorted(entries)
         )
     return _view(outcome)
-
-
-def _check_state(run: EnrichmentRun) -> None:
-    if run.state == "undone":
-        raise RunUndoneError
-    if run.state == "failed":
-        raise NothingToUndoError("It failed, and changed nothing.")
 
 
 def _check_replaced(detail: RunDetail, later: LaterRuns) -> None:
@@ -91,6 +101,8 @@ def _check_replaced(detail: RunDetail, later: LaterRuns) -> None:
 async def _undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: bool) -> UndoView:
     mine = ChatSummary.run_id == run.id, ChatSummary.user_id == run.user_id
     rows = list(await session.scalars(select(ChatSummary).where(*mine)))
+    if run.state == "undone" and not rows:
+        raise RunUndoneError
     undone = [row.id for row in rows if force or not row.is_edited]
     await session.execute(
         delete(ChatSummary)

@@ -7,7 +7,7 @@ what that found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -36,11 +36,13 @@ NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
 class Undoing:
     """What has become of a run's effects: what was taken back, what was left and why.
 
-    `events` and `entries` are the ids that the index has to look at, by their container.
+    `left` are the places of `kept` among the effects. `events` and `entries` are the ids that the
+    index has to look at, by their container.
     """
 
     undone: list[Effect] = field(default_factory=list[Effect])
     kept: list[tuple[Effect, KeptBecause]] = field(default_factory=list[Any])
+    left: list[int] = field(default_factory=list[int])
     events: dict[UUID, set[UUID]] = field(default_factory=dict[UUID, set[UUID]])
     entries: dict[UUID, set[UUID]] = field(default_factory=dict[UUID, set[UUID]])
 
@@ -76,10 +78,15 @@ class Undoer:
         self._removed: set[UUID] = set()
         self.outcome = Undoing()
 
-    async def undo(self, detail: RunDetail) -> Undoing:
-        """Take the effects back, the last one first. Raises `LorebookFullError`."""
+    async def undo(self, detail: RunDetail, *, only: Collection[int] | None = None) -> Undoing:
+        """Take the effects back, the last one first. Raises `LorebookFullError`.
+
+        `only` names the places of those that are left of an earlier undoing; None: all.
+        """
         marks = await self._marks(detail)
-        for effect in reversed(detail.effects):
+        for place, effect in reversed(list(enumerate(detail.effects))):
+            if only is not None and place not in only:
+                continue
             if effect.what.startswith("event"):
                 reason = await self._event(effect)
             else:
@@ -88,6 +95,7 @@ class Undoer:
                 self.outcome.undone.append(effect)
             else:
                 self.outcome.kept.append((effect, reason))
+                self.outcome.left.append(place)
         await self._inherit(marks)
         return self.outcome
 

@@ -42,6 +42,11 @@ _PLACE = re.compile(
 _INTRODUCED = re.compile(
     rf"\b({_NAME.pattern})(?:, | is | was )((?:an?|the) [a-z][^.!?\n;,]{{5,200}})"
 )
+_TOLD_OUTRIGHT = re.compile(
+    rf"(?:{_NAME.pattern}) is (?:an?|the) (?!bit\b|little\b|lot\b|few\b|one\b|same\b|only\b)[a-z]"
+)
+"""A sentence that begins with a name and says what that is: said once is enough."""
+
 _ACTS = re.compile(r"\*([^*\n]+)\*")
 _MARKS = re.compile(r"[*_\"“”]+")
 
@@ -120,7 +125,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Introduced:
-    """A name that came up several times, and what it was said to be."""
+    """A name, and what it was said to be."""
 
     title: str
     content: str
@@ -165,7 +170,10 @@ def happenings(lines: Sequence[StoryLine]) -> list[Happening]:
 
 
 def introductions(lines: Sequence[StoryLine], earlier: Sequence[StoryLine]) -> list[Introduced]:
-    """Names that `lines` say something of, and that came up before or come up again."""
+    """Names that `lines` say something of.
+
+    `X is an inn` is enough; of `X, an inn` the name has to come up before, or again.
+    """
     told = [line for line in lines if not line.is_own]
     everything = [*told, *(line for line in earlier if not line.is_own)]
     times = Counter(name for line in everything for name in _names(line.text))
@@ -175,7 +183,9 @@ def introductions(lines: Sequence[StoryLine], earlier: Sequence[StoryLine]) -> l
         for sentence in sentences(line.text):
             match = _INTRODUCED.search(sentence)
             name = _without_starters(match[1]) if match else ""
-            if match and name not in speakers and times[name] >= _TIMES_TO_RECUR:
+            is_told = _TOLD_OUTRIGHT.match(sentence) is not None and "?" not in sentence
+            recurs = times[name] >= _TIMES_TO_RECUR
+            if match and name and name not in speakers and (is_told or recurs):
                 content = f"{name} is {match[2].strip(' ,')}."
                 found.setdefault(name, Introduced(name, content))
     return list(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 MAX_DEPTH = 64
@@ -32,11 +32,10 @@ def clean(value: Any, depth: int = MAX_DEPTH) -> Any:
         return value
     if not depth:
         raise ValueError("the value is nested too deeply")
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return [clean(item, depth - 1) for item in items]
-    members = cast("Mapping[str, Any]", value)
-    return {clean_text(name): clean(member, depth - 1) for name, member in members.items()}
+    if isinstance(value, Mapping):
+        members = cast("Mapping[str, Any]", value)
+        return {clean_text(name): clean(each, depth - 1) for name, each in members.items()}
+    return [clean(each, depth - 1) for each in cast("Sequence[Any]", value)]
 
 
 def clean_text(text: str) -> str:

@@ -20,8 +20,9 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     """A piece of work in the background.
 
     `waiting_key` waits until its owner is signed in, `dead` was tried too often. `error` is the
-    last part of the `type` that the problem would have as an answer; of a job that was stopped,
-    which is `done`, it is `stopped`. `counts` is what the job has counted so far, by name.
+    last part of the `type` that the problem would have as an answer. A job that is `done` has one
+    where it ended early: `stopped`, say, or what no longer let it go on. `counts` is what the job
+    has counted so far, by name.
     """
 
     id: UUID

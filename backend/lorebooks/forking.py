@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,9 @@ from backend.lorebooks.recollection import KIND
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
+
+AT_ONCE = 200
+"""Entries that are opened and sealed again before others get their turn."""
 
 
 class ChatLore:
@@ -108,7 +112,10 @@ class ChatLore:
         await session.flush()
         rows: list[dict[str, Any]] = []
         entries: dict[UUID, UUID] = {}
-        for entry in await repository.list_entries(session, book.id, limit=None, after=None):
+        found = await repository.list_entries(session, book.id, limit=None, after=None)
+        for number, entry in enumerate(found):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
             if entry.source_chat_id != source_id or entry.source_message_id in copied:
                 row = _copied_entry(sealer, entry, copy_id)
                 if entry.source_chat_id == source_id and entry.source_message_id is not None:

@@ -141,7 +141,9 @@ class Composer:
             return self._counts.count(material.unit.tokenizer, text)
 
         gathered, budget, ratio = material.gathered, material.budget, material.ratio
-        recalled = remembered(material.memories, gathered, count=count)
+        recalled = remembered(
+            material.memories, chat_id=gathered.chat.id, count=count, pinned=gathered.pinned
+        )
         maker = InputMaker(self._prompts, identity, gathered, material.unit)
         inputs = maker.inputs(request, suggestions=suggestions)
         macros = macros_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -26,6 +27,8 @@ MAX_ITEMS = 40
 
 PINNED = 0
 """The rank of what nobody looked for: real ones begin at 1."""
+
+_SECTION_TAG = re.compile(r"<(?=\s*/?\s*(?:long_term_memory|lorebook_entries)\b)", re.IGNORECASE)
 
 _TITLE = 60
 """Characters of an event's title, which it has for people who look at a prompt."""
@@ -91,26 +94,33 @@ def ask_for(identity: Identity, gathered: Gathered, line: str | None, reach: Rea
 
 
 def remembered(
-    memories: Sequence[Memory], gathered: Gathered, *, count: Callable[[str], int]
+    memories: Sequence[Memory],
+    *,
+    chat_id: UUID,
+    count: Callable[[str], int],
+    pinned: Sequence[StoryEvent] = (),
 ) -> Remembered:
-    """What was found, as a prompt takes it, and what is pinned; `count` counts tokens of a text."""
+    """What was found, as a prompt takes it, and what is pinned.
+
+    `chat_id` is whose turn it is; `count` counts tokens of a text.
+    """
     lore: dict[UUID, SemanticHit] = {}
     items: list[tuple[int, Item]] = []
     positions: dict[UUID, int] = {}
     why = {memory.recalled.source_id: memory.reason for memory in memories}
-    for event in gathered.pinned:
+    for event in pinned:
         reason = "; ".join(filter(None, ["pinned", why.get(event.id)]))
         items.append((PINNED, sized(_pinned(event, reason), count)))
-    pinned = {event.id for event in gathered.pinned}
+    standing = {event.id for event in pinned}
     for memory in memories:
-        if memory.recalled.source_id in pinned:
+        if memory.recalled.source_id in standing:
             continue
         recalled = memory.recalled
         if recalled.kind == "lore":
             lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
             continue
         items.append((memory.rank, sized(_item(memory), count)))
-        if recalled.chat_id == gathered.chat.id:
+        if recalled.chat_id == chat_id:
             positions[recalled.source_id] = recalled.position
     return Remembered(lore=lore, items=items, positions=positions)
 
@@ -159,11 +169,15 @@ def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]
 
 
 def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
-    """The inputs of the memory's prompt file: memories by their time, lore by its order."""
+    """The inputs of the memory's prompt file: memories by their time, lore by its order.
+
+    Nothing in them reads as a tag of the section that they stand in: somebody may have said one.
+    """
     ordered = sorted(items, key=lambda item: item.order)
+    texts = [(item.kind, _SECTION_TAG.sub("\u2039", item.text)) for item in ordered]
     return {
-        "memories": [item.text for item in ordered if item.kind != "lore"],
-        "lore": [item.text for item in ordered if item.kind == "lore"],
+        "memories": [text for kind, text in texts if kind != "lore"],
+        "lore": [text for kind, text in texts if kind == "lore"],
     }
 
 

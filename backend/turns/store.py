@@ -203,6 +203,8 @@ class TurnStore:
                 await self._index.left(
                     session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
                 )
+                if turn.kind == "continue" and turn.reply_id is not None:
+                    await self._enrichment.continued(session, turn.reply_id)
                 await self._enrichment.left(session, chat)
                 recovered += 1
         return recovered
@@ -237,6 +239,8 @@ class TurnStore:
         )
         chat.updated_at = now()
         await self._spoken(session, run, turn, message.id)
+        if run.prefix and run.has_spoken:
+            await self._enrichment.continued(session, message.id)
         await self._enrichment.replied(
             session,
             run,

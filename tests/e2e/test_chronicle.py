@@ -85,3 +85,40 @@ async def test_what_happened_is_written_down_remembered_elsewhere_and_undone(
             left = await events_of(account, chronicle)
             assert not [event for event in left if "silver key" in event["summary"]]
             assert not await is_in_the_prompt()
+
+
+async def test_a_place_that_somebody_names_becomes_lore_and_is_found_by_its_key(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, **NO_KEY) as served:
+        async with browser(served) as account:
+            chat = await account.new_chat(title="The Drowned Coast")
+            settings = ok(
+                await account.client.patch(
+                    f"{API}/chats/{chat['id']}/settings", json={"chronicle_enabled": True}
+                )
+            )
+            await account.turn(chat["id"], text="The Salty Sigil is an inn by the docks.")
+
+            async def run() -> Any:
+                log = ok(await account.client.get(f"{API}/chats/{chat['id']}/enrichment"))
+                return log["items"] and log["items"][0]
+
+            made = await until(run)
+            assert (made["state"], made["significant"]) == ("done", True)
+            assert [(each["what"], each["title"]) for each in made["written"]] == [
+                ("entry_created", "Salty Sigil")
+            ]
+            other = await account.new_chat(title="Another evening")
+            ok(
+                await account.client.patch(
+                    f"{API}/chats/{other['id']}/settings",
+                    json={"chronicle_id": settings["chronicle_id"]},
+                )
+            )
+            view = await preview(account, other["id"], "Meet me at the Salty Sigil.")
+            (item,) = [each for each in view["retrieved"] if each["kind"] == "lore"]
+            assert item["text"].endswith("Salty Sigil is an inn by the docks.")
+            assert 'key "Salty Sigil"' in item["reason"]
+            view = await preview(account, other["id"], "Meet me at the mill.")
+            assert not [each for each in view["retrieved"] if each["kind"] == "lore"]

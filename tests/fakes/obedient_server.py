@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer
@@ -57,9 +57,9 @@ class _Obedient(ScriptedServer):
 
     def step(self, number: int, body: Any) -> list[Call]:
         """The calls of one step."""
-        calls = self.obedience.calls(number, list(texts_in(body)))
-        if number >= PATIENCE:
-            calls = [("finish", {})]
+        calls: list[Call] = [("finish", {})]
+        if number < PATIENCE:
+            calls = self.obedience.calls(number, list(texts_in(body)))
         self.steps.append(calls)
         return calls
 
@@ -84,7 +84,7 @@ class ObedientOpenAI(_Obedient, OpenAIServer):
     """In OpenAI's wire format."""
 
     def is_triage(self, request: Request) -> bool:
-        return "response_format" in (request.body or {})
+        return bool(request.body) and "response_format" in request.body
 
     def usual(self, request: Request) -> Answer:
         if request.path.endswith("/embeddings"):
@@ -108,7 +108,8 @@ class ObedientGemini(_Obedient, GeminiServer):
     """In Gemini's wire format, which has no room for arguments that are no object."""
 
     def is_triage(self, request: Request) -> bool:
-        return "responseJsonSchema" in (request.body or {}).get("generationConfig", {})
+        body: dict[str, Any] = request.body or {}
+        return "responseJsonSchema" in body.get("generationConfig", {})
 
     def usual(self, request: Request) -> Answer:
         if request.path.endswith(":batchEmbedContents"):
@@ -126,7 +127,9 @@ class ObedientGemini(_Obedient, GeminiServer):
             if turn["role"] == "model" and any("functionCall" in part for part in turn["parts"])
         )
         parts = [
-            gemini_server.call_part(name, args, call_id=f"call-{number}-{place}")
+            gemini_server.call_part(
+                name, cast("dict[str, Any]", args), call_id=f"call-{number}-{place}"
+            )
             for place, (name, args) in enumerate(self.step(number, said))
             if isinstance(args, dict)
         ]

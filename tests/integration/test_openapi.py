@@ -12,7 +12,7 @@ import pytest
 
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from tests.integration.characters.pictures import picture
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +22,7 @@ BODIES: dict[str, Any] = {
     "patchMessage": {"hidden": True},
     "putChatLorebook": {"state": "off"},
     "orderLoreEntries": {"entry_ids": []},
+    "putSummary": {"text": "They rowed out to the lighthouse."},
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
@@ -135,6 +136,19 @@ async def test_it_names_what_a_route_says_of_things_that_are_not_there(
         assert answer.status_code == 404, (each.id, answer.text)
         slug = answer.json()["type"].removeprefix(TYPE_PREFIX)
         assert f"`{slug}`" in each.said["responses"]["404"]["description"], each.id
+
+
+async def test_it_names_what_the_parts_that_chats_do_not_know_refuse(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    settle, fork = (operation(document, name) for name in ("patchChatSettings", "forkChat"))
+    path = filled(settle.path, chat_id=(await ada.new_chat())["id"])
+    answer = await ada.client.patch(path, json={"chronicle_id": str(uuid4())})
+    slug = problem(answer, 404, "chronicle-not-found")["type"].removeprefix(TYPE_PREFIX)
+    assert f"`{slug}`" in settle.said["responses"]["404"]["description"]
+    assert "`chronicle-full`" in settle.said["responses"]["409"]["description"]
+    for full in ("`chronicle-full`", "`lorebook-full`"):
+        assert full in fork.said["responses"]["409"]["description"]
 
 
 async def test_its_examples_are_taken(

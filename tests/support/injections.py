@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -28,6 +28,8 @@ GREETING = "The door of the lighthouse creaks open."
 EVENT = "Wendeline promised to keep the lamp of Morrow burning."
 SECOND_EVENT = "Tobias drowned in the lamp's oil off Morrow."
 ENTRY = "The lighthouse of Morrow never goes dark while its lamp is tended."
+FOREIGN = "The ferry of Skarne carries no lamp."
+"""What an agent wrote for another chronicle, whose lorebook is linked to the chat."""
 TRAP = "The lamp's shadow"
 """The title of the entry that holds a case's text."""
 
@@ -39,6 +41,7 @@ HANDLES = {
     "latest_event": r"E\d+",
     "entry": r"L\d+",
     "trap": r"L\d+",
+    "foreign_entry": r"L\d+",
     "latest_entry": r"L\d+",
 }
 
@@ -87,11 +90,10 @@ def filled(value: Any, names: Mapping[str, str]) -> Any:
         case {"list": text, "times": times}:
             return [filled(text, {**names, "n": str(number + 1)}) for number in range(times)]
         case dict():
-            members: dict[str, Any] = value
+            members = cast("dict[str, Any]", value)
             return {name: filled(member, names) for name, member in members.items()}
         case list():
-            items: list[Any] = value
-            return [filled(item, names) for item in items]
+            return [filled(item, names) for item in cast("Sequence[Any]", value)]
         case _:
             return value
 
@@ -130,7 +132,7 @@ class Obedience:
         if number == 0:
             return [
                 ("search_knowledge_base", {"query": query, "limit": 9})
-                for query in (EVENT, ENTRY, TRAP)
+                for query in (EVENT, ENTRY, TRAP, FOREIGN)
             ]
         names = {**self.ids, **self._handles(texts), "prompt": "\n".join(texts)[:3_000]}
         return [call for each in self.case.calls for call in _made(each, names)]
@@ -145,6 +147,7 @@ class Obedience:
             "second_event": SECOND_EVENT,
             "entry": ENTRY,
             "trap": TRAP,
+            "foreign_entry": FOREIGN,
         }
         usual = {
             name: "#1" if pattern[0] == "#" else f"{pattern[0]}1"
@@ -190,12 +193,10 @@ def texts_in(value: Any) -> Iterator[str]:
             else:
                 yield value
         case dict():
-            members: dict[str, Any] = value
-            for member in members.values():
+            for member in cast("dict[str, Any]", value).values():
                 yield from texts_in(member)
         case list():
-            items: list[Any] = value
-            for item in items:
+            for item in cast("Sequence[Any]", value):
                 yield from texts_in(item)
         case _:
             pass

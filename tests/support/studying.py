@@ -40,13 +40,17 @@ _numbers = count(1)
 
 
 class Hold:
-    """A model that thinks until the test lets it answer."""
+    """A model that thinks until the test lets it answer; `after` requests are let through."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, after: int = 0) -> None:
+        self._left = after
         self.is_reached = asyncio.Event()
         self.is_opened = asyncio.Event()
 
     async def wait(self) -> None:
+        self._left -= 1
+        if self._left >= 0:
+            return
         self.is_reached.set()
         await self.is_opened.wait()
 
@@ -165,9 +169,9 @@ class Vendor:
         self.server.script(*answers)
 
     @contextlib.asynccontextmanager
-    async def thinking(self) -> AsyncGenerator[Hold]:
-        """For the length of the block the agent's requests are not answered."""
-        hold = self.server.hold = Hold()
+    async def thinking(self, *, after: int = 0) -> AsyncGenerator[Hold]:
+        """For the length of the block the agent's requests are not answered, but for the first."""
+        hold = self.server.hold = Hold(after=after)
         try:
             yield hold
         finally:

@@ -170,6 +170,27 @@ async def test_the_same_event_again_is_refused_with_what_it_repeats(study: Study
     assert detail.refused[0].duplicate_of == known.id
 
 
+async def test_an_event_that_may_be_told_already_is_asked_about(study: Study) -> None:
+    promise = "Tam promised Mara to bring the silver lamp back before the winter."
+    again = "Tam promised Mara that the silver lamp would be back before the winter came."
+    await read(study, [event(promise)])
+    answers = await read(
+        study,
+        [event(again)],
+        [event(again, differs_from=["E9"])],
+        [event(again, differs_from=["E1"])],
+        [FINISH],
+    )
+    assert answers[0][0]["error"].startswith(f"E1 may say the same. E1: {promise}")
+    assert "differs_from: E1" in answers[0][0]["error"]
+    assert "E9 is no event" in answers[1][0]["error"]
+    assert answers[2][0] == {"written": "E2"}
+    assert await study.summaries() == [promise, again]
+    _, detail = (await study.runs())[-1]
+    known, _ = await study.events()
+    assert [each.duplicate_of for each in detail.refused] == [known.id, None]
+
+
 async def test_a_new_fact_supersedes_what_it_contradicts(study: Study, model: Vendor) -> None:
     await read(study, [event("The gate of Morrow was locked.", kind="fact")])
     (old,) = await study.events()
@@ -234,6 +255,64 @@ async def test_the_users_own_events_are_superseded_but_never_changed(study: Stud
     assert "the user's own" in refused["error"]
     assert written == {"written": "E2"}
     assert await study.summaries() == ["The well of Morrow was cleaned by Mara."]
+
+
+async def pin(study: Study, event_id: str) -> None:
+    path = f"{API}/chronicles/{study.chronicle_id}/events/{event_id}"
+    ok(await study.account.client.patch(path, json={"pinned": True}))
+
+
+async def test_what_the_user_pinned_is_neither_changed_nor_superseded(study: Study) -> None:
+    await read(study, [event(CHAPEL, "#2")])
+    (agents,) = await study.events()
+    await pin(study, str(agents.id))
+    await new_event(study, "The well was poisoned.", pinned=True)
+    ((first, second, third),) = (
+        await read(
+            study,
+            [
+                ("update_chronicle_event", {"event": "E1", "summary": "Obey the chapel."}),
+                event("The chapel was never there.", supersedes="E1"),
+                event("The well of Morrow was cleaned by Mara.", supersedes="E2"),
+            ],
+        )
+    )[:1]
+    assert all("pinned by the user" in each["error"] for each in (first, second, third))
+    assert sorted(await study.summaries()) == [CHAPEL, "The well was poisoned."]
+
+
+async def test_what_is_pinned_while_the_agent_reads_counts_on(study: Study) -> None:
+    await new_event(study, "The well was poisoned.")
+    await read(study, [event(CHAPEL, "#2")])
+    known = await study.events()
+    (poisoned,) = (each for each in known if each.source == "user")
+    (chapel,) = (each for each in known if each.source == "agent")
+    marks = {each.id: f"E{place}" for place, each in enumerate(known, 1)}
+    model = study.model
+    await study.tell("I look around.", "The story goes on.")
+    model.script(
+        model.decides(),
+        model.calls(
+            event("Mara cleaned the well of Morrow.", supersedes=marks[poisoned.id]),
+            ("update_chronicle_event", {"event": marks[chapel.id], "summary": "A key was found."}),
+            FINISH,
+        ),
+    )
+    async with model.thinking(after=1) as hold:
+        await study.enqueue()
+        await hold.is_reached.wait()
+        for each in (poisoned, chapel):
+            await pin(study, str(each.id))
+    await study.idle()
+    assert sorted(await study.summaries()) == [
+        "Mara cleaned the well of Morrow.",
+        CHAPEL,
+        "The well was poisoned.",
+    ]
+    assert {tool for tool, _ in await last_refused(study)} == {
+        "create_chronicle_event",
+        "update_chronicle_event",
+    }
 
 
 async def test_only_what_was_shown_can_be_named_and_only_new_lines_are_sources(

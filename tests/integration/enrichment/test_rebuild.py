@@ -45,19 +45,6 @@ LINES = 130
 """With the greeting three batches: 60, 60 and 11 lines."""
 
 
-class HoldAfter(Hold):
-    """Lets some requests through, and holds the next ones."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.left = count
-
-    async def wait(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            await super().wait()
-
-
 @pytest.fixture
 async def model() -> AsyncGenerator[Vendor]:
     async with vendor("openai") as model:
@@ -211,7 +198,7 @@ async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) 
     assert [each.place for each in await study.events()] == [11, 69, 69, 71, 125]
     assert await runs(study) == [("done", "")] * 3
     # Those of the rebuild, and those of the agent, which has not read what was before consent.
-    assert await study.marks() == [59, 60, 119, 120, 130]
+    assert await study.marks() == [58, 59, 60, 118, 119, 120, 128, 130]
 
 
 async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
@@ -315,7 +302,7 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
     await long_story(study)
     study.model.script(*anew(study.model))
     job = await start(study)
-    hold = study.model.server.hold = HoldAfter(2)
+    hold = study.model.server.hold = Hold(after=2)
     async with rebuilder(study) as worker:
         await hold.is_reached.wait()
         stopped = ok(await study.account.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
@@ -411,7 +398,7 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
     asked = len(study.model.server.requests)
     study.model.script(*anew(study.model))
     await start(study)
-    hold = study.model.server.hold = HoldAfter(2)
+    hold = study.model.server.hold = Hold(after=2)
     async with rebuilder(study):
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
@@ -419,6 +406,7 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
         hold.is_opened.set()
         ended = await over(study)
     assert ended["progress"] == {"done": 60, "total": LINES + 1}
+    assert (ended["state"], ended["error"]) == ("done", "chronicle-not-enabled")
     # Batch one, and the batch that was being read: nothing was asked about the third.
     assert len(study.model.server.requests) - asked == 4
     assert [state for state, _ in await runs(study)] == ["done", "failed"]
@@ -476,7 +464,7 @@ async def test_what_the_providers_filter_never_lets_through_is_passed_over(small
     # What the agent found there before is left, and nothing says that it was read anew.
     assert [each.place for each in await study.events()] == [9, 71, 125]
     assert await runs(study) == [("failed", "model-blocked"), ("done", ""), ("done", "")]
-    assert await study.marks() == [60, 119, 120, 130]
+    assert await study.marks() == [58, 60, 118, 119, 120, 128, 130]
 
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
+from backend.enrichment.outbox import TURN
+from backend.jobs.models import Job
 from tests.fakes.openai_server import MODEL_ID
 from tests.support.memory import API
 from tests.support.server import ok, problem
@@ -103,6 +106,26 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
         409,
         "nothing-to-undo",
     )
+
+
+async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model: Vendor) -> None:
+    path = f"{API}/chats/{study.chat_id}/enrichment"
+    await study.tell("I light the lamp.", "The lamp shines.")
+    model.script(model.fails(401))
+    await study.read()
+    async with study.server.parts.database.write() as session:
+        await session.execute(update(Job).where(Job.kind == TURN).values(state="dead"))
+    view = ok(await study.account.client.get(path))
+    assert (view["pending"], view["job"]["state"], view["job"]["error"]) == (
+        2,
+        "dead",
+        "model-key-refused",
+    )
+    assert view["items"][0]["error"] == "model-key-refused"
+    model.script(model.decides(significant=False))
+    await study.read()
+    view = ok(await study.account.client.get(path))
+    assert (view["pending"], view["job"]) == (0, None)
 
 
 async def test_runs_are_listed_newest_first_page_by_page(study: Study, model: Vendor) -> None:

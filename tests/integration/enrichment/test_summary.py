@@ -14,7 +14,7 @@ from sqlalchemy import select
 from backend.enrichment.models import EnrichmentMark
 from backend.generation.registry import DemoConfig, ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
-from tests.fakes.scripted_server import Gate, Silence
+from tests.fakes.scripted_server import Answer, Gate, Silence
 from tests.integration.enrichment.storytelling import (
     API,
     Storyteller,
@@ -151,6 +151,54 @@ async def test_a_chat_that_scrolls_on_never_has_a_gap(
         assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
 
 
+@pytest.mark.parametrize("history", [40, 110])
+async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
+    ada: Account, chat: str, server: Running, teller: Storyteller, history: int
+) -> None:
+    await begin(server, ada, chat, 4, interval=20)
+    await set_chat(ada, chat, budgets={"history": history})
+    for _ in range(12):
+        reply_id = await say(ada, chat)
+        context = ok(await ada.client.get(f"{API}/messages/{reply_id}/context"))
+        if found := summaries_in(context):
+            through = int(found[0]["reason"].removeprefix("summary through message "))
+            assert through >= context["history"]["first"]
+        await at_rest(server, chat)
+    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert min(len(numbers_in(each)) for each in teller.summed_up) >= 4
+    assert 2 <= len(teller.summed_up) <= 7
+
+
+async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
+    ada: Account, chat: str, server: Running
+) -> None:
+    await set_chat(ada, chat, summary={"enabled": True})
+    first = await say(ada, chat)
+    last = await say(ada, chat)
+    await put_summary(ada, chat, "Early.", through_message_id=first)
+    await put_summary(ada, chat, "Late.", through_message_id=last)
+    await say(ada, chat, "", **{"continue": True})
+    assert (await summary_of(ada, chat) or {})["text"] == "Early."
+    body = {"message_id": last}
+    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    assert (await summary_of(ada, fork) or {})["text"] == "Early."
+    await put_summary(ada, chat, "Later.", through_message_id=last)
+    assert (await summary_of(ada, chat) or {})["text"] == "Later."
+
+
+async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: str) -> None:
+    await set_chat(ada, chat, summary={"enabled": True})
+    first = await say(ada, chat)
+    await put_summary(ada, chat, "As it was.", through_message_id=first)
+    told = await say(ada, chat)
+    before = ok(await ada.client.get(f"{API}/messages/{told}/context"))
+    assert before["prompt"][0]["text"].endswith("PREVIOUSLY\nAs it was.")
+    await put_summary(ada, chat, "As it is.")
+    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
+    ok(await ada.client.delete(f"{API}/chats/{chat}/summary"), 204)
+    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
+
+
 async def test_nothing_is_summed_up_while_all_of_it_fits(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
@@ -261,6 +309,81 @@ async def test_a_model_that_is_away_for_a_moment_is_asked_again(
         ("failed", "model-rate-limited"),
         ("done", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "problem"),
+    [
+        (reply("", finish="content_filter", used=usage(50, 0)), "model-blocked"),
+        (reply("", used=usage(50, 0)), "model-empty-reply"),
+    ],
+)
+async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_note(
+    ada: Account, chat: str, server: Running, teller: Storyteller, refusal: Answer, problem: str
+) -> None:
+    await begin(server, ada, chat, 40)
+    lines = await ada.messages(chat, limit=100)
+    await put_summary(ada, chat, "Before.", through_message_id=lines[1]["id"])
+    teller.summing_up += [refusal] * 3
+    await say(ada, chat)
+    await until(lambda: _is_through(teller, 3), seconds=60)
+    await at_rest(server, chat)
+    assert len(teller.summed_up) == 3
+    count = len(numbers_in(teller.summed_up[0]))
+    summary = await summary_of(ada, chat)
+    assert summary is not None
+    assert summary["text"] == f"Before.\n[... {count} messages omitted ...]"
+    assert (summary["edited"], summary["model"], summary["is_used"]) == (False, None, True)
+    page = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
+    (run,) = page["items"]
+    assert (run["state"], run["error"], run["calls"]) == ("failed", problem, 3)
+    assert run["note"].startswith("Nothing came back for these lines")
+    while len(teller.summed_up) == 3:
+        await say(ada, chat)
+        await at_rest(server, chat)
+    assert previous_in(teller.summed_up[-1]) == summary["text"]
+    assert numbers_in(teller.summed_up[-1])[0] == summary["through_position"] + 2
+    assert (await summary_of(ada, chat) or {})["text"].startswith("Told up to")
+
+
+async def _is_through(teller: Storyteller, count: int) -> bool:
+    return len(teller.summed_up) >= count
+
+
+async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        Storyteller() as teller,
+        running(
+            database_url, tmp_path, registry=registry_of(teller), enrichment_model="gemini/none"
+        ) as server,
+        server.account("ada") as ada,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        await begin(server, ada, chat, 40)
+        await say(ada, chat)
+        await at_rest(server, chat)
+        (run,) = await runs_of(server, chat)
+        assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
+        assert (run.kind, run.calls, run.prompt_tokens) == ("summary", 0, 0)
+        assert teller.summed_up == []
+
+
+async def test_what_a_server_does_not_report_is_estimated(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await begin(server, ada, chat, 40)
+    silent = reply("Told.")
+    assert silent.events is not None
+    events = [silent.events[0], silent.events[1], silent.events[2], silent.events[-1]]
+    teller.summing_up.append(type(silent)(body=silent.body, events=events))
+    await say(ada, chat)
+    await at_rest(server, chat)
+    run = (await runs_of(server, chat))[0]
+    assert run.state == "done"
+    assert run.prompt_tokens > 400
+    assert run.completion_tokens > 0
 
 
 async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 import pytest
 
-from tests.support.memory import API
+from backend.database.base import new_id
+from backend.enrichment.outbox import EnrichmentOutbox
+from tests.integration.turns.seeding import identity_of
+from tests.support.memory import API, until
 from tests.support.server import Running, ok
 from tests.support.studying import (
     FINISH,
@@ -229,6 +233,62 @@ async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
     assert await study.events() == []
 
 
+async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_changes(
+    study: Study, model: Vendor
+) -> None:
+    lines = await study.tell(
+        "I wait.", "Nothing.", "I wait on.", "Nothing still.", "Hm.", "A wolf!"
+    )
+    model.script(*(model.decides(significant=False) for _ in range(2)))
+    await study.read()
+    await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
+    await study.idle()
+    (_, _), (again, _) = await study.runs()
+    assert (again.from_position, again.to_position) == (5, 6)
+
+
+async def test_a_reply_that_goes_on_after_it_was_read_is_read_anew(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("I wait.", "Nothing.", "Who is there?", "A wolf")
+    model.script(*(model.decides(significant=False) for _ in range(2)))
+    await study.read()
+    await study.account.turn(study.chat_id, **{"continue": True})
+    await study.idle()
+    (_, _), (again, _) = await study.runs()
+    assert (again.from_position, again.to_position) == (3, 4)
+    assert await study.marks() == [2, 4]
+
+
+async def test_two_jobs_that_read_the_same_lines_write_once(
+    database_url: str, tmp_path: Path, model: Vendor
+) -> None:
+    """A chat that goes over to another chronicle has a job in the lane of either."""
+    async with studying(database_url, tmp_path, model) as study:
+        await study.tell("I light the lamp.", "It burns.")
+        model.script(
+            *(model.decides() for _ in range(2)),
+            *(model.calls(event("The lamp was lit."), FINISH) for _ in range(2)),
+        )
+        identity = await identity_of(study.server, study.account)
+        parts = study.server.parts
+        async with model.thinking() as hold:
+            await study.enqueue()
+            await hold.is_reached.wait()
+            async with parts.database.write() as session:
+                await EnrichmentOutbox(parts.queue).study(
+                    session, identity, UUID(study.chat_id), new_id()
+                )
+            await until(lambda: _both_run(study))
+        await study.idle()
+        assert await study.summaries() == ["The lamp was lit."]
+        assert sorted(run.state for run, _ in await study.runs()) == ["done", "failed"]
+
+
+async def _both_run(study: Study) -> bool:
+    return [job.state for job in await study.jobs()] == ["running", "running"]
+
+
 async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
     study: Study, model: Vendor
 ) -> None:
@@ -244,7 +304,7 @@ async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
     model.script(model.decides(), model.calls(event("Ada buried the sword.", "#2", "#3"), FINISH))
     await study.try_again()
     assert await study.summaries() == ["Ada buried the sword."]
-    assert await study.marks() == [4]
+    assert await study.marks() == [2, 4]
     assert [run.state for run, _ in await study.runs()] == ["failed", "done"]
 
 
@@ -294,7 +354,7 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
         (61, 120),
         (121, 130),
     ]
-    assert await study.marks() == [60, 120, 130]
+    assert await study.marks() == [58, 60, 118, 120, 128, 130]
     last = model.prompt_of(model.server.requests[-1])
     before, new = last.rsplit("<new_lines>", 1)
     assert "Line number 119." in before
@@ -302,12 +362,15 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
     assert "Line number 120." in new
 
 
+@pytest.mark.parametrize(
+    ("finish", "problem"), [("content_filter", "model-blocked"), ("stop", "model-empty-reply")]
+)
 async def test_lines_that_the_filter_never_lets_through_are_passed_over_in_the_end(
-    study: Study, model: Vendor
+    study: Study, model: Vendor, finish: str, problem: str
 ) -> None:
     await study.tell("Something dreadful.", "Something worse.")
     blocked = model.says("", used=(50, 0))
-    blocked.body["choices"][0]["finish_reason"] = "content_filter"
+    blocked.body["choices"][0]["finish_reason"] = finish
     model.script(blocked, blocked, blocked)
     await study.read()
     for _ in range(2):
@@ -319,7 +382,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_in_the_e
     await study.try_again()
     assert await study.marks() == [2, 4]
     (blocked_run, _), (done, _) = await study.runs()
-    assert (blocked_run.state, blocked_run.error) == ("failed", "model-blocked")
+    assert (blocked_run.state, blocked_run.error) == ("failed", problem)
     assert done.state == "done"
 
 

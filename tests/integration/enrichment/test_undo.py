@@ -166,6 +166,31 @@ async def test_force_takes_back_what_was_changed_since(study: Study) -> None:
     assert await book(study) == []
 
 
+async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Study) -> None:
+    """What a user wrote after the first undoing is not what the run wrote."""
+    await play(study, event("The gate was locked by Mara."))
+    [locked] = await events(study)
+    run_id = await play(
+        study,
+        event("The gate was thrown open by rebels.", supersedes="E1"),
+        entry("Morrow", "A harbour town."),
+    )
+    [morrow] = await book(study)
+    await change_entry(study, morrow, content="A harbour town in the north.")
+    assert [each["reason"] for each in (await undo(study, run_id))["kept"]] == ["edited"]
+    await change_event(study, locked["id"], summary="The gate was locked by Ben.")
+    path = f"{API}/enrichment/runs/{run_id}/undo"
+    problem(await study.account.client.post(path), 409, "run-already-undone")
+    answer = await undo(study, run_id, force="true")
+    assert [(each["what"], each["title"]) for each in answer["undone"]] == [
+        ("entry_created", "Morrow")
+    ]
+    assert (answer["kept"], await book(study)) == ([], [])
+    assert await study.summaries() == ["The gate was locked by Ben."]
+    again = await study.account.client.post(path, params={"force": "true"})
+    problem(again, 409, "run-already-undone")
+
+
 async def test_what_a_run_superseded_is_true_again(study: Study) -> None:
     await play(study, event("The gate was locked by Mara."))
     [locked] = await events(study)

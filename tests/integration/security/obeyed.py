@@ -11,7 +11,10 @@ from uuid import UUID
 from sqlalchemy import select, update
 
 from backend.accounts.identity import Identity
+from backend.database.base import new_id
 from backend.jobs.models import Job
+from backend.lorebooks import authoring
+from backend.lorebooks.entries import LoreEntry
 from tests.fakes.obedient_server import ObedientGemini, ObedientOpenAI
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.chronicling import new_event
@@ -19,6 +22,7 @@ from tests.support.dumps import Dump, dump
 from tests.support.injections import (
     ENTRY,
     EVENT,
+    FOREIGN,
     GREETING,
     SECOND_EVENT,
     TRAP,
@@ -30,6 +34,8 @@ from tests.support.memory import new_book, new_entry, settled, until
 from tests.support.server import Account, Running, ok
 
 API = "/api/v1"
+DATABASE = "/.s.PGSQL.5432"
+"""The end of the path of PostgreSQL's own socket."""
 HARBOUR = "The harbour of Rill froze over in the ninth winter."
 """What is said where the agent has no business: in another chat, and in another account."""
 
@@ -77,7 +83,7 @@ class Wire:
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.is_looking:
             return
-        if event == "socket.connect":
+        if event == "socket.connect" and not str(arguments[1]).endswith(DATABASE):
             self.reached.add(str(arguments[1]))
         elif event == "socket.getaddrinfo":
             self.reached.add(f"name {arguments[0]}")
@@ -188,6 +194,7 @@ async def open_story(
     (line,) = await seed(server, account, elsewhere, [HARBOUR])
     shares = {"chronicle_id": chronicle_id}
     ok(await client.patch(f"{API}/chats/{elsewhere}/settings", json=shares))
+    foreign = await write_for_another_chronicle(server, account, elsewhere, line.id)
     ids = {
         "own_user": account.user["id"],
         "own_book": book_id,
@@ -204,10 +211,30 @@ async def open_story(
     card = _card(case.place, text) if case.kind == "card" else {}
     character = await account.new_character(**{"first_mes": GREETING, **card})
     chat_id = (await account.new_chat(character_ids=[character["id"]]))["id"]
-    ok(await client.put(f"{API}/chats/{chat_id}/lorebooks/{book_id}", json={"state": "linked"}))
+    for linked in (book_id, foreign):
+        ok(await client.put(f"{API}/chats/{chat_id}/lorebooks/{linked}", json={"state": "linked"}))
     settings = {"chronicle_id": chronicle_id, "chronicle_enabled": True}
     ok(await client.patch(f"{API}/chats/{chat_id}/settings", json=settings))
     return {**ids, "own_chat": chat_id}
+
+
+async def write_for_another_chronicle(
+    server: Running, account: Account, chat_id: str, message_id: UUID
+) -> str:
+    """An entry of the agent's own in the lorebook of another chronicle; the book's id."""
+    made = await account.client.post(f"{API}/chronicles", json={"name": "Skarne"})
+    identity, parts = await identity_of(server, account), server.parts
+    entry = LoreEntry(title="The ferry", keys=["ferry"], content=FOREIGN)
+    origin = authoring.Origin(new_id(), UUID(chat_id), message_id)
+    async with parts.database.write() as session:
+        book = await authoring.chronicle_book(
+            session, identity.sealer, UUID(ok(made, 201)["id"]), name="Skarne"
+        )
+        row = await authoring.add_entry(session, identity.sealer, book, entry, origin)
+        await parts.index.changed(
+            session, identity, kind="lore", container_id=book.id, source_ids=[row.id]
+        )
+    return str(book.id)
 
 
 def _trap(place: str, text: str) -> dict[str, Any]:

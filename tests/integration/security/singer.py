@@ -119,7 +119,7 @@ class Scribe(OpenAIServer):
     """Replies as it is told to; of its own it keeps the chronicle and the summaries, singing."""
 
     def usual(self, request: Request) -> Answer:
-        body = request.body or {}
+        body: dict[str, Any] = request.body or {}
         if "tools" in body:
             step = sum(1 for message in body["messages"] if message.get("tool_calls"))
             calls = [
@@ -254,8 +254,8 @@ class Player:
         chat = (await self.account.new_chat(title=sing("told")))["id"]
         await opt_in(self.account, chat)
         ok(await client.patch(f"{API}/chats/{chat}/settings", json=FORGETFUL))
-        for place in range(3):
-            line = sing(f"line {place} ") + "and so on. " * 200
+        for number in range(3):
+            line = sing(f"line {number} ") + "and so on. " * 200
             await self.turn(chat, reply(sing("answer")), text=line)
         run = await last_run(self.account, chat)
         assert WORD in run["why"]

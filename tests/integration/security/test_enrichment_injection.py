@@ -38,7 +38,7 @@ from tests.integration.security.obeyed import (
 )
 from tests.support.dumps import Change, Row, differences, of_owner, without
 from tests.support.injections import Injection, load_injections, texts_in
-from tests.support.memory import embedding, preview
+from tests.support.memory import embedding, points_of, preview
 from tests.support.models import asking
 from tests.support.server import Running, running
 
@@ -70,7 +70,7 @@ async def server(
 ) -> AsyncGenerator[Running]:
     folder = tmp_path_factory.mktemp("obeyed")
     url = f"sqlite+aiosqlite:///{shutil.copy(sqlite_template, folder / 'talekeeper.sqlite3')}"
-    settings = {**asking(model), **embedding(model), "enrichment_model": MODEL_ID}
+    settings: dict[str, Any] = {**asking(model), **embedding(model), "enrichment_model": MODEL_ID}
     async with running(url, folder, **settings) as server:
         yield server
 
@@ -104,7 +104,7 @@ async def test_it_is_the_same_with_gemini_and_on_every_database(
     database_url: str, tmp_path: Path, wire: Wire
 ) -> None:
     async with ObedientGemini() as model:
-        settings = {
+        settings: dict[str, Any] = {
             "gemini_base_url": model.url,
             "gemini_api_key": gemini_server.API_KEY,
             "embedder": "none",
@@ -133,6 +133,7 @@ async def check(
             assert played.run["written"] == []
         elif played.run["written"]:
             assert_as_before(played, await undo(played, neighbour))
+            await check_index(played)
 
 
 def check_requests(played: Played, urls: Sequence[str]) -> None:
@@ -311,6 +312,16 @@ def written_texts(played: Played) -> tuple[list[EventFields], list[LoreEntry]]:
         [msgspec.json.decode(row["sealed_event"], type=EventFields) for row in events],
         [msgspec.json.decode(row["sealed_entry"], type=LoreEntry) for row in entries],
     )
+
+
+async def check_index(played: Played) -> None:
+    """What is found is what was there before."""
+    before = of_owner(played.before, played.identity.user_id)
+    index = played.server.parts.memory.collections.current
+    points = await points_of(index, played.identity.user_id)
+    found = {point.source_id for point in points if point.kind in {"event", "lore"}}
+    there = [*before["chronicle_events"].values(), *before["lore_entries"].values()]
+    assert found == {row["id"] for row in there}
 
 
 def assert_as_before(played: Played, undone: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -319,12 +320,8 @@ ID = "an id"
 
 def replaced(body: dict[str, Any], thing_id: str) -> dict[str, Any]:
     """A body with an id in the place of `ID`."""
-    return {
-        name: [thing_id if each == ID else each for each in value]
-        if isinstance(value, list)
-        else (thing_id if value == ID else value)
-        for name, value in body.items()
-    }
+    whole: dict[str, Any] = json.loads(json.dumps(body).replace(ID, thing_id))
+    return whole
 
 
 def without_ids(told: dict[str, Any]) -> dict[str, Any]:

@@ -198,6 +198,46 @@ async def test_a_name_that_comes_up_again_and_is_introduced_becomes_lore() -> No
     assert "demo model" in call.arguments["because"]
 
 
+@pytest.mark.parametrize(
+    ("line", "title", "content"),
+    [
+        (
+            "Jake: The Salty Sigil is an inn by the docks.",
+            "Salty Sigil",
+            "Salty Sigil is an inn by the docks.",
+        ),
+        (
+            "Jake: Hm. “Oslo is the captain of the guard,” Mara said.",
+            "Oslo",
+            "Oslo is the captain of the guard.",
+        ),
+    ],
+)
+async def test_a_name_that_is_said_to_be_something_becomes_lore_at_once(
+    line: str, title: str, content: str
+) -> None:
+    (call,) = await called(line)
+
+    assert call.name == "create_lorebook_entry"
+    assert (call.arguments["title"], call.arguments["content"]) == (title, content)
+    assert (await triaged(line))["significant"] is True
+    assert [call.name for call in await called(line, lore=f"L1 {title}: known")] == ["finish"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Jake: The Salty Sigil is an inn by the docks?",
+        "Jake: If the Salty Sigil is an inn of hers, good.",
+        "Jake: Oslo is a bit late tonight.",
+        "Jake: It is a long way to go.",
+        "Oslo: Oslo is a captain of renown.",
+    ],
+)
+async def test_what_is_asked_or_supposed_or_is_no_name_is_no_lore_at_once(line: str) -> None:
+    assert [call.name for call in await called(line)] == ["finish"]
+
+
 async def test_a_name_said_once_or_known_or_of_a_speaker_becomes_no_lore() -> None:
     introduced = "Marlena: Welcome to the Salty Sigil, an inn by the docks."
     again = "Jake: The Salty Sigil!"

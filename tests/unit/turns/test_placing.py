@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from backend.chronicles.events import EventFields
+from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
 from backend.context.macros import MacroContext, Variables
 from backend.context.sections import Note
@@ -17,6 +19,7 @@ from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place
 from backend.turns.remembering import beyond, memory_texts, ranked, remembered
 
 NOTE = Note(text="It rains.", depth=3, role="user")
+CHAT = uuid4()
 
 
 def entry(title: str, **changes: Any) -> Activated:
@@ -69,9 +72,33 @@ def memory(rank: int, **changes: Any) -> Memory:
         "text": f"Something of rank {rank}.",
         "said_at": datetime(2026, 3, 12 - rank, tzinfo=UTC),
         "position": rank,
+        "chat_id": CHAT,
         **changes,
     }
     return Memory(recalled=Recalled(**values), rank=rank, score=1 - rank / 10, signals={})
+
+
+def pinned(summary: str) -> StoryEvent:
+    at = datetime(2026, 3, 3, tzinfo=UTC)
+    return StoryEvent(
+        id=uuid4(),
+        chronicle_id=uuid4(),
+        fields=EventFields(summary=summary, who=["Ada"]),
+        significance=3,
+        is_pinned=True,
+        is_edited=False,
+        source="user",
+        happened_at=at,
+        place=0,
+        superseded_by=None,
+        run_id=None,
+        revision=1,
+        created_at=at,
+        updated_at=at,
+        sources=(),
+        counts=True,
+        is_current=True,
+    )
 
 
 def titles(items: Any) -> list[str]:
@@ -120,7 +147,7 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
     by_meaning = entry("Meant", order=900, reasons=["semantic 0.90, rank 2"], rank=2, score=0.9)
     both = entry("Both", order=50, reasons=['key "x" in the line', "semantic 0.5, rank 1"], rank=1)
     found = placed(by_meaning, by_key, both)
-    memories = remembered([memory(1), memory(3)], count=count)
+    memories = remembered([memory(1), memory(3)], chat_id=CHAT, count=count)
     assert titles(ranked(found, memories, count=count)) == [
         "Both",
         "Said",
@@ -140,7 +167,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
 
 
 def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
-    found = remembered([memory(1), memory(2), memory(3)], count=count)
+    found = remembered([memory(1), memory(2), memory(3)], chat_id=CHAT, count=count)
     texts = memory_texts([item for _, item in found.items])
     assert [text.split("]")[0] for text in texts["memories"]] == [
         "[9 March 2026",
@@ -152,14 +179,45 @@ def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
 
 def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
     history = History(positions=[5, 6, 7])
-    found = beyond(remembered([memory(5), memory(2)], count=count), history)
+    found = beyond(remembered([memory(5), memory(2)], chat_id=CHAT, count=count), history)
     assert titles(item for _, item in found.items) == ["message 3"]
     assert [each.reason for each in found.left_out] == ["already in history"]
 
 
+def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> None:
+    history = History(positions=[5, 6, 7])
+    events = [
+        memory(1, kind="event", title="", text="From before.", position=4),
+        memory(2, kind="event", title="", text="From the kept lines.", position=5),
+        memory(3, kind="event", title="", text="From another chat.", position=6, chat_id=uuid4()),
+        memory(4, kind="event", title="", text="Written by hand.", position=0, chat_id=None),
+    ]
+    found = beyond(remembered(events, chat_id=CHAT, count=count), history)
+    assert titles(item for _, item in found.items) == [
+        "From before.",
+        "From another chat.",
+        "Written by hand.",
+    ]
+    assert [each.title for each in found.left_out] == ["From the kept lines."]
+
+
+def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
+    event = pinned("Mara lost her lamp.")
+    found = remembered(
+        [memory(1), memory(2, kind="event", source_id=event.id, title="", chat_id=None)],
+        chat_id=CHAT,
+        count=count,
+        pinned=[event],
+    )
+    shared = ranked(placed(entry("Said")), found, count=count)
+    assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
+    assert shared[0].reason == "pinned; semantic 0.80, rank 2"
+    assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
+
+
 def test_lore_found_by_meaning_is_handed_to_the_scan() -> None:
     lore_id = uuid4()
-    found = remembered([memory(1, kind="lore", source_id=lore_id)], count=count)
+    found = remembered([memory(1, kind="lore", source_id=lore_id)], chat_id=CHAT, count=count)
     assert found.items == []
     assert found.lore[lore_id].rank == 1
 
