@@ -49,9 +49,9 @@ from backend.enrichment.controller import CONTROLLERS as ENRICHMENT_CONTROLLERS
 from backend.enrichment.house import open_enrichment
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.service import EnrichmentService
-from backend.enrichment.summaries import copy_summaries
-from backend.enrichment.summary_controller import CONTROLLERS as SUMMARY_CONTROLLERS
-from backend.enrichment.summary_service import SummaryService
+from backend.enrichment.summary.controller import CONTROLLERS as SUMMARY_CONTROLLERS
+from backend.enrichment.summary.service import SummaryService
+from backend.enrichment.summary.stored import copy_summaries
 from backend.generation.registry import (
     DemoConfig,
     GeminiConfig,

@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.duplicates import DuplicateJudge, Near, Thresholds, is_same
+from backend.enrichment.duplicates.judging import DuplicateJudge, Near, Thresholds, is_same
 from backend.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats

@@ -18,6 +18,9 @@ _DECORATORS = re.compile(r"@{2,}")
 _JOINERS = frozenset("\u200c\u200d")
 """Invisible, but parts of words and emoji."""
 
+_SELECTORS = frozenset(map(chr, range(0xE0100, 0xE01F0)))
+"""Variation selectors of rare ideographs: in a row they can spell out a text that nobody sees."""
+
 INDENT = "\n    "
 _GAP = " [...] "
 
@@ -61,4 +64,6 @@ def paragraphs(text: str) -> str:
 
 
 def _is_visible(character: str) -> bool:
+    if character in _SELECTORS:
+        return False
     return unicodedata.category(character) not in {"Cc", "Cf", "Cs"} or character in _JOINERS

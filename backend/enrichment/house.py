@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.database.engine import Database
-from backend.enrichment.agent import Agent
-from backend.enrichment.duplicates import DuplicateJudge
-from backend.enrichment.rebuilding import Rebuilder
-from backend.enrichment.summarising import Summarizer
+from backend.enrichment.agent.agent import Agent
+from backend.enrichment.duplicates.judging import DuplicateJudge
+from backend.enrichment.rebuild.rebuilding import Rebuilder
+from backend.enrichment.summary.summarising import Summarizer
 from backend.enrichment.turn_job import TurnEnricher
 from backend.generation.registry import ModelRegistry
 from backend.jobs.running import JobKind

@@ -21,7 +21,7 @@ from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
 from backend.database.base import new_id, now
 from backend.database.upsert import upsert
-from backend.enrichment.agent import Agent
+from backend.enrichment.agent.agent import Agent
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun, RunKind, RunState
 from backend.enrichment.models_choice import choose_model, filter_alone

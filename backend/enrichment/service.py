@@ -12,9 +12,9 @@ from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.enrichment import rebuild_start
 from backend.enrichment.outbox import TURN, lane_of
 from backend.enrichment.purse import spent_today
+from backend.enrichment.rebuild import starting
 from backend.enrichment.run_work import find_reader
 from backend.enrichment.runs import get_run, list_runs, open_detail
 from backend.enrichment.schemas import (
@@ -25,7 +25,7 @@ from backend.enrichment.schemas import (
     UndoView,
 )
 from backend.enrichment.story import count_unread
-from backend.enrichment.undo_run import undo_run
+from backend.enrichment.undo.undo_run import undo_run
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
@@ -96,7 +96,7 @@ class EnrichmentService:
     ) -> RebuildEstimate:
         """What a rebuild would take. Raises what `start` does, but for `RebuildUnderWayError`."""
         async with self._database.read() as session:
-            return await rebuild_start.estimate(
+            return await starting.estimate(
                 session,
                 self._registry,
                 self._settings,
@@ -107,14 +107,14 @@ class EnrichmentService:
             )
 
     async def rebuild(self, identity: Identity, chronicle_id: UUID, wanted: NewRebuild) -> JobView:
-        """Have a chronicle rebuilt from a chat: `rebuild_start.start`."""
+        """Have a chronicle rebuilt from a chat: `starting.start`."""
         async with self._database.write() as session:
-            return await rebuild_start.start(session, self._queue, identity, chronicle_id, wanted)
+            return await starting.start(session, self._queue, identity, chronicle_id, wanted)
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
         async with self._database.read() as session:
-            return await rebuild_start.latest(session, identity, chronicle_id)
+            return await starting.latest(session, identity, chronicle_id)
 
 
 async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:

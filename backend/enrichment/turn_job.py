@@ -10,7 +10,7 @@ from uuid import UUID
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
-from backend.enrichment.agent import Agent
+from backend.enrichment.agent.agent import Agent
 from backend.enrichment.effects import apply
 from backend.enrichment.outbox import TURN
 from backend.enrichment.run_work import (

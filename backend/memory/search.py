@@ -253,7 +253,6 @@ class MemorySearch:
             notes=notes,
         )
 
-
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
         """How many points a user has; once they are many nobody counts them again."""
         key = index.name, owner_id

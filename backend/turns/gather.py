@@ -27,7 +27,7 @@ from backend.chronicles.limits import MAX_PINNED
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
-from backend.enrichment.summaries import StoredSummary, current_summary
+from backend.enrichment.summary.stored import StoredSummary, current_summary
 from backend.turns.lore import GatheredLore, LoreReader
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, TargetFinder

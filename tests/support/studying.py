@@ -16,9 +16,9 @@ from sqlalchemy import delete, select
 
 from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
-from backend.enrichment.agent import Agent
+from backend.enrichment.agent.agent import Agent
 from backend.enrichment.detail import RunDetail
-from backend.enrichment.duplicates import DuplicateJudge
+from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.enrichment.outbox import TURN, EnrichmentOutbox
 from backend.enrichment.runs import open_detail

@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import select
 
 from backend.database.base import now
-from backend.enrichment.agent import Agent
-from backend.enrichment.duplicates import DuplicateJudge
+from backend.enrichment.agent.agent import Agent
+from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
-from backend.enrichment.rebuilding import Rebuilder
+from backend.enrichment.rebuild.rebuilding import Rebuilder
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.running import JobKind

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.duplicates import DuplicateJudge, Near, duplicate_of
+from backend.enrichment.duplicates.judging import DuplicateJudge, Near, duplicate_of
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.vault.sealing import Sealer

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.marks import Marked, line_mark, line_shown
+from backend.enrichment.agent.marks import Marked, line_mark, line_shown
 from backend.enrichment.story import StoryLine
 from backend.enrichment.study import ProposedEvent
 from backend.prompts import load_prompts

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.enrichment.tools import (
+from backend.enrichment.agent.tools import (
     MAX_SUMMARY,
     TOOLS,
     TRIAGE_SCHEMA,

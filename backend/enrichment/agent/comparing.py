@@ -7,10 +7,10 @@ from uuid import UUID
 
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
-from backend.enrichment.checks import RefusedCallError
-from backend.enrichment.duplicates import DuplicateJudge, Near, duplicate_of, may_be_same
-from backend.enrichment.looking import Looker
-from backend.enrichment.marks import Marked, summary_of
+from backend.enrichment.agent.checks import RefusedCallError
+from backend.enrichment.agent.looking import Looker
+from backend.enrichment.agent.marks import Marked, summary_of
+from backend.enrichment.duplicates.judging import DuplicateJudge, Near, duplicate_of, may_be_same
 from backend.enrichment.study import ProposedEvent
 from backend.vault.sealing import Sealer
 

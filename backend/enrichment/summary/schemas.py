@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.enrichment.summaries import MAX_SUMMARY_CHARS, StoredSummary
+from backend.enrichment.summary.stored import MAX_SUMMARY_CHARS, StoredSummary
 
 SummaryText = Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY_CHARS)]
 

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from backend.chronicles.events import EventFields, told
 from backend.chronicles.reading import StoryEvent
+from backend.enrichment.agent.looking import KnownEntry
 from backend.enrichment.cleaning import shown
-from backend.enrichment.looking import KnownEntry
 from backend.enrichment.story import StoryLine
 from backend.enrichment.study import ProposedEntry, ProposedEvent
 from backend.memory.sources import Recalled

@@ -21,15 +21,15 @@ from backend.enrichment.purse import check_purse
 from backend.enrichment.run_work import BLOCKED_ATTEMPTS, PATH_CHANGED, find_reader
 from backend.enrichment.runs import note_failed
 from backend.enrichment.study import estimate
-from backend.enrichment.summaries import (
+from backend.enrichment.summary.parts import CHARS_PER_TOKEN, Part, find_goal, read_part
+from backend.enrichment.summary.prose import plain
+from backend.enrichment.summary.runs import OVERLONG, Said, run_row, sampling_for
+from backend.enrichment.summary.stored import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
     current_summary,
     store_summary,
 )
-from backend.enrichment.summary_parts import CHARS_PER_TOKEN, Part, find_goal, read_part
-from backend.enrichment.summary_runs import OVERLONG, Said, run_row, sampling_for
-from backend.enrichment.text import plain
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backend.enrichment.agent import MOST_CALLS
+from backend.enrichment.agent.agent import MOST_CALLS
+from backend.enrichment.agent.tools import EVENT_KINDS, TOOLS, TRIAGE_SCHEMA
 from backend.enrichment.schemas import AmountRange
 from backend.enrichment.story import EARLIER_LINES, EARLIER_TOKENS
-from backend.enrichment.tools import EVENT_KINDS, TOOLS, TRIAGE_SCHEMA
 from backend.prompts import PromptLibrary
 
 CHARACTERS_A_TOKEN = 4

@@ -14,7 +14,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import first_behind
 from backend.context.budget import eviction_point, step_of
 from backend.enrichment.cleaning import shown
-from backend.enrichment.summaries import StoredSummary
+from backend.enrichment.summary.stored import StoredSummary
 from backend.vault.sealing import Sealer
 
 CHARS_PER_TOKEN = 4

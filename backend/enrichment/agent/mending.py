@@ -9,11 +9,11 @@ import msgspec
 from backend.chronicles.limits import MAX_SOURCES
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
-from backend.enrichment.checks import RefusedCallError, content_of, pinned, said_of, words_of
+from backend.enrichment.agent.checks import RefusedCallError, content_of, pinned, said_of, words_of
+from backend.enrichment.agent.looking import KnownEntry
+from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.looking import KnownEntry
 from backend.enrichment.study import ProposedChange, ProposedEntry, ProposedEvent
-from backend.enrichment.tools import UpdateChronicleEvent, UpdateLorebookEntry
 from backend.lorebooks.entries import LoreEntry
 
 MAX_ENTRY = 6_000

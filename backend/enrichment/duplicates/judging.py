@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.wording import Difference, differences, likeness, overlap, worded
+from backend.enrichment.duplicates.wording import Difference, differences, likeness, overlap, worded
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.points import DocumentEmbedder
 from backend.memory.terms import TermCounter

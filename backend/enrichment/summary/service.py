@@ -16,13 +16,13 @@ from backend.chats.service import read_settings
 from backend.database.engine import Database
 from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.models import ChatSummary
-from backend.enrichment.summaries import (
+from backend.enrichment.summary.schemas import NewSummary, SummaryView
+from backend.enrichment.summary.stored import (
     StoredSummary,
     active_summaries,
     current_summary,
     store_summary,
 )
-from backend.enrichment.summary_schemas import NewSummary, SummaryView
 from backend.errors import ValidationError
 from backend.wire import Page, check_revision
 

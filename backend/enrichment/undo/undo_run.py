@@ -23,7 +23,7 @@ from backend.enrichment.runs import (
     sealed_detail,
 )
 from backend.enrichment.schemas import KeptView, UndoView, WrittenView
-from backend.enrichment.undoing import Undoer, Undoing
+from backend.enrichment.undo.undoing import Undoer, Undoing
 from backend.memory.outbox import IndexOutbox
 
 

@@ -10,8 +10,8 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from backend.accounts.identity import Identity
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
 from backend.enrichment.errors import SummaryNotFoundError
-from backend.enrichment.summary_schemas import NewSummary, SummaryView
-from backend.enrichment.summary_service import SummaryService
+from backend.enrichment.summary.schemas import NewSummary, SummaryView
+from backend.enrichment.summary.service import SummaryService
 from backend.errors import PreconditionFailedError
 from backend.wire import RAISES, Page, etag, page_limit
 

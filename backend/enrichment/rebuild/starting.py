@@ -17,10 +17,10 @@ from backend.enrichment.errors import (
     RebuildNotFoundError,
     RebuildUnderWayError,
 )
-from backend.enrichment.estimating import estimate_cost
 from backend.enrichment.outbox import REBUILD, lane_of
-from backend.enrichment.rebuild_state import RebuildState
-from backend.enrichment.replacing import Place, entries_to_replace, events_to_replace
+from backend.enrichment.rebuild.estimating import estimate_cost
+from backend.enrichment.rebuild.replacing import Place, entries_to_replace, events_to_replace
+from backend.enrichment.rebuild.state import RebuildState
 from backend.enrichment.run_work import find_reader
 from backend.enrichment.schemas import NewRebuild, RebuildEstimate
 from backend.enrichment.story import last_reply, plan_batches

@@ -15,7 +15,14 @@ from functools import cache, lru_cache
 from typing import Literal
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.same_words import CONVERSE, LIGHT, MEANINGS, NUMBERS, OPPOSITES, PHRASES
+from backend.enrichment.duplicates.same_words import (
+    CONVERSE,
+    LIGHT,
+    MEANINGS,
+    NUMBERS,
+    OPPOSITES,
+    PHRASES,
+)
 from backend.memory.terms import TermCounter
 
 Difference = Literal[

@@ -12,7 +12,7 @@ from backend.database.base import new_id
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentRun, RunState
 from backend.enrichment.runs import sealed_detail
-from backend.enrichment.summary_parts import Part
+from backend.enrichment.summary.parts import Part
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.jobs.running import RunningJob

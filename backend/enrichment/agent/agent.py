@@ -9,15 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from backend.database.engine import Database
-from backend.enrichment.cleaning import one_line
-from backend.enrichment.comparing import Comparer
-from backend.enrichment.desk import Desk
-from backend.enrichment.duplicates import DuplicateJudge
-from backend.enrichment.looking import Found, Looker
-from backend.enrichment.marks import Marked, line_shown
-from backend.enrichment.story import Stretch
-from backend.enrichment.study import DEMO_NOTE, Purse, Study
-from backend.enrichment.tools import (
+from backend.enrichment.agent.comparing import Comparer
+from backend.enrichment.agent.desk import Desk
+from backend.enrichment.agent.looking import Found, Looker
+from backend.enrichment.agent.marks import Marked, line_shown
+from backend.enrichment.agent.tools import (
     EVENT_KINDS,
     TOOLS,
     TRIAGE_SCHEMA,
@@ -25,6 +21,10 @@ from backend.enrichment.tools import (
     Triage,
     read_triage,
 )
+from backend.enrichment.cleaning import one_line
+from backend.enrichment.duplicates.judging import DuplicateJudge
+from backend.enrichment.story import Stretch
+from backend.enrichment.study import DEMO_NOTE, Purse, Study
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,

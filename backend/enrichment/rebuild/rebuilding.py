@@ -22,18 +22,18 @@ from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
 from backend.database.engine import Database
-from backend.enrichment.agent import Agent
+from backend.enrichment.agent.agent import Agent
 from backend.enrichment.detail import Effect
 from backend.enrichment.effects import apply
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.outbox import REBUILD
-from backend.enrichment.rebuild_state import RebuildCounts, RebuildState
-from backend.enrichment.replacing import (
+from backend.enrichment.rebuild.replacing import (
     Place,
     entries_to_replace,
     events_to_replace,
     remove_replaced,
 )
+from backend.enrichment.rebuild.state import RebuildCounts, RebuildState
 from backend.enrichment.run_work import (
     PathChangedError,
     RunWork,

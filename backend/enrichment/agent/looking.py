@@ -14,8 +14,8 @@ from sqlalchemy import select
 from backend.chronicles.reading import StoryEvent, current_events, get_events
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.enrichment.agent.tools import KNOWLEDGE, Knowledge
 from backend.enrichment.story import Stretch
-from backend.enrichment.tools import KNOWLEDGE, Knowledge
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreEntry

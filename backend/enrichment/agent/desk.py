@@ -10,7 +10,7 @@ from uuid import UUID
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
-from backend.enrichment.checks import (
+from backend.enrichment.agent.checks import (
     RefusedCallError,
     content_of,
     keys_of,
@@ -19,15 +19,11 @@ from backend.enrichment.checks import (
     said_of,
     words_of,
 )
-from backend.enrichment.cleaning import one_line
-from backend.enrichment.comparing import Comparer
-from backend.enrichment.detail import Refused
-from backend.enrichment.looking import KnownEntry, Looker
-from backend.enrichment.marks import Marked, line_mark
-from backend.enrichment.mending import mended_entry, mended_event
-from backend.enrichment.story import StoryLine, Stretch
-from backend.enrichment.study import Proposal, ProposedEntry, ProposedEvent
-from backend.enrichment.tools import (
+from backend.enrichment.agent.comparing import Comparer
+from backend.enrichment.agent.looking import KnownEntry, Looker
+from backend.enrichment.agent.marks import Marked, line_mark
+from backend.enrichment.agent.mending import mended_entry, mended_event
+from backend.enrichment.agent.tools import (
     KNOWLEDGE,
     Call,
     CreateChronicleEvent,
@@ -39,6 +35,10 @@ from backend.enrichment.tools import (
     UpdateLorebookEntry,
     read_call,
 )
+from backend.enrichment.cleaning import one_line
+from backend.enrichment.detail import Refused
+from backend.enrichment.story import StoryLine, Stretch
+from backend.enrichment.study import Proposal, ProposedEntry, ProposedEvent
 from backend.generation.model import ToolCall
 from backend.lorebooks.entries import LoreEntry
 
