@@ -89,7 +89,9 @@ class Comparer:
         if besides is not None and besides.fields == fields:
             raise self._duplicate(besides)
         found = await self._looker.look(fields.summary, limit=_NEAR, sources=["events"])
-        left_out = {each.supersedes for each in proposed} | ({besides.id} if besides else set())
+        left_out = {each.supersedes for each in proposed}
+        if besides is not None:
+            left_out.add(besides.id)
         everything: list[Known] = [*found.events.values(), *self._latest, *proposed]
         others = {event.id: event for event in everything if event.id not in left_out}
         near = await self._judge.nearest(self._sealer, fields, list(others.values()))
