@@ -51,7 +51,7 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summary.controller import CONTROLLERS as SUMMARY_CONTROLLERS
 from backend.enrichment.summary.service import SummaryService
-from backend.enrichment.summary.stored import copy_summaries
+from backend.enrichment.summary.stored import copy_summaries, drop_summaries
 from backend.generation.registry import (
     DemoConfig,
     GeminiConfig,
@@ -206,7 +206,7 @@ async def build_parts(
         # The chronicle first: its book is copied where the copy has a chronicle of its own.
         copy_along=(joining.copy, lore_of_chats.copy, copy_summaries),
     )
-    messages = MessageService(database, settings, index)
+    messages = MessageService(database, settings, index, on_shown=[drop_summaries])
     sources = (MessageSource(), LoreSource(), ChronicleSource())
     memory = await open_memory(settings, database, queue, index, sources)
     lore = LoreReader()

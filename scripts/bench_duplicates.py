@@ -33,7 +33,13 @@ import msgspec
 import numpy as np
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.duplicates.judging import DuplicateJudge, Near, Thresholds, is_same
+from backend.enrichment.duplicates.judging import (
+    DuplicateJudge,
+    Near,
+    Thresholds,
+    is_same,
+    may_be_same,
+)
 from backend.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
@@ -213,8 +219,15 @@ def methods(chosen: Sequence[Compared], thresholds: Thresholds) -> dict[str, Dec
         ),
         "Talekeeper, words alone": lambda each: is_same(by_words(each.near), thresholds),
         "Talekeeper": lambda each: is_same(each.near, thresholds),
+        "or asked about, words alone": lambda each: _is_seen(by_words(each.near), thresholds),
+        "or asked about": lambda each: _is_seen(each.near, thresholds),
     }
     return found | ours
+
+
+def _is_seen(near: Near[Event], thresholds: Thresholds) -> bool:
+    """Whether an event is refused, or asked about."""
+    return is_same(near, thresholds) or may_be_same(near)
 
 
 def _at_least(value: Callable[[Compared], float], least: float) -> Decide:
@@ -248,6 +261,10 @@ def summary(
             "Talekeeper, words alone": _refused(observed, thresholds, by_words),
             "Talekeeper": _refused(observed, thresholds, lambda near: near),
         },
+        "observations_asked_about": {
+            "words alone": _asked(observed, by_words),
+            "with meaning": _asked(observed, lambda near: near),
+        },
     }
 
 
@@ -269,6 +286,10 @@ def _refused(
     return found
 
 
+def _asked(observed: Sequence[Observed], known: Callable[[Near[Event]], Near[Event]]) -> int:
+    return sum(any(may_be_same(known(near)) for near in each.near) for each in observed)
+
+
 def show(found: Mapping[str, Any]) -> None:
     """Print the tables."""
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
@@ -285,6 +306,8 @@ def show(found: Mapping[str, Any]) -> None:
         print(f"\n{name}: {len(refused)} of {found['observations']:,} observations refused")
         for new, old in refused:
             print(f"  {new}\n    = {old}")
+    asked = found["observations_asked_about"]
+    print("\nobservations asked about: " + ", ".join(f"{n}: {c}" for n, c in asked.items()))
 
 
 async def run(

@@ -103,7 +103,7 @@ def main() -> None:
         "--think", type=float, default=0.3, help="seconds that the model takes for the agent"
     )
     parser.add_argument("--latency-turns", type=int, default=100, help="of each of three chats")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between these")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between these")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.quick:

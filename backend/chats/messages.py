@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,11 +28,22 @@ from backend.vault.sealing import Sealer
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""
 
+OnShown = Callable[[AsyncSession, Identity, Message], Awaitable[None]]
+"""What is to be done when a message is taken into prompts again, in the same transaction."""
+
 
 class MessageService:
     """What a user does with the messages of a chat's tree."""
 
-    def __init__(self, database: Database, settings: Settings, index: IndexOutbox) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        index: IndexOutbox,
+        *,
+        on_shown: Sequence[OnShown] = (),
+    ) -> None:
+        self._on_shown = on_shown
         self._database = database
         self._index = index
         self._max_chars = settings.max_message_chars
@@ -116,7 +127,11 @@ class MessageService:
         """Leave a message out of prompts, or take it in again. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
             message, _ = await _locked(session, identity, message_id)
+            was_hidden = message.hidden
             await tree.set_hidden(session, message, hidden=hidden)
+            if was_hidden and not hidden:
+                for on_shown in self._on_shown:
+                    await on_shown(session, identity, message)
             return await _fresh_view(session, identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:

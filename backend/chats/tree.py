@@ -131,7 +131,7 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
     await session.flush()
     gone = await session.scalars(
         delete(Message)
-        .where(Message.id.in_(select(_subtree(message.id).c.id)))
+        .where(Message.id.in_(select(subtree(message.id).c.id)))
         .returning(Message.id)
         .execution_options(**UNSYNCHRONISED)
     )
@@ -212,16 +212,16 @@ async def _nearest_sibling(session: AsyncSession, message: Message) -> Message |
 
 
 async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> None:
-    subtree = _subtree(message_id)
     await session.execute(
         update(Message)
-        .where(Message.id.in_(select(subtree.c.id)))
+        .where(Message.id.in_(select(subtree(message_id).c.id)))
         .values(path_tokens=Message.path_tokens + change)
         .execution_options(**UNSYNCHRONISED)
     )
 
 
-def _subtree(message_id: UUID) -> CTE:
+def subtree(message_id: UUID) -> CTE:
+    """Ids (`id`) of a message and all below it, on every branch."""
     tree = select(Message.id.label("id")).where(Message.id == message_id)
     cte = tree.cte("subtree", recursive=True)
     child = aliased(Message)

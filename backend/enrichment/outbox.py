@@ -43,8 +43,9 @@ class EnrichmentOutbox:
         *,
         path_tokens: int,
         history_budget: int,
+        count_unit: str,
     ) -> None:
-        """A reply was stored. Tokens are in the chat's unit, as they are stored.
+        """A reply was stored. Tokens are counted in `count_unit`, the chat's of the prompt.
 
         Without consent there is no job: this is where the opt-in is enforced.
         """
@@ -57,7 +58,11 @@ class EnrichmentOutbox:
                     kind=SUMMARY,
                     user_id=holder.sealer.user_id,
                     lane=lane_of(chat.id),
-                    payload={"chat_id": str(chat.id), "history_budget": history_budget},
+                    payload={
+                        "chat_id": str(chat.id),
+                        "history_budget": history_budget,
+                        "count_unit": count_unit,
+                    },
                     dedupe_key=f"{SUMMARY}/{chat.id}",
                 ),
                 key=self._queue.grant(holder.sealer, holder.key_mode),

@@ -30,8 +30,14 @@ from backend.enrichment.runs import note_failed, sealed_detail
 from backend.enrichment.story import STRETCH_TOKENS, Stretch, is_unchanged
 from backend.enrichment.study import Purse, Study
 from backend.errors import AppError
+from backend.generation.model import (
+    ModelBlockedError,
+    ModelEmptyReplyError,
+    ModelMalformedAnswerError,
+)
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
+from backend.jobs.failures import UNEXPECTED
 from backend.jobs.running import RunningJob
 from backend.logs import get_logger
 from backend.settings import Settings
@@ -39,8 +45,11 @@ from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
+PASSED_OVER = ModelBlockedError, ModelEmptyReplyError, ModelMalformedAnswerError
+"""What lines may call forth for ever: nothing that comes after them would be read."""
+
 BLOCKED_ATTEMPTS = 3
-"""From this attempt on, lines that the provider's filter does not let through are passed over."""
+"""From this attempt on, lines at which the model fails like that are passed over."""
 
 PATH_CHANGED = "path-changed"
 """`error` of a run whose lines were swiped away, edited or hidden while the model read them."""
@@ -116,7 +125,7 @@ class RunWork:
         )
 
     async def note_failure(
-        self, session: AsyncSession, job: RunningJob, work: Work, error: AppError
+        self, session: AsyncSession, job: RunningJob, work: Work, error: Exception
     ) -> bool:
         """A run that failed; the same failure again is one row. False where the chat is gone."""
         if await locked_chat(session, work) is None:
@@ -218,10 +227,11 @@ async def set_mark(session: AsyncSession, work: Work) -> None:
 
 
 def run_row(
-    job: RunningJob, work: Work, state: RunState, *, error: AppError | None = None
+    job: RunningJob, work: Work, state: RunState, *, error: Exception | None = None
 ) -> EnrichmentRun:
     """The row of a run, but for what is sealed in it."""
     stretch, purse = work.stretch, work.purse
+    slug = error.slug if isinstance(error, AppError) else UNEXPECTED
     return EnrichmentRun(
         id=work.run_id,
         user_id=job.keys.user_id,
@@ -237,7 +247,7 @@ def run_row(
         prompt_tokens=purse.prompt_tokens,
         completion_tokens=purse.completion_tokens,
         duration_ms=round((time.monotonic() - work.begun) * 1000),
-        error=error.slug if error else None,
+        error=slug if error else None,
     )
 
 

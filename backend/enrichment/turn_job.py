@@ -15,6 +15,7 @@ from backend.enrichment.effects import apply
 from backend.enrichment.outbox import TURN
 from backend.enrichment.run_work import (
     BLOCKED_ATTEMPTS,
+    PASSED_OVER,
     PathChangedError,
     RunWork,
     Work,
@@ -26,8 +27,7 @@ from backend.enrichment.run_work import (
 from backend.enrichment.runs import sealed_detail
 from backend.enrichment.story import behind_mark, is_unchanged, read_unread
 from backend.enrichment.study import Study
-from backend.errors import AppError
-from backend.generation.model import ModelBlockedError, ModelEmptyReplyError, ModelRateLimitError
+from backend.generation.model import ModelRateLimitError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
@@ -104,8 +104,7 @@ class TurnEnricher:
         """What the agent makes of a stretch. What goes wrong is noted, with what it cost."""
         try:
             return await self._runs.study(work)
-        except (ModelBlockedError, ModelEmptyReplyError) as error:
-            # It would be so for ever, and nothing that comes after it would be read.
+        except PASSED_OVER as error:
             passes_over = job.attempt >= BLOCKED_ATTEMPTS
             await self._note_failure(job, work, error, passes_over=passes_over)
             raise
@@ -114,7 +113,7 @@ class TurnEnricher:
             if error.retry_after is None:
                 raise
             raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
-        except AppError as error:
+        except Exception as error:
             await self._note_failure(job, work, error)
             raise
 
@@ -138,7 +137,7 @@ class TurnEnricher:
         log_run(job, work, run, count=len(written.effects))
 
     async def _note_failure(
-        self, job: RunningJob, work: Work, error: AppError, *, passes_over: bool = False
+        self, job: RunningJob, work: Work, error: Exception, *, passes_over: bool = False
     ) -> None:
         """A run that failed, in a transaction of its own.
 

@@ -16,6 +16,7 @@ from backend.generation.model import (
     ModelEmptyReplyError,
     ModelError,
     ModelInterruptedError,
+    ModelMalformedAnswerError,
     ModelTimeoutError,
     ModelUnavailableError,
     Piece,
@@ -144,7 +145,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
 
     Raises:
         ModelInterruptedError: It was cut off at the output limit.
-        ModelUnavailableError: It is not JSON.
+        ModelMalformedAnswerError: It is not JSON.
     """
     bare = text.strip()
     if bare.startswith("```"):
@@ -156,7 +157,9 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
             raise ModelInterruptedError(
                 f"{who} reached max_output_tokens in the middle of its answer."
             ) from None
-        raise ModelUnavailableError(f"{who} was asked for JSON and wrote something else.") from None
+        raise ModelMalformedAnswerError(
+            f"{who} was asked for JSON and wrote something else."
+        ) from None
 
 
 def _silence(who: str, seconds: float) -> ModelTimeoutError:

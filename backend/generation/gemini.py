@@ -15,8 +15,8 @@ from backend.generation._lazy import Lazy
 from backend.generation._replies import Delta, parse_value, relay, said, whole
 from backend.generation.model import (
     ModelError,
+    ModelMalformedAnswerError,
     ModelSpec,
-    ModelUnavailableError,
     Piece,
     Prompt,
     StructuredAnswer,
@@ -149,7 +149,7 @@ class GeminiModel:
         try:
             calls = wire.read_calls(response)
         except ValueError:
-            raise ModelUnavailableError(
+            raise ModelMalformedAnswerError(
                 f"{WHO} calls a tool with arguments that are nested too deeply."
             ) from None
         text, finish = said(answer, who=WHO, called=bool(calls))

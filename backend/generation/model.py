@@ -233,6 +233,14 @@ class ModelEmptyReplyError(ModelError):
     retryable = True
 
 
+class ModelMalformedAnswerError(ModelError):
+    """An answer came that cannot be read: broken arguments of a tool, or no JSON where it was asked
+    for."""
+
+    status, slug, title = 502, "model-malformed-answer", "The model's answer cannot be read"
+    retryable = True
+
+
 class ModelInterruptedError(ModelError):
     """The stream broke off before the model had finished."""
 

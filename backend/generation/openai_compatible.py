@@ -16,8 +16,8 @@ from backend.generation._replies import Delta, parse_value, relay, said, whole
 from backend.generation.model import (
     ModelBlockedError,
     ModelError,
+    ModelMalformedAnswerError,
     ModelSpec,
-    ModelUnavailableError,
     Piece,
     Prompt,
     StructuredAnswer,
@@ -146,7 +146,7 @@ class OpenAICompatibleModel:
         try:
             calls = wire.read_calls(completion)
         except ValueError:
-            raise ModelUnavailableError(
+            raise ModelMalformedAnswerError(
                 f"{WHO} calls a tool with arguments that are not a JSON object."
             ) from None
         text, finish = said(answer, who=WHO, called=bool(calls))

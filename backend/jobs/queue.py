@@ -12,7 +12,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Table, event
+from sqlalchemy import Table, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -88,9 +88,10 @@ class JobKey:
 async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = None) -> UUID | None:
     """Put a job into the queue, in the caller's transaction: one statement.
 
-    Returns its id, or None when another one with its dedupe key waits already. A kind that needs
-    its user's key and was enqueued without waits until the user is seen. Callers wake the worker
-    once they have committed (`JobQueue.wake`); `JobQueue.enqueue` does so by itself.
+    Returns its id, or None when another one with its dedupe key waits already: that one gets the
+    key where it lacks one. A kind that needs its user's key and was enqueued without waits until
+    the user is seen. Callers wake the worker once they have committed (`JobQueue.wake`);
+    `JobQueue.enqueue` does so by itself.
     """
     job_id, at = new_id(), now()
     row: dict[str, Any] = {
@@ -114,7 +115,34 @@ async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = No
         row |= key.columns(job_id, job.user_id, at)
     statement = _insert(session.get_bind().dialect.name)
     made: UUID | None = await session.scalar(statement, row)
+    if made is None and key is not None and job.dedupe_key is not None:
+        await _renew_key(session, job, key, job.dedupe_key, at)
     return made
+
+
+async def _renew_key(
+    session: AsyncSession, job: NewJob, key: JobKey, dedupe_key: str, at: datetime
+) -> None:
+    """Give the waiting job that absorbed `job` its key, where it has none that holds for long."""
+    if key.key_mode == "sealed":
+        return
+    is_it = (
+        Job.dedupe_key == dedupe_key,
+        Job.user_id == job.user_id,
+        Job.state.in_(("queued", "waiting_key")),
+    )
+    found = await session.execute(select(Job.id, Job.state, Job.key_until).where(*is_it))
+    if (waiting := found.one_or_none()) is None:
+        return
+    holds = waiting.key_until is not None and waiting.key_until >= at + GRANT_LASTS / 2
+    if waiting.state == "queued" and (holds or key.key_mode == "managed"):
+        return
+    await session.execute(
+        update(Job)
+        .where(Job.id == waiting.id, *is_it)
+        .values(updated_at=at, **key.columns(waiting.id, job.user_id, at))
+        .execution_options(synchronize_session=False)
+    )
 
 
 @cache

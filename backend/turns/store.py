@@ -248,6 +248,7 @@ class TurnStore:
             read_settings(run.sealer, chat),
             path_tokens=run.built.path_tokens + message.tokens,
             history_budget=run.built.history_budget,
+            count_unit=run.built.gathered.chat.count_unit,
         )
         return True
 

@@ -28,8 +28,8 @@ from backend.enrichment.study import DEMO_NOTE, Purse, Study
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
+    ModelMalformedAnswerError,
     ModelSpec,
-    ModelUnavailableError,
     Prompt,
     PromptMessage,
     ToolAnswer,
@@ -144,12 +144,16 @@ class Agent:
                 PromptMessage("user", self._story(stretch)),
             ]
         )
-        answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
+        try:
+            answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
+        except ModelMalformedAnswerError:
+            purse.take(None, prompt, "")
+            raise
         purse.take(answer.usage, prompt, str(answer.value))
         try:
             return read_triage(answer.value)
         except InvalidCallError as error:
-            raise ModelUnavailableError(
+            raise ModelMalformedAnswerError(
                 "The model was asked for a decision and wrote something else."
             ) from error
 
@@ -161,7 +165,7 @@ class Agent:
         purse: Purse,
         sampling: Sampling,
     ) -> bool:
-        """Have the model call until it has finished, or calls are used up.
+        """Have the model call until it has finished, calls are used up, or one cannot be read.
 
         False where it could have gone on, and the run's tokens were spent.
         """
@@ -170,7 +174,13 @@ class Agent:
             prompt = Prompt(opening, tuple(rounds))
             if not purse.affords(prompt):
                 return False
-            answer = await _asked(model, prompt, purse, sampling)
+            try:
+                answer = await _asked(model, prompt, purse, sampling)
+            except ModelMalformedAnswerError as error:
+                # It may write the same again and again: what it proposed before is not lost by it.
+                purse.take(None, prompt, "")
+                desk.refuse_unread(error)
+                break
             if not answer.calls:
                 break
             results = await desk.answer(answer.calls)

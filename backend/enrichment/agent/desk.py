@@ -39,7 +39,7 @@ from backend.enrichment.cleaning import one_line
 from backend.enrichment.detail import Refused
 from backend.enrichment.story import StoryLine, Stretch
 from backend.enrichment.study import Proposal, ProposedEntry, ProposedEvent
-from backend.generation.model import ToolCall
+from backend.generation.model import ModelMalformedAnswerError, ToolCall
 from backend.lorebooks.entries import LoreEntry
 
 MAX_CALLS = 24
@@ -97,16 +97,20 @@ class Desk:
 
     async def _answer(self, call: ToolCall, place: int) -> dict[str, Any]:
         if place >= MAX_CALLS:
-            return self._refuse(call, RefusedCallError(f"Only {MAX_CALLS} calls at once."))
+            return self._refuse(call.name, RefusedCallError(f"Only {MAX_CALLS} calls at once."))
         try:
             return await self._carry_out(read_call(call.name, call.arguments))
         except InvalidCallError as error:
-            return self._refuse(call, RefusedCallError(str(error)))
+            return self._refuse(call.name, RefusedCallError(str(error)))
         except RefusedCallError as error:
-            return self._refuse(call, error)
+            return self._refuse(call.name, error)
 
-    def _refuse(self, call: ToolCall, error: RefusedCallError) -> dict[str, Any]:
-        name, reason = one_line(call.name)[:60], error.reason[:MAX_REASON]
+    def refuse_unread(self, error: ModelMalformedAnswerError) -> None:
+        """Note an answer of which no call can be read."""
+        self._refuse("", RefusedCallError(error.detail))
+
+    def _refuse(self, tool: str, error: RefusedCallError) -> dict[str, Any]:
+        name, reason = one_line(tool)[:60], one_line(error.reason)[:MAX_REASON]
         if len(self.refused) < MAX_REFUSED:
             self.refused.append(Refused(tool=name, reason=reason, duplicate_of=error.duplicate_of))
         return {"error": reason}

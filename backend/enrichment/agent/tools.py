@@ -173,12 +173,11 @@ class InvalidCallError(Exception):
 
 
 def read_call(name: str, arguments: Mapping[str, Any]) -> Call:
-    """A call, validated. Members that are null are absent. Raises `InvalidCallError`."""
+    """A call, validated. Members that hold nothing are absent. Raises `InvalidCallError`."""
     wanted = _ARGUMENTS.get(name)
     if wanted is None:
         raise InvalidCallError(f"There is no such tool. There are {', '.join(_ARGUMENTS)}.")
-    given = {key: _whole(value) for key, value in arguments.items() if value is not None}
-    return _converted(given, wanted)
+    return _converted(_given(arguments, _SCHEMAS[name]), wanted)
 
 
 def read_triage(value: Any) -> Triage:
@@ -200,6 +199,9 @@ def read_triage(value: Any) -> Triage:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_NOTHING = frozenset({"none", "null"})
+"""Words for an absent value."""
+
 
 def _converted(given: Mapping[str, Any], wanted: type[T]) -> T:
     try:
@@ -208,9 +210,35 @@ def _converted(given: Mapping[str, Any], wanted: type[T]) -> T:
         raise InvalidCallError(f"{error}.") from None
 
 
-def _whole(value: Any) -> Any:
-    """3.0 as 3: some providers know no whole numbers."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _given(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they were meant: small models are not that strict about types."""
+    members, required = schema["properties"], schema.get("required", ())
+    return {
+        name: _meant(value, members[name]) if name in members else value
+        for name, value in arguments.items()
+        if value is not None
+        and (name in required or name not in members or not _is_nothing(value, members[name]))
+    }
+
+
+def _is_nothing(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value says that there is none. A text may be empty: that takes one away."""
+    if not isinstance(value, str):
+        return value is None
+    word, is_text = value.strip().casefold(), schema["type"] == "string" and "enum" not in schema
+    return word in _NOTHING or not (word or is_text)
+
+
+def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
+    """12 as "12" and "Mara" as ["Mara"], where that is wanted, and 3.0 as 3."""
+    if schema["type"] == "array":
+        items = schema["items"]
+        many = cast("list[Any]", value) if isinstance(value, list) else [value]
+        return [_meant(each, items) for each in many if not _is_nothing(each, items)]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number and schema["type"] == "string" else value
 
 
 def plain_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -255,4 +283,5 @@ def _tool(name: str, kind: type[msgspec.Struct]) -> Tool:
 
 
 TOOLS = tuple(_tool(name, kind) for name, kind in _ARGUMENTS.items())
+_SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 TRIAGE_SCHEMA = {**plain_schema(Triage), "required": ["why", "significant", "kinds"]}

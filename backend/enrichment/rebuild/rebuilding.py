@@ -35,6 +35,8 @@ from backend.enrichment.rebuild.replacing import (
 )
 from backend.enrichment.rebuild.state import RebuildCounts, RebuildState
 from backend.enrichment.run_work import (
+    BLOCKED_ATTEMPTS,
+    PASSED_OVER,
     PathChangedError,
     RunWork,
     Work,
@@ -47,7 +49,7 @@ from backend.enrichment.runs import sealed_detail
 from backend.enrichment.story import behind_mark, read_range
 from backend.enrichment.study import Study
 from backend.errors import AppError
-from backend.generation.model import ModelBlockedError, ModelEmptyReplyError, ModelRateLimitError
+from backend.generation.model import ModelRateLimitError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.backoff import delay_after
 from backend.jobs.errors import RetryLaterError
@@ -56,9 +58,6 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.memory.index.protocol import Kind
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
-
-BLOCKED_TRIES = 3
-"""After as many tries, a batch that the provider's filter does not let through is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +110,10 @@ class Rebuilder:
             except AppError as error:
                 await self._fail(job, batch, error)
                 continue
+            except Exception as error:
+                async with job.step() as session:
+                    await self._runs.note_failure(session, job, batch.work, error)
+                raise
             try:
                 await self._replace(job, batch, study)
             except PathChangedError as error:
@@ -192,10 +195,7 @@ class Rebuilder:
     async def _fail(self, job: RunningJob, batch: _Batch, error: AppError) -> None:
         """Note a failure; raises what the job is to do about it, unless it is to go on at once."""
         failures = batch.state.failures + 1
-        if (
-            isinstance(error, (ModelBlockedError, ModelEmptyReplyError))
-            and failures >= BLOCKED_TRIES
-        ):
+        if isinstance(error, PASSED_OVER) and failures >= BLOCKED_ATTEMPTS:
             await self._pass_over(job, batch, error)
             return
         async with job.step() as session:

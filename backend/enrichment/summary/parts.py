@@ -31,18 +31,21 @@ LAST_EXCHANGE = 2
 class Part:
     """What one call of the model brings in: the lines behind `previous`, oldest first.
 
-    `last_id` is the last of them, whose text changed at `last_changed_at`; `goal` is the position
-    that has to be reached in the end.
+    `versions` says of each line which message it is and when its text changed; `goal` is the
+    position that has to be reached in the end.
     """
 
     previous: StoredSummary | None
-    message_ids: Sequence[UUID]
+    versions: Sequence[tuple[UUID, datetime]]
     lines: Sequence[str]
     first_position: int
-    last_id: UUID
     last_position: int
-    last_changed_at: datetime
     goal: int
+
+    @property
+    def message_ids(self) -> list[UUID]:
+        """Of its lines."""
+        return [message_id for message_id, _ in self.versions]
 
 
 async def find_goal(
@@ -113,14 +116,21 @@ async def read_part(
         return None
     return Part(
         previous=previous,
-        message_ids=[row.id for row in rows],
+        versions=[(row.id, row.updated_at) for row in rows],
         lines=[_told(sealer, row, most * CHARS_PER_TOKEN) for row in rows],
         first_position=rows[0].position,
-        last_id=rows[-1].id,
         last_position=rows[-1].position,
-        last_changed_at=rows[-1].updated_at,
         goal=goal,
     )
+
+
+async def is_as_read(session: AsyncSession, chat_id: UUID, part: Part) -> bool:
+    """Whether the active path still says where a part is what it said: no line more, none less."""
+    reached = part.previous.position if part.previous else -1
+    inside = Message.position > reached, Message.position <= part.last_position
+    query = _lines(chat_id).with_only_columns(Message.id, Message.updated_at).where(*inside)
+    rows = await session.execute(query.order_by(Message.position))
+    return [(row.id, row.updated_at) for row in rows] == list(part.versions)
 
 
 async def _last_before(

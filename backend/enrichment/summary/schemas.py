@@ -14,8 +14,9 @@ SummaryText = Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY_CHARS)]
 class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     """A summary of a chat's active path, from its beginning through a message.
 
-    `model` wrote it; null where a person did, or where that is no longer known. `edited`: a person
-    wrote or changed it. `is_used`: the next prompt would have it.
+    `model` wrote it; null where a person did, where that is no longer known, or where no model
+    would sum up the lines and they were passed over. `edited`: a person wrote or changed it.
+    `is_used`: the next prompt would have it.
     """
 
     text: str

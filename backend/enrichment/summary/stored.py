@@ -8,11 +8,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, insert, select
+from sqlalchemy import Select, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat, Message
+from backend.chats.tree import subtree
 from backend.database.base import Base, now
 from backend.database.upsert import upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
@@ -98,6 +99,20 @@ async def store_summary(
         update["run_id"] = run_id
     again = {**update, "revision": ChatSummary.revision + 1}
     await upsert(session, ChatSummary, row, key=["id"], update=again)
+
+
+async def drop_summaries(session: AsyncSession, identity: Identity, message: Message) -> None:
+    """Drop the summaries through a message and below it that nobody edited: they do not tell it.
+
+    The job behind the next reply writes them anew.
+    """
+    await session.execute(
+        delete(ChatSummary).where(
+            ChatSummary.id.in_(select(subtree(message.id).c.id)),
+            ChatSummary.user_id == identity.user_id,
+            ~ChatSummary.is_edited,
+        )
+    )
 
 
 async def copy_summaries(

@@ -21,7 +21,13 @@ from backend.enrichment.purse import check_purse
 from backend.enrichment.run_work import BLOCKED_ATTEMPTS, PATH_CHANGED, find_reader
 from backend.enrichment.runs import note_failed
 from backend.enrichment.study import estimate
-from backend.enrichment.summary.parts import CHARS_PER_TOKEN, Part, find_goal, read_part
+from backend.enrichment.summary.parts import (
+    CHARS_PER_TOKEN,
+    Part,
+    find_goal,
+    is_as_read,
+    read_part,
+)
 from backend.enrichment.summary.prose import plain
 from backend.enrichment.summary.runs import OVERLONG, Said, run_row, sampling_for
 from backend.enrichment.summary.stored import (
@@ -94,7 +100,7 @@ class Summarizer:
     @property
     def kinds(self) -> dict[str, JobKind]:
         """What is done for each kind of job."""
-        return {SUMMARY: JobKind(self.summarise)}
+        return {SUMMARY: JobKind(self.summarise, stoppable=True)}
 
     async def summarise(self, job: RunningJob) -> None:
         """Bring a chat's summary as far as its history will need it.
@@ -124,7 +130,11 @@ class Summarizer:
                 raise RetryLaterError("The chat changes too fast.", after=WAIT_SECONDS)
 
     async def _next(self, job: RunningJob, *, is_begun: bool) -> _Work | None:
-        """What is to be done now; None when there is nothing."""
+        """What is to be done now; None when there is nothing.
+
+        Nor is there where the chat's tokens are counted in another unit by now: the budget of the
+        job says nothing then, that of the next reply's will.
+        """
         chat_id, sealer = UUID(job.payload["chat_id"]), job.keys
         async with self._database.read() as session:
             try:
@@ -133,7 +143,7 @@ class Summarizer:
                 return None
             settings = read_settings(sealer, chat)
             wanted = settings.summary
-            if not wanted.enabled:
+            if not wanted.enabled or chat.count_unit != job.payload["count_unit"]:
                 return None
             current = await current_summary(session, sealer, chat)
             goal = await find_goal(
@@ -228,16 +238,17 @@ class Summarizer:
     ) -> Message | None:
         """The line that the new summary ends with; None where nobody wants it any more.
 
-        That is so when its path was left, when it went on (`continue`), or when the summary that it
-        builds on is another one by now.
+        That is so when its path was left, when a line of the part went on (`continue`), was hidden
+        or shown, or when the summary that it builds on is another one by now.
         """
-        message = await session.get(Message, part.last_id, populate_existing=True)
         current = await current_summary(session, job.keys, chat)
-        is_wanted = read_settings(job.keys, chat).summary.enabled
-        if message is None or not message.is_active or not is_wanted:
+        if (
+            not read_settings(job.keys, chat).summary.enabled
+            or _version(current) != _version(part.previous)
+            or not await is_as_read(session, chat.id, part)
+        ):
             return None
-        is_same = message.updated_at == part.last_changed_at
-        return message if is_same and _version(current) == _version(part.previous) else None
+        return await session.get(Message, part.message_ids[-1])
 
     async def _ask(self, work: _Work, said: Said) -> None:
         """Have the model write. `said` is filled in as it goes, so that nothing spent is lost.

@@ -11,7 +11,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 
-from backend.enrichment.models import EnrichmentMark
+from backend.chats.models import Chat
+from backend.chats.service import read_settings
+from backend.enrichment.models import ChatSummary, EnrichmentMark
+from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.registry import DemoConfig, ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Gate, Silence
@@ -31,7 +34,7 @@ from tests.integration.enrichment.storytelling import (
     summary_of,
     until,
 )
-from tests.integration.turns.seeding import seed
+from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import Account, Running, ok, running
 
 pytestmark = pytest.mark.anyio
@@ -496,6 +499,143 @@ async def test_a_summary_that_was_edited_while_the_model_wrote_is_not_passed_ove
     items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
     assert [each["text"] for each in items][1:] == ["Last word."]
     assert items[0]["text"].startswith("Told up to")
+
+
+async def _hide(ada: Account, message_id: str, *, hidden: bool) -> None:
+    ok(await ada.client.patch(f"{API}/messages/{message_id}", json={"hidden": hidden}))
+
+
+async def _texts(ada: Account, chat: str) -> list[str]:
+    """Of the summaries along the active path, the deepest first."""
+    page = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))
+    return [each["text"] for each in page["items"]]
+
+
+async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await begin(server, ada, chat, 40)
+    shown = (await ada.messages(chat, limit=100))[2]["id"]
+    await _hide(ada, shown, hidden=True)
+    await say(ada, chat)
+    await at_rest(server, chat)
+    assert 3 not in numbers_in(teller.summed_up[0])
+    await _hide(ada, shown, hidden=False)
+    assert await summary_of(ada, chat) is None
+    teller.requests.clear()
+    await say(ada, chat)
+    await at_rest(server, chat)
+    assert numbers_in(teller.summed_up[0])[:4] == [1, 2, 3, 4]
+    assert (await summary_of(ada, chat) or {})["is_used"] is True
+
+
+async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_what_was_edited(
+    ada: Account, chat: str, server: Running
+) -> None:
+    lines = [str(line.id) for line in await seed(server, ada, chat, [TICK] * 8)]
+
+    async def write(through: str, text: str, *, edited: bool = False) -> None:
+        await put_summary(ada, chat, text, through_message_id=through)
+        if edited:
+            return
+        async with server.parts.database.write() as session:
+            (await session.get_one(ChatSummary, UUID(through))).is_edited = False
+
+    await write(lines[1], "Above.")
+    await write(lines[3], "Through it.")
+    await write(lines[4], "A person's.", edited=True)
+    await write(lines[6], "Below.")
+    ok(await ada.client.patch(f"{API}/messages/{lines[6]}", json={"text": "No."}))
+    branch = (await ada.messages(chat))[-1]["id"]
+    await write(branch, "On a branch.")
+    await _hide(ada, lines[3], hidden=True)
+    assert await _texts(ada, chat) == ["On a branch.", "A person's.", "Through it.", "Above."]
+    await _hide(ada, lines[3], hidden=True)
+    assert len(await _texts(ada, chat)) == 4
+    await _hide(ada, lines[3], hidden=False)
+    assert await _texts(ada, chat) == ["A person's.", "Above."]
+    ok(await ada.client.post(f"{API}/messages/{lines[6]}/activate", json={}))
+    assert await _texts(ada, chat) == ["A person's.", "Above."]
+    await write(lines[7], "Anew.")
+    await _hide(ada, lines[3], hidden=False)
+    assert (await _texts(ada, chat))[0] == "Anew."
+
+
+@pytest.mark.parametrize("hidden", [True, False], ids=["hidden", "shown"])
+async def test_a_message_that_is_hidden_or_shown_while_the_model_writes_is_not_missed(
+    ada: Account, chat: str, server: Running, teller: Storyteller, hidden: bool
+) -> None:
+    await begin(server, ada, chat, 40)
+    message = (await ada.messages(chat, limit=100))[3]["id"]
+    await _hide(ada, message, hidden=not hidden)
+    gate, held = Gate(), reply("Of what is not so any more.", used=usage(7, 3))
+    assert held.events is not None
+    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    await say(ada, chat)
+
+    async def is_asked() -> bool:
+        return bool(teller.summed_up)
+
+    await until(is_asked)
+    await _hide(ada, message, hidden=hidden)
+    gate.opened.set()
+    await at_rest(server, chat)
+    assert [4 in numbers_in(each) for each in teller.summed_up] == [hidden, not hidden]
+    assert all(text.startswith("Told up to") for text in await _texts(ada, chat))
+    runs = [(run.state, run.error) for run in await runs_of(server, chat)]
+    assert runs == [("failed", "path-changed"), ("done", None)]
+
+
+async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_reply(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await begin(server, ada, chat, 40)
+    holder = await identity_of(server, ada)
+    outbox, budget = EnrichmentOutbox(server.parts.queue), SMALL["history"]
+    async with server.parts.database.write() as session:
+        row = await session.get_one(Chat, UUID(chat))
+        unit, settings = row.count_unit, read_settings(holder.sealer, row)
+        await outbox.replied(
+            session,
+            holder,
+            row,
+            settings,
+            path_tokens=budget,
+            history_budget=budget,
+            count_unit=f"not-{unit}",
+        )
+    assert [job.payload["count_unit"] for job in await jobs_of(server, chat)] == [f"not-{unit}"]
+    await at_rest(server, chat)
+    assert teller.summed_up == []
+    await say(ada, chat)
+    await at_rest(server, chat)
+    assert await summary_of(ada, chat) is not None
+
+
+async def test_its_job_can_be_stopped_and_what_is_stored_stays(
+    ada: Account, chat: str, server: Running, teller: Storyteller
+) -> None:
+    await begin(server, ada, chat, 4)
+    await seed(server, ada, chat, [TICK * 40] * 60)
+    gate, held = Gate(), reply("Two.")
+    assert held.events is not None
+    teller.summing_up += (
+        reply("One."),
+        type(held)(body=held.body, events=[gate, *held.events]),
+    )
+    await say(ada, chat)
+
+    async def is_held() -> bool:
+        return len(teller.summed_up) == 2
+
+    await until(is_held)
+    (job,) = await jobs_of(server, chat)
+    view = ok(await ada.client.post(f"{API}/jobs/{job.id}/stop"), 202)
+    assert (view["state"], view["error"]) == ("done", "stopped")
+    gate.opened.set()
+    await at_rest(server, chat)
+    assert await _texts(ada, chat) == ["One."]
+    assert len(teller.summed_up) == 2
 
 
 async def test_switched_off_on_the_way_nothing_more_is_stored_or_asked(
