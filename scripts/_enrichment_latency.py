@@ -190,5 +190,5 @@ async def _settle(client: httpx.AsyncClient, chat_id: str) -> None:
         found = checked(await client.get(f"/chats/{chat_id}/enrichment?limit=1"))
         if not found["pending"] and found["job"] is None:
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.25)
     raise SystemExit("The agent does not come to an end.")

@@ -1,26 +1,37 @@
 """All of a chronicle's events at once: read, or written, in parts.
 
-Between two parts others get their turn: thousands of texts are opened or sealed here.
+Between two parts others get their turn: there may be thousands.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles import repository
 from backend.chronicles.cursor import Cursor
-from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.limits import check_room
+from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.reading import StoryEvent, get_events
-from backend.chronicles.writing import NewEvent, add_events
+from backend.chronicles.writing import NewEvent, hold_chats, row_of, source_rows
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
+
+_T = TypeVar("_T")
+
+
+async def unhurried(items: Sequence[_T]) -> AsyncIterator[_T]:
+    """The items, with a pause for others after every so many."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 async def all_events(session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> list[StoryEvent]:
@@ -47,14 +58,20 @@ async def add_all(
 ) -> list[UUID]:
     """Write events into a chronicle of the sealer's owner; their ids, in the order given.
 
-    Raises `ChronicleFullError`.
+    Raises `ChronicleFullError`, and `MessageNotFoundError` where a chat that they come from was
+    deleted meanwhile.
     """
-    made: list[UUID] = []
+    await check_room(session, chronicle_id, more=len(events))
+    await hold_chats(session, [source for new in events for source in new.sources])
+    # Not as objects of the session: those take longer to make than their texts to seal.
+    to_events, to_sources = insert(ChronicleEvent.__table__), insert(EventSource.__table__)
     for start in range(0, len(events), AT_ONCE):
-        rows = await add_events(session, sealer, chronicle_id, events[start : start + AT_ONCE])
-        made += [row.id for row in rows]
+        part = events[start : start + AT_ONCE]
+        await session.execute(to_events, [row_of(sealer, chronicle_id, new) for new in part])
+        if sources := [row for new in part for row in source_rows(new.id, new.sources)]:
+            await session.execute(to_sources, sources)
         await asyncio.sleep(0)
-    return made
+    return [new.id for new in events]
 
 
 async def set_all(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:

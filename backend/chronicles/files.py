@@ -64,7 +64,7 @@ class ChronicleFile(ChronicleFields, frozen=True, kw_only=True, omit_defaults=Fa
 
 
 def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
-    """A chronicle with its events, in story order, as indented JSON."""
+    """A chronicle with its events, in story order, as JSON: one line, which takes less room."""
     ids = {event.id: str(number) for number, event in enumerate(events, start=1)}
     file = ChronicleFile(
         format="talekeeper-chronicle",
@@ -73,7 +73,7 @@ def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
         description=fields.description,
         events=[_record(event, ids) for event in events],
     )
-    return msgspec.json.format(msgspec.json.encode(file), indent=2)
+    return msgspec.json.encode(file)
 
 
 def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import exists, select
@@ -12,20 +13,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
-from backend.chronicles.bulk import add_all, all_events, set_all
-from backend.chronicles.errors import ChronicleNotFoundError
+from backend.chronicles.bulk import add_all, all_events, set_all, unhurried
+from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.events import ChronicleFields
-from backend.chronicles.limits import check_chronicles
+from backend.chronicles.making import UNNAMED, make_chronicle
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.chronicles.recollection import KIND
-from backend.chronicles.records import open_chronicle, sealed_chronicle
-from backend.chronicles.repository import count_chronicles
+from backend.chronicles.records import open_chronicle
 from backend.chronicles.writing import NewEvent, remove_events
-from backend.database.base import new_id
 from backend.memory.outbox import IndexOutbox
 
-UNNAMED = "Chronicle"
+MAX_NOTED = 1_000
+"""Events whose going the index is told of one by one."""
 
 
 class ChatChronicles:
@@ -51,7 +51,8 @@ class ChatChronicles:
                 raise ChronicleNotFoundError
             return wanted
         name = identity.sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-        return await _make(session, identity, ChronicleFields(name=name.strip() or UNNAMED))
+        fields = ChronicleFields(name=name.strip() or UNNAMED)
+        return (await make_chronicle(session, identity, fields)).id
 
     async def leave(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         """Before a chat goes: its events that do not count for a message of it go with it.
@@ -69,8 +70,10 @@ class ChatChronicles:
             gone.setdefault(chronicle_id, []).append(event_id)
         for chronicle_id, event_ids in gone.items():
             await remove_events(session, event_ids, owner_id=identity.user_id)
+            # Of very many the index looks at the whole chronicle: that is sooner noted.
+            noted = event_ids if len(event_ids) <= MAX_NOTED else None
             await self._outbox.changed(
-                session, identity, kind=KIND, container_id=chronicle_id, source_ids=event_ids
+                session, identity, kind=KIND, container_id=chronicle_id, source_ids=noted
             )
 
     async def copy(
@@ -102,7 +105,12 @@ class ChatChronicles:
         )
         if chronicle is None:
             return
-        copy_id = await _make(session, identity, open_chronicle(identity.sealer, chronicle))
+        fields = open_chronicle(identity.sealer, chronicle)
+        try:
+            copy_id = (await make_chronicle(session, identity, fields)).id
+        except ChronicleFullError as error:
+            detail = f"The copy of this chat needs a chronicle of its own. {error.detail}"
+            raise ChronicleFullError(detail, extra=error.extra) from error
         events = await all_events(session, identity.sealer, chronicle.id)
         await _copy_events(session, identity, events, copy_id, source_id, fork_id, copied)
         fork = await get_chat(session, fork_id, owner_id=owner_id)
@@ -111,20 +119,6 @@ class ChatChronicles:
         fork.chronicle_since = source.chronicle_since
         await session.flush()
         await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
-
-
-async def _make(session: AsyncSession, identity: Identity, fields: ChronicleFields) -> UUID:
-    check_chronicles(await count_chronicles(session, owner_id=identity.user_id))
-    chronicle_id = new_id()
-    session.add(
-        Chronicle(
-            id=chronicle_id,
-            user_id=identity.user_id,
-            sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
-        )
-    )
-    await session.flush()
-    return chronicle_id
 
 
 async def _copy_events(
@@ -137,34 +131,32 @@ async def _copy_events(
     copied: Mapping[UUID, UUID],
 ) -> None:
     """Copy those events that belong to a copied path. The copies are of no run."""
-    kept = [event for event in events if _is_along(event, source_id, copied)]
-    made = await add_all(
-        session,
-        identity.sealer,
-        chronicle_id,
-        [
-            NewEvent(
-                fields=event.fields,
-                significance=event.significance,
-                source=event.source,
-                happened_at=event.happened_at,
-                place=event.place,
-                sources=[_led_over(each, fork_id, copied) for each in event.sources],
-                is_pinned=event.is_pinned,
+    copies = {
+        event.id: NewEvent(
+            fields=event.fields,
+            significance=event.significance,
+            source=event.source,
+            happened_at=event.happened_at,
+            place=event.place,
+            sources=[_led_over(each, fork_id, copied) for each in event.sources],
+            is_pinned=event.is_pinned,
+        )
+        async for event in unhurried(events)
+        if _is_along(event, source_id, copied)
+    }
+    await add_all(session, identity.sealer, chronicle_id, list(copies.values()))
+    rest: list[dict[str, Any]] = []
+    for event in events:
+        copy = copies.get(event.id)
+        if copy and (event.is_edited or event.superseded_by):
+            by = copies.get(event.superseded_by) if event.superseded_by else None
+            rest.append(
+                {
+                    "id": copy.id,
+                    "is_edited": event.is_edited,
+                    "superseded_by": by.id if by else None,
+                }
             )
-            for event in kept
-        ],
-    )
-    copies = {event.id: copy_id for event, copy_id in zip(kept, made, strict=True)}
-    rest = [
-        {
-            "id": copies[event.id],
-            "is_edited": event.is_edited,
-            "superseded_by": copies.get(event.superseded_by) if event.superseded_by else None,
-        }
-        for event in kept
-        if event.is_edited or event.superseded_by
-    ]
     await set_all(session, rest)
 
 

@@ -45,12 +45,12 @@ async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int = 1
         )
 
 
-async def check_pins(session: AsyncSession, chronicle_id: UUID) -> None:
-    """Raise `ChronicleFullError` when no further event of a chronicle can be pinned."""
+async def check_pins(session: AsyncSession, chronicle_id: UUID, *, more: int = 1) -> None:
+    """Raise `ChronicleFullError` when `more` events of a chronicle can't be pinned."""
     query = select(func.count()).where(
         ChronicleEvent.chronicle_id == chronicle_id, ChronicleEvent.is_pinned
     )
-    if (await session.scalar(query) or 0) >= MAX_PINNED:
+    if more and (await session.scalar(query) or 0) + more > MAX_PINNED:
         raise ChronicleFullError(
             f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first.",
             extra={"limit": "pinned_events", "allowed": MAX_PINNED},

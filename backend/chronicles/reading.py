@@ -68,6 +68,11 @@ class StoryEvent:
     counts: bool
     is_current: bool
 
+    @property
+    def is_users(self) -> bool:
+        """Whether a person wrote or changed it."""
+        return self.source != "agent" or self.is_edited
+
 
 @cache  # aliases are slow to make, and every turn asks
 def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:

@@ -8,12 +8,11 @@ from uuid import UUID
 from backend.accounts.identity import Identity
 from backend.chronicles import repository
 from backend.chronicles.events import ChronicleFields
-from backend.chronicles.limits import check_chronicles
-from backend.chronicles.models import Chronicle
+from backend.chronicles.making import make_chronicle
 from backend.chronicles.records import open_chronicle, sealed_chronicle
 from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.chronicles.views import chronicle_views
-from backend.database.base import new_id, now
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.memory.outbox import IndexOutbox
@@ -40,17 +39,9 @@ class ChronicleService:
 
     async def create(self, identity: Identity, new: NewChronicle) -> ChronicleView:
         """Make a chronicle without events. Raises `ChronicleFullError`."""
-        chronicle_id = new_id()
         fields = ChronicleFields(name=new.name, description=new.description)
-        row = Chronicle(
-            id=chronicle_id,
-            user_id=identity.user_id,
-            sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
-        )
         async with self._database.write() as session:
-            check_chronicles(await repository.count_chronicles(session, owner_id=identity.user_id))
-            session.add(row)
-            await session.flush()
+            row = await make_chronicle(session, identity, fields)
             [view] = await chronicle_views(session, identity.sealer, [row])
         return view
 

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 from anyio import CapacityLimiter, to_thread
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters.exporting import ExportedFile
 from backend.chats.models import Message
 from backend.chronicles import repository
-from backend.chronicles.bulk import add_all, all_events, set_all
-from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.bulk import AT_ONCE, add_all, all_events, set_all, unhurried
 from backend.chronicles.events import ChronicleFields, EventFields
-from backend.chronicles.files import EventRecord, read_file, write_file
-from backend.chronicles.limits import MAX_PINNED, check_chronicles, check_room
-from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import SourceMessage, chunks
+from backend.chronicles.files import ChronicleFile, EventRecord, read_file, write_file
+from backend.chronicles.limits import check_pins, check_room
+from backend.chronicles.making import UNNAMED, make_chronicle
+from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.reading import STORY_ORDER, SourceMessage, chunks
 from backend.chronicles.recollection import KIND
-from backend.chronicles.records import open_chronicle, sealed_chronicle
+from backend.chronicles.records import open_chronicle, open_event, sealed_event
 from backend.chronicles.writing import NewEvent, hold_chats
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
-UNNAMED = "Chronicle"
 PLACES = 2
 """Threads that read and write files at one time."""
 
 _Same = tuple[bytes, datetime]
 """What makes two events the same: what they say, and when they happened."""
+
+
+class _Known(NamedTuple):
+    """An event that is there: its revision, and what makes another the same."""
+
+    revision: int
+    same: _Same
+
+
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """An event of a file, with what takes time to make of it."""
+
+    number: int
+    record: EventRecord
+    fields: EventFields
+    same: _Same
+    event_id: UUID
+    sealed: bytes
 
 
 class ImportedChronicle(msgspec.Struct, kw_only=True):
@@ -76,21 +97,13 @@ class ChronicleTransfer:
         `name` is what it is called where the file does not say. Raises `ChronicleFileError`,
         `TooLargeError`, `ChronicleFullError`.
         """
-        file = await to_thread.run_sync(read_file, data, limiter=self._threads)
+        file, events = await self._read(identity.sealer, data)
         called = file.name.strip() or name.strip()[:500] or UNNAMED
         fields = ChronicleFields(name=called, description=file.description)
-        chronicle_id = new_id()
-        chronicle = Chronicle(
-            id=chronicle_id,
-            user_id=identity.user_id,
-            sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
-        )
         async with self._database.write() as session:
-            check_chronicles(await repository.count_chronicles(session, owner_id=identity.user_id))
-            session.add(chronicle)
-            await session.flush()
+            chronicle = await make_chronicle(session, identity, fields)
             messages = await _hold_messages(session, file.events, owner_id=identity.user_id)
-            return await self._add(session, identity, chronicle_id, file.events, messages, known={})
+            return await self._add(session, identity, chronicle.id, events, messages, known={})
 
     async def check(self, identity: Identity, chronicle_id: UUID) -> None:
         """Raise `ChronicleNotFoundError` unless there is such a chronicle."""
@@ -105,25 +118,34 @@ class ChronicleTransfer:
         The chronicle's own name and description stay. Raises `ChronicleNotFoundError`, or as
         `import_new` does.
         """
-        file = await to_thread.run_sync(read_file, data, limiter=self._threads)
+        owner_id = identity.user_id
+        file, events = await self._read(identity.sealer, data)
+        async with self._database.read() as session:
+            await repository.get_chronicle(session, chronicle_id, owner_id=owner_id)
+            seen = await _read_known(session, identity.sealer, chronicle_id, {})
         async with self._database.write() as session:
-            messages = await _hold_messages(session, file.events, owner_id=identity.user_id)
-            await repository.get_chronicle(
-                session, chronicle_id, owner_id=identity.user_id, lock=True
-            )
+            messages = await _hold_messages(session, file.events, owner_id=owner_id)
+            await repository.get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
+            # Again, now that nobody changes it: what changed meanwhile is little.
+            seen = await _read_known(session, identity.sealer, chronicle_id, seen)
             known: dict[_Same, UUID] = {}
-            for event in await all_events(session, identity.sealer, chronicle_id):
-                known.setdefault(_same(event.fields, event.happened_at), event.id)
-            return await self._add(
-                session, identity, chronicle_id, file.events, messages, known=known
-            )
+            async for event_id in unhurried(list(seen)):
+                known.setdefault(seen[event_id].same, event_id)
+            return await self._add(session, identity, chronicle_id, events, messages, known=known)
+
+    async def _read(self, sealer: Sealer, data: bytes) -> tuple[ChronicleFile, Sequence[_Incoming]]:
+        def read() -> tuple[ChronicleFile, Sequence[_Incoming]]:
+            file = read_file(data)
+            return file, [_incoming(sealer, *each) for each in enumerate(file.events)]
+
+        return await to_thread.run_sync(read, limiter=self._threads)
 
     async def _add(
         self,
         session: AsyncSession,
         identity: Identity,
         chronicle_id: UUID,
-        events: Sequence[EventRecord],
+        events: Sequence[_Incoming],
         messages: Mapping[UUID, SourceMessage],
         *,
         known: dict[_Same, UUID],
@@ -142,9 +164,9 @@ async def _write(
     session: AsyncSession,
     sealer: Sealer,
     chronicle_id: UUID,
-    events: Sequence[EventRecord],
+    events: Sequence[_Incoming],
     messages: Mapping[UUID, SourceMessage],
-    known: dict[_Same, UUID],
+    known: Mapping[_Same, UUID],
 ) -> int:
     """Store those events that are not `known`, and did not come from a branch that was left.
 
@@ -154,8 +176,9 @@ async def _write(
     rows: dict[int, UUID] = {}
     fresh: dict[int, NewEvent] = {}
     behind: defaultdict[datetime, int] = defaultdict(int)
-    for number, event in enumerate(events):
-        found = known.get(_same(event.fields, event.happened_at))
+    async for incoming in unhurried(events):
+        event, number = incoming.record, incoming.number
+        found = known.get(incoming.same)
         if found is not None:
             rows[number] = found
             continue
@@ -167,7 +190,9 @@ async def _write(
         # What one moment holds stands as it does in the file.
         place = behind[event.happened_at] = max(behind[event.happened_at], first)
         fresh[number] = NewEvent(
-            fields=event.fields,
+            id=incoming.event_id,
+            fields=incoming.fields,
+            sealed=incoming.sealed,
             significance=event.significance,
             source="import",
             happened_at=event.happened_at,
@@ -176,14 +201,15 @@ async def _write(
             is_pinned=event.pinned,
         )
     await check_room(session, chronicle_id, more=len(fresh))
-    await _check_pins(session, chronicle_id, sum(each.is_pinned for each in fresh.values()))
+    pinned = sum(each.is_pinned for each in fresh.values())
+    await check_pins(session, chronicle_id, more=pinned)
     made = await add_all(session, sealer, chronicle_id, list(fresh.values()))
     rows |= dict(zip(fresh, made, strict=True))
-    numbers = {event.id: number for number, event in enumerate(events) if event.id}
+    numbers = {each.record.id: each.number for each in events if each.record.id}
     superseded = [
         {"id": rows[number], "superseded_by": rows.get(numbers[by])}
         for number in fresh
-        if (by := events[number].superseded_by) is not None
+        if (by := events[number].record.superseded_by) is not None
     ]
     await set_all(session, superseded)
     return len(made)
@@ -210,15 +236,41 @@ async def _hold_messages(
     return found
 
 
-async def _check_pins(session: AsyncSession, chronicle_id: UUID, more: int) -> None:
-    query = select(func.count()).where(
-        ChronicleEvent.chronicle_id == chronicle_id, ChronicleEvent.is_pinned
+async def _read_known(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _Known]
+) -> dict[UUID, _Known]:
+    """The events of a chronicle in story order; what has not changed is taken from `seen`."""
+    rows = await session.execute(
+        select(ChronicleEvent.id, ChronicleEvent.revision)
+        .where(ChronicleEvent.chronicle_id == chronicle_id)
+        .order_by(*STORY_ORDER)
     )
-    if more and (await session.scalar(query) or 0) + more > MAX_PINNED:
-        raise ChronicleFullError(
-            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first, here or there.",
-            extra={"limit": "pinned_events", "allowed": MAX_PINNED},
-        )
+    revisions = {row.id: row.revision for row in rows}
+    known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
+    news = [each for each in revisions if each not in known]
+    for start in range(0, len(news), AT_ONCE):
+        for event in await session.scalars(
+            select(ChronicleEvent).where(
+                ChronicleEvent.id.in_(news[start : start + AT_ONCE]),
+                ChronicleEvent.user_id == sealer.user_id,
+            )
+        ):
+            same = _same(open_event(sealer, event), event.happened_at)
+            known[event.id] = _Known(event.revision, same)
+        await asyncio.sleep(0)
+    return {each: known[each] for each in revisions}
+
+
+def _incoming(sealer: Sealer, number: int, record: EventRecord) -> _Incoming:
+    fields, event_id = record.fields, new_id()
+    return _Incoming(
+        number=number,
+        record=record,
+        fields=fields,
+        same=_same(fields, record.happened_at),
+        event_id=event_id,
+        sealed=sealed_event(sealer, event_id, fields),
+    )
 
 
 def _same(fields: EventFields, happened_at: datetime) -> _Same:

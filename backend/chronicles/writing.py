@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -27,7 +27,10 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event to write down. `place` is the depth of its first source message."""
+    """An event to write down. `place` is the depth of its first source message.
+
+    `sealed` is what its row holds, where the fields were sealed for this `id` before.
+    """
 
     fields: EventFields
     significance: int = 3
@@ -37,6 +40,8 @@ class NewEvent:
     sources: Sequence[SourceMessage] = ()
     is_pinned: bool = False
     run_id: UUID | None = None
+    id: UUID = field(default_factory=new_id)
+    sealed: bytes | None = None
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -76,31 +81,29 @@ async def add_events(
         return []
     await check_room(session, chronicle_id, more=len(events))
     await hold_chats(session, [source for new in events for source in new.sources])
-    rows: list[ChronicleEvent] = []
-    sources: list[dict[str, Any]] = []
-    for new in events:
-        event_id = new_id()
-        rows.append(
-            ChronicleEvent(
-                id=event_id,
-                user_id=sealer.user_id,
-                chronicle_id=chronicle_id,
-                source=new.source,
-                significance=new.significance,
-                is_pinned=new.is_pinned,
-                is_edited=False,
-                happened_at=new.happened_at,
-                place=new.place,
-                run_id=new.run_id,
-                sealed_event=sealed_event(sealer, event_id, new.fields),
-            )
-        )
-        sources += _source_rows(event_id, new.sources)
+    rows = [ChronicleEvent(**row_of(sealer, chronicle_id, new)) for new in events]
     session.add_all(rows)
     await session.flush()
-    if sources:
+    if sources := [row for new in events for row in source_rows(new.id, new.sources)]:
         await session.execute(insert(EventSource), sources)
     return rows
+
+
+def row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
+    """The columns of a new event."""
+    return {
+        "id": new.id,
+        "user_id": sealer.user_id,
+        "chronicle_id": chronicle_id,
+        "source": new.source,
+        "significance": new.significance,
+        "is_pinned": new.is_pinned,
+        "is_edited": False,
+        "happened_at": new.happened_at,
+        "place": new.place,
+        "run_id": new.run_id,
+        "sealed_event": new.sealed or sealed_event(sealer, new.id, new.fields),
+    }
 
 
 async def remove_events(
@@ -139,7 +142,7 @@ async def set_sources(
     await hold_chats(session, sources)
     await session.execute(delete(EventSource).where(EventSource.event_id == row.id))
     if sources:
-        await session.execute(insert(EventSource), _source_rows(row.id, sources))
+        await session.execute(insert(EventSource), source_rows(row.id, sources))
     row.place = min((each.position for each in sources), default=0)
     touch(row)
     await session.flush()
@@ -256,7 +259,7 @@ async def _put_back_sources(session: AsyncSession, owner_id: UUID, taken: _Snaps
         if each.chat_id in there
     ]
     if sources:
-        await session.execute(insert(EventSource), _source_rows(taken.id, sources))
+        await session.execute(insert(EventSource), source_rows(taken.id, sources))
     await session.flush()
 
 
@@ -273,7 +276,8 @@ async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) ->
             raise MessageNotFoundError("A source message does not exist any more.")
 
 
-def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:
+def source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:
+    """The rows of the messages that an event comes from."""
     rows = {
         each.id: {
             "event_id": event_id,

@@ -35,7 +35,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call of the model's that came to nothing. `reason` is what the model was told."""
+    """A call of the model's that came to nothing. `reason` is what the model was told.
+
+    `tool` is empty where what it answered could not be read as calls.
+    """
 
     tool: str
     reason: str

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.reading import counting
 from backend.chronicles.records import open_chronicle, open_event
 from backend.enrichment.detail import Effect, Refused
 from backend.enrichment.story import Stretch
@@ -24,6 +25,7 @@ from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
 _CHANGED = "It was changed while the agent read: it stays as it is."
+_SUPERSEDED = "What it supersedes was superseded while the agent read: that stays as it is."
 _PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
 
 
@@ -158,12 +160,18 @@ class _Writer:
     async def _superseded(
         self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
     ) -> Effect | None:
-        """Mark an event that was there before; None where it has gone meanwhile, or was pinned."""
+        """Mark an event that was there before; None where its user was faster.
+
+        That is where it has gone meanwhile, was pinned, or is superseded by another that counts.
+        """
         row = await self._event(event_id)
         if row is None:
             return None
         if row.is_pinned:
             self._refuse("create_chronicle_event", _PINNED)
+            return None
+        if row.superseded_by is not None and await self._counts(row.superseded_by):
+            self._refuse("create_chronicle_event", _SUPERSEDED)
             return None
         before = await writing.snapshot(self.session, self.sealer, row)
         await writing.supersede(self.session, row, by.id)
@@ -177,6 +185,10 @@ class _Writer:
             revision=row.revision,
             before=before,
         )
+
+    async def _counts(self, event_id: UUID) -> bool:
+        query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
+        return await self.session.scalar(query) is not None
 
     async def _event(self, event_id: UUID) -> ChronicleEvent | None:
         """An event of the chronicle, as it is now."""

@@ -21,12 +21,14 @@ from backend.lorebooks.authoring import find_chronicle_book
 from backend.lorebooks.reading import books_for_chat
 from backend.vault.sealing import Sealer
 
-STRETCH_LINES = 60
-STRETCH_TOKENS = 12_000
-"""Most that is read at a time, in the chat's unit; one line is always read."""
+STRETCH_LINES = 24
+"""Most lines that are read at a time: a run writes only so much, however many facts there are."""
 
-_CHARACTERS_A_TOKEN = 3
-"""Fewer than most texts have."""
+STRETCH_TOKENS = 12_000
+"""Most tokens of them, in the chat's unit; one line is always read."""
+
+_CLIPPED_AT = 3
+"""Characters a token of a line that is too long: fewer than most texts have, so that it fits."""
 
 EARLIER_LINES = 8
 EARLIER_TOKENS = 2_000
@@ -96,9 +98,7 @@ async def read_unread(
     if chat.chronicle_id is None:
         return None
     first = await behind_mark(session, chat.id)
-    last = await session.scalar(
-        select(func.max(Message.position)).where(_readable(chat), Message.role != "user")
-    )
+    last = await last_reply(session, chat)
     if last is None or last < first:
         return None
     return await read_range(
@@ -283,7 +283,7 @@ def _line(sealer: Sealer, row: Any, most_tokens: int) -> StoryLine:
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
         role=row.role,
         # One line is read even where it alone is too long: what fits of it.
-        text=clipped(text, _CHARACTERS_A_TOKEN * most_tokens),
+        text=clipped(text, _CLIPPED_AT * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
         tokens=row.tokens,

@@ -17,8 +17,8 @@ from backend.lorebooks.entries import LoreEntry
 
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
 
-_CHARACTERS_A_TOKEN = 4
-"""For providers that do not say what was used."""
+CHARACTERS_A_TOKEN = 4
+"""About as many as most texts have: for what no provider has counted."""
 
 
 class Purse:
@@ -47,7 +47,7 @@ class Purse:
         self.calls += 1
         if usage is None:
             self.prompt_tokens += estimate(prompt)
-            self.completion_tokens += len(answer) // _CHARACTERS_A_TOKEN + 1
+            self.completion_tokens += len(answer) // CHARACTERS_A_TOKEN + 1
         else:
             self.prompt_tokens += usage.prompt_tokens
             self.completion_tokens += usage.completion_tokens
@@ -59,7 +59,7 @@ def estimate(prompt: Prompt) -> int:
     for each in prompt.rounds:
         asked = [dict(call.arguments) for call in each.calls]
         said += len(each.text) + len(msgspec.json.encode([asked, list(each.results)]))
-    return said // _CHARACTERS_A_TOKEN + 1
+    return said // CHARACTERS_A_TOKEN + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

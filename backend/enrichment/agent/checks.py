@@ -55,6 +55,8 @@ def keys_of(keys: Sequence[str]) -> list[str]:
     for key in cleaned:
         if key.startswith("/"):
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
+        if not any(map(str.isalnum, key)):
+            raise RefusedCallError(f"The key {key} is no word.")
         is_short = len(key) < _SHORTEST_KEY and key.isascii()
         if is_short or key.casefold() in _COMMON:
             raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")

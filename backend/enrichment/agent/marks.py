@@ -72,9 +72,9 @@ class Marked:
         self.lines: Mapping[str, StoryLine] = {_place(line.position): line for line in lines}
 
     def event(self, event: StoryEvent) -> str:
-        """An event, as a line that begins with its mark."""
+        """An event, as a line that begins with its mark; what may not be done to it is said."""
         mark = self.events.show(event)
-        return f"{mark}: {shown(told(event.fields), most=_EVENT)}"
+        return f"{mark}{_kept(event)}: {shown(told(event.fields), most=_EVENT)}"
 
     def entry(self, entry: KnownEntry, *, may_edit: bool) -> str:
         """An entry; what may be changed of it is marked as such."""
@@ -94,6 +94,14 @@ class Marked:
         events = [each.id for each in self.events.things if isinstance(each, StoryEvent)]
         entries = [each.id for each in self.entries.things if isinstance(each, KnownEntry)]
         return [*events, *entries, *self.messages]
+
+
+def _kept(event: StoryEvent | ProposedEvent) -> str:
+    if not isinstance(event, StoryEvent):
+        return ""
+    if event.is_pinned:
+        return " (pinned)"
+    return " (user's)" if event.is_users else ""
 
 
 def line_shown(line: StoryLine) -> str:

@@ -30,7 +30,7 @@ def mended_event(
     """
     if isinstance(event, StoryEvent) and event.is_pinned:
         raise pinned(call.event)
-    if isinstance(event, StoryEvent) and (event.source != "agent" or event.is_edited):
+    if isinstance(event, StoryEvent) and event.is_users:
         raise RefusedCallError(
             f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
             "an event that supersedes it."

@@ -234,7 +234,7 @@ def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
     if schema["type"] == "array":
         items = schema["items"]
         many = cast("list[Any]", value) if isinstance(value, list) else [value]
-        return [_meant(each, items) for each in many if not _is_nothing(each, items)]
+        return [_meant(each, items) for each in many if each != "" and not _is_nothing(each, items)]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

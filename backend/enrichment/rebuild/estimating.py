@@ -14,9 +14,9 @@ from backend.enrichment.agent.agent import MOST_CALLS
 from backend.enrichment.agent.tools import EVENT_KINDS, TOOLS, TRIAGE_SCHEMA
 from backend.enrichment.schemas import AmountRange
 from backend.enrichment.story import EARLIER_LINES, EARLIER_TOKENS
+from backend.enrichment.study import CHARACTERS_A_TOKEN
 from backend.prompts import PromptLibrary
 
-CHARACTERS_A_TOKEN = 4
 LINE_MARK = 4
 """Tokens of the mark before each line."""
 KNOWN = 1_500

@@ -14,11 +14,9 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import first_behind
 from backend.context.budget import eviction_point, step_of
 from backend.enrichment.cleaning import shown
+from backend.enrichment.study import CHARACTERS_A_TOKEN
 from backend.enrichment.summary.stored import StoredSummary
 from backend.vault.sealing import Sealer
-
-CHARS_PER_TOKEN = 4
-"""By which a line that is too long for a step is cut."""
 
 LEAST_BETWEEN = 4
 """Messages, two exchanges: however small the history is, no summary is asked for more often."""
@@ -117,7 +115,7 @@ async def read_part(
     return Part(
         previous=previous,
         versions=[(row.id, row.updated_at) for row in rows],
-        lines=[_told(sealer, row, most * CHARS_PER_TOKEN) for row in rows],
+        lines=[_told(sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
         first_position=rows[0].position,
         last_position=rows[-1].position,
         goal=goal,

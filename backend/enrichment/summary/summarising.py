@@ -20,14 +20,8 @@ from backend.enrichment.outbox import SUMMARY
 from backend.enrichment.purse import check_purse
 from backend.enrichment.run_work import BLOCKED_ATTEMPTS, PATH_CHANGED, find_reader
 from backend.enrichment.runs import note_failed
-from backend.enrichment.study import estimate
-from backend.enrichment.summary.parts import (
-    CHARS_PER_TOKEN,
-    Part,
-    find_goal,
-    is_as_read,
-    read_part,
-)
+from backend.enrichment.study import CHARACTERS_A_TOKEN, estimate
+from backend.enrichment.summary.parts import Part, find_goal, is_as_read, read_part
 from backend.enrichment.summary.prose import plain
 from backend.enrichment.summary.runs import OVERLONG, Said, run_row, sampling_for
 from backend.enrichment.summary.stored import (
@@ -276,7 +270,7 @@ class Summarizer:
         if not said.prompt_tokens:
             # Not every server says what was used.
             said.prompt_tokens = estimate(prompt)
-            said.completion_tokens = len(said.text) // CHARS_PER_TOKEN + 1
+            said.completion_tokens = len(said.text) // CHARACTERS_A_TOKEN + 1
 
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:

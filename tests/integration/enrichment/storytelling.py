@@ -118,6 +118,6 @@ async def at_rest(server: Running, chat: str) -> None:
     """Wait until nothing is to be done for a chat's summary."""
 
     async def is_done() -> bool:
-        return not await jobs_of(server, chat)
+        return all(job.state == "done" for job in await jobs_of(server, chat))
 
     await until(is_done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Literal
@@ -154,7 +155,23 @@ async def test_a_decision_that_is_none_is_a_failure(study: Study, model: Vendor)
     model.script(model.says('{"significant": "who knows"}'))
     await study.read()
     run, _ = (await study.runs())[-1]
-    assert (run.state, run.error, run.prompt_tokens) == ("failed", "model-unavailable", 100)
+    assert (run.state, run.error, run.prompt_tokens) == ("failed", "model-malformed-answer", 100)
+
+
+async def test_calls_that_cannot_be_read_end_the_run_and_keep_what_was_proposed(
+    study: Study, model: Vendor
+) -> None:
+    await study.tell("I look around.", "The story goes on.")
+    broken = model.calls(event("Ben arrived."))
+    broken.body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = '{"summary": '
+    model.script(model.decides(), model.calls(event(CHAPEL)), broken)
+    await study.read()
+    assert await study.summaries() == [CHAPEL]
+    assert await study.marks() == [2]
+    run, detail = (await study.runs())[-1]
+    assert (run.state, run.calls) == ("done", 3)
+    (refused,) = detail.refused
+    assert "arguments" in refused.reason
 
 
 async def test_the_same_event_again_is_refused_with_what_it_repeats(study: Study) -> None:
@@ -315,6 +332,40 @@ async def test_what_is_pinned_while_the_agent_reads_counts_on(study: Study) -> N
     }
 
 
+async def test_what_is_superseded_while_the_agent_reads_stays_so(study: Study) -> None:
+    await new_event(study, "The well was poisoned.")
+    (poisoned,) = await study.events()
+    model = study.model
+    await study.tell("I look around.", "The story goes on.")
+    model.script(
+        model.decides(),
+        model.calls(event("Mara cleaned the well of Morrow.", supersedes="E1"), FINISH),
+    )
+    async with model.thinking(after=1) as hold:
+        await study.enqueue()
+        await hold.is_reached.wait()
+        by = await new_event(study, "Somebody filled in the well.")
+        path = f"{API}/chronicles/{study.chronicle_id}/events/{poisoned.id}"
+        ok(await study.account.client.patch(path, json={"superseded_by": by}))
+    await study.idle()
+    assert ok(await study.account.client.get(path))["superseded_by"] == by
+    assert sorted(await study.summaries()) == [
+        "Mara cleaned the well of Morrow.",
+        "Somebody filled in the well.",
+    ]
+    assert [tool for tool, _ in await last_refused(study)] == ["create_chronicle_event"]
+
+
+async def test_the_model_is_told_what_is_the_users(study: Study, model: Vendor) -> None:
+    await new_event(study, "The well was poisoned.")
+    pinned = await new_event(study, "The gate was locked.")
+    await pin(study, pinned)
+    await read(study, [event(CHAPEL)])
+    shown = model.prompt_of(model.server.requests[-1])
+    assert re.search(r"^E\d \(user's\): .*The well was poisoned", shown, re.MULTILINE)
+    assert re.search(r"^E\d \(pinned\): .*The gate was locked", shown, re.MULTILINE)
+
+
 async def test_only_what_was_shown_can_be_named_and_only_new_lines_are_sources(
     study: Study,
 ) -> None:
@@ -384,6 +435,7 @@ async def test_keys_that_are_patterns_or_occur_everywhere_are_refused(study: Stu
             entry("Morrow", "A village.", "the"),
             entry("Morrow", "A village.", "a"),
             entry("Morrow", "A village.", " "),
+            entry("Morrow", "A village.", "Morrow", ".."),
             entry("Morrow", "A village.", "Morrow", "the drowned village"),
             entry("morrow", "A village again.", "Morrow"),
         ],
@@ -391,7 +443,7 @@ async def test_keys_that_are_patterns_or_occur_everywhere_are_refused(study: Stu
     assert await chronicle_lore(study) == [
         ("Morrow", "A village.", ["Morrow", "the drowned village"])
     ]
-    assert len(await last_refused(study)) == 5
+    assert len(await last_refused(study)) == 6
 
 
 async def test_lore_of_its_own_is_found_again_and_added_to(study: Study, model: Vendor) -> None:

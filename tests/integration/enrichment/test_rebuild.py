@@ -41,8 +41,8 @@ from tests.support.studying import (
 
 pytestmark = pytest.mark.anyio
 
-LINES = 130
-"""With the greeting three batches: 60, 60 and 11 lines."""
+LINES = 58
+"""With the greeting three batches: 24, 24 and 11 lines."""
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ async def long_story(study: Study) -> None:
     await study.tell(*(f"Line {number} of the story." for number in range(1, LINES + 1)))
     model.script(
         *found(model, event("The lamp of Morrow was lit.", "#10")),
-        *found(model, event("Mara sold the boat.", "#70")),
-        *found(model, event("The harbour burned down.", "#125")),
+        *found(model, event("Mara sold the boat.", "#30")),
+        *found(model, event("The harbour burned down.", "#53")),
     )
     await study.read()
     assert await study.summaries() == [
@@ -158,8 +158,8 @@ def anew(model: Vendor) -> list[Answer]:
     """What the agent finds when it reads that story again."""
     return [
         *found(model, event("The lamp of Morrow was lit.", "#12")),
-        *found(model, event("Mara gave the boat to Ben.", "#72")),
-        *found(model, event("The harbour of Morrow burned down.", "#126")),
+        *found(model, event("Mara gave the boat to Ben.", "#32")),
+        *found(model, event("The harbour of Morrow burned down.", "#54")),
     ]
 
 
@@ -195,10 +195,10 @@ async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) 
         "Mara gave the boat to Ben.",
         "The harbour of Morrow burned down.",
     ]
-    assert [each.place for each in await study.events()] == [11, 69, 69, 71, 125]
+    assert [each.place for each in await study.events()] == [11, 29, 29, 31, 53]
     assert await runs(study) == [("done", "")] * 3
     # Those of the rebuild, and those of the agent, which has not read what was before consent.
-    assert await study.marks() == [58, 59, 60, 118, 119, 120, 128, 130]
+    assert await study.marks() == [22, 23, 24, 46, 47, 48, 56, 58]
 
 
 async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
@@ -239,9 +239,9 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     assert estimate["model"] == MODEL_ID
     assert 0 < estimate["prompt_tokens"]["least"] < estimate["prompt_tokens"]["most"]
     assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
-    part = {**body, "from_position": 60, "to_position": 99}
+    part = {**body, "from_position": 24, "to_position": 43}
     half = ok(await client.post(path_of(study), json=part, params={"dry_run": "true"}))
-    assert (half["messages"], half["batches"], half["events_to_replace"]) == (40, 1, 1)
+    assert (half["messages"], half["batches"], half["events_to_replace"]) == (20, 1, 1)
     assert len(study.model.server.requests) == asked
     problem(await client.get(path_of(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
@@ -259,11 +259,11 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
 async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
     study = small
     await long_story(study)
-    study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#72")))
-    await start(study, from_position=60, to_position=100)
+    study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#32")))
+    await start(study, from_position=24, to_position=46)
     async with rebuilder(study):
         ended = await over(study)
-    assert ended["progress"] == {"done": 41, "total": 41}
+    assert ended["progress"] == {"done": 23, "total": 23}
     assert await study.summaries() == [
         "The lamp of Morrow was lit.",
         "Mara gave the boat to Ben.",
@@ -315,10 +315,10 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
         await until(has_let_go)
     assert (stopped["state"], stopped["error"]) == ("done", "stopped")
     assert stopped == await latest(study)
-    assert stopped["progress"] == {"done": 60, "total": LINES + 1}
+    assert stopped["progress"] == {"done": 24, "total": LINES + 1}
     assert stopped["counts"]["events"] == 1
     assert await runs(study) == [("done", "")]
-    assert [each.place for each in await study.events()] == [11, 69, 124]
+    assert [each.place for each in await study.events()] == [11, 29, 52]
     # It may be begun anew.
     await start(study)
 
@@ -359,7 +359,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
         kill(worker)
         await asyncio.wait(tasks)
     assert await runs(study) == [("done", "")]
-    assert (await latest(study))["progress"]["done"] == 60
+    assert (await latest(study))["progress"]["done"] == 24
     await study.server.parts.jobs.take_over(at=now())
     async with rebuilder(study):
         ended = await over(study)
@@ -405,12 +405,12 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
         study.model.server.hold = None
         hold.is_opened.set()
         ended = await over(study)
-    assert ended["progress"] == {"done": 60, "total": LINES + 1}
+    assert ended["progress"] == {"done": 24, "total": LINES + 1}
     assert (ended["state"], ended["error"]) == ("done", "chronicle-not-enabled")
     # Batch one, and the batch that was being read: nothing was asked about the third.
     assert len(study.model.server.requests) - asked == 4
     assert [state for state, _ in await runs(study)] == ["done", "failed"]
-    assert [each.place for each in await study.events()] == [11, 69, 124]
+    assert [each.place for each in await study.events()] == [11, 29, 52]
 
 
 async def test_it_waits_when_the_tokens_of_the_day_are_spent(
@@ -423,7 +423,7 @@ async def test_it_waits_when_the_tokens_of_the_day_are_spent(
         await start(study)
         async with rebuilder(study):
             waiting = await put_off(study)
-        assert waiting["progress"]["done"] == 60
+        assert waiting["progress"]["done"] == 24
         assert waiting["attempts"] == 0
         assert await runs(study) == [("done", "")]
 
@@ -436,7 +436,7 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
     await start(study)
     async with rebuilder(study):
         waiting = await put_off(study)
-        assert (waiting["attempts"], waiting["progress"]["done"]) == (0, 60)
+        assert (waiting["attempts"], waiting["progress"]["done"]) == (0, 24)
         await try_again(study)
         ended = await over(study)
     assert ended["counts"]["events"] == 3
@@ -448,12 +448,14 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
     ]
 
 
-async def test_what_the_providers_filter_never_lets_through_is_passed_over(small: Study) -> None:
+@pytest.mark.parametrize("problem", ["model-blocked", "model-malformed-answer"])
+async def test_what_never_gets_an_answer_is_passed_over(small: Study, problem: str) -> None:
     study, model = small, small.model
     await long_story(study)
-    blocked = model.says("", used=(50, 0))
-    blocked.body["choices"][0]["finish_reason"] = "content_filter"
-    model.script(blocked, blocked, blocked, *anew(model)[2:])
+    refused = model.says("", used=(50, 0))
+    refused.body["choices"][0]["finish_reason"] = "content_filter"
+    bad = refused if problem == "model-blocked" else model.says("Certainly!")
+    model.script(bad, bad, bad, *anew(model)[2:])
     await start(study)
     async with rebuilder(study):
         for _ in range(2):
@@ -462,9 +464,9 @@ async def test_what_the_providers_filter_never_lets_through_is_passed_over(small
         ended = await over(study)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
     # What the agent found there before is left, and nothing says that it was read anew.
-    assert [each.place for each in await study.events()] == [9, 71, 125]
-    assert await runs(study) == [("failed", "model-blocked"), ("done", ""), ("done", "")]
-    assert await study.marks() == [58, 60, 118, 119, 120, 128, 130]
+    assert [each.place for each in await study.events()] == [9, 31, 53]
+    assert await runs(study) == [("failed", problem), ("done", ""), ("done", "")]
+    assert await study.marks() == [22, 24, 46, 47, 48, 56, 58]
 
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:

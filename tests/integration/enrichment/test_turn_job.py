@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from backend.database.base import new_id
+from backend.enrichment.agent import agent
 from backend.enrichment.outbox import EnrichmentOutbox
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API, until
@@ -345,31 +346,37 @@ async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
 
 
 async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendor) -> None:
-    await study.tell(*(f"Line number {n}." for n in range(130)))
+    await study.tell(*(f"Line number {n}." for n in range(58)))
     model.script(*(model.decides(significant=False) for _ in range(3)))
     await study.read()
     runs = [run for run, _ in await study.runs()]
     assert [(run.from_position, run.to_position) for run in runs] == [
-        (1, 60),
-        (61, 120),
-        (121, 130),
+        (1, 24),
+        (25, 48),
+        (49, 58),
     ]
-    assert await study.marks() == [58, 60, 118, 120, 128, 130]
+    assert await study.marks() == [22, 24, 46, 48, 56, 58]
     last = model.prompt_of(model.server.requests[-1])
     before, new = last.rsplit("<new_lines>", 1)
-    assert "Line number 119." in before
-    assert "Line number 119." not in new
-    assert "Line number 120." in new
+    assert "Line number 47." in before
+    assert "Line number 47." not in new
+    assert "Line number 48." in new
 
 
 @pytest.mark.parametrize(
-    ("finish", "problem"), [("content_filter", "model-blocked"), ("stop", "model-empty-reply")]
+    ("text", "finish", "problem"),
+    [
+        ("", "content_filter", "model-blocked"),
+        ("", "stop", "model-empty-reply"),
+        ("Certainly!", "stop", "model-malformed-answer"),
+        ('{"significant": "who knows"}', "stop", "model-malformed-answer"),
+    ],
 )
-async def test_lines_that_the_filter_never_lets_through_are_passed_over_in_the_end(
-    study: Study, model: Vendor, finish: str, problem: str
+async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
+    study: Study, model: Vendor, text: str, finish: str, problem: str
 ) -> None:
     await study.tell("Something dreadful.", "Something worse.")
-    blocked = model.says("", used=(50, 0))
+    blocked = model.says(text, used=(50, 0))
     blocked.body["choices"][0]["finish_reason"] = finish
     model.script(blocked, blocked, blocked)
     await study.read()
@@ -384,6 +391,21 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_in_the_e
     (blocked_run, _), (done, _) = await study.runs()
     assert (blocked_run.state, blocked_run.error) == ("failed", problem)
     assert done.state == "done"
+
+
+async def test_a_fault_of_ours_leaves_a_failed_run_too(
+    study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides())
+    with monkeypatch.context() as broken:
+        broken.setattr(agent, "Marked", None)
+        await study.read()
+    (run, detail) = (await study.runs())[-1]
+    assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)
+    assert len(detail.message_ids) == 2
+    (job,) = await study.jobs()
+    assert (job.attempts, job.error) == (1, "internal-error")
 
 
 async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(

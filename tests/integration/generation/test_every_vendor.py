@@ -14,6 +14,7 @@ from backend.generation.model import (
     ModelEmptyReplyError,
     ModelError,
     ModelInterruptedError,
+    ModelMalformedAnswerError,
     ModelRateLimitError,
     ModelRequestError,
     ModelTimeoutError,
@@ -160,7 +161,7 @@ async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
 async def test_a_stream_that_holds_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=["{not json"]))
 
-    with pytest.raises(ModelUnavailableError):
+    with pytest.raises(ModelMalformedAnswerError):
         await listen(vendor)
 
 

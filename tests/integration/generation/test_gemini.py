@@ -12,6 +12,7 @@ from backend.generation.model import (
     ModelBlockedError,
     ModelEmptyReplyError,
     ModelInterruptedError,
+    ModelMalformedAnswerError,
     ModelRateLimitError,
     ModelRequestError,
     ModelUnavailableError,
@@ -246,7 +247,7 @@ async def test_a_call_nested_without_end_is_no_answer(gemini: Vendor) -> None:
         nested = {"a": nested}
     gemini.server.script(Answer(body=chunk(call_part("search", nested), finish="STOP")))
 
-    with pytest.raises(ModelUnavailableError):
+    with pytest.raises(ModelMalformedAnswerError):
         await ask(gemini)
 
 

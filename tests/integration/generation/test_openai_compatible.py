@@ -12,6 +12,7 @@ from backend.generation.model import (
     ModelBlockedError,
     ModelError,
     ModelInterruptedError,
+    ModelMalformedAnswerError,
     ModelRateLimitError,
     ModelRequestError,
     ModelUnavailableError,
@@ -261,7 +262,7 @@ async def test_a_call_with_broken_arguments_is_no_answer(openai: Vendor, argumen
     calls = [tool_call("search", arguments, call_id="c1")]
     openai.server.script(Answer(body=completion(None, calls=calls)))
 
-    with pytest.raises(ModelUnavailableError):
+    with pytest.raises(ModelMalformedAnswerError):
         await ask(openai)
 
 

@@ -160,6 +160,57 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
     assert reader.read == ["a letter"]
 
 
+@pytest.mark.parametrize("lack", ["never had one", "waits for one", "nearly over"])
+async def test_a_job_that_waits_without_a_key_gets_that_of_one_it_absorbs(
+    queue: JobQueue, workshop: Workshop, ada: Person, lack: str
+) -> None:
+    database, reader, key = queue.database, Reader(ada), queue.grant(ada.sealer, "per_job")
+    first = None if lack == "never had one" else key
+    job_id = await put(queue, "read", user_id=ada.id, dedupe_key="d", key=first)
+    async with database.write() as session:
+        if lack == "waits for one":
+            gone = {"wrapped_key": None, "root_version": None, "key_until": None}
+            await session.execute(update(Job).values(state="waiting_key", **gone))
+        if lack == "nearly over":
+            until_soon = now() + GRANT_LASTS / 2 - timedelta(minutes=1)
+            await session.execute(update(Job).values(key_until=until_soon))
+    assert await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key) is None
+    job = await one(database, job_id)
+    assert job.state == "queued"
+    assert job.key_until is not None
+    assert job.key_until > now() + GRANT_LASTS / 2
+    workshop.worker(reader.kinds)  # as one of another process: no key is in memory
+    await until(lambda: is_empty(database))
+    assert reader.read == ["a letter"]
+
+
+async def test_a_key_that_holds_is_left_as_it_is(queue: JobQueue, ada: Person) -> None:
+    database, key = queue.database, queue.grant(ada.sealer, "per_job")
+    job_id = await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key)
+    before = (await one(database, job_id)).wrapped_key
+    modes: tuple[KeyMode, ...] = ("per_job", "managed", "sealed")
+    for mode in modes:
+        again = queue.grant(ada.sealer, mode)
+        assert await put(queue, "read", user_id=ada.id, dedupe_key="d", key=again) is None
+        job = await one(database, job_id)
+        assert (job.state, job.wrapped_key) == ("queued", before)
+
+
+async def test_a_managed_users_job_that_waits_for_a_key_is_queued_again(
+    queue: JobQueue, ada: Person
+) -> None:
+    database = queue.database
+    job_id = await put(
+        queue, "read", user_id=ada.id, dedupe_key="d", key=queue.grant(ada.sealer, "sealed")
+    )
+    steps: list[tuple[KeyMode, str]] = [("sealed", "waiting_key"), ("managed", "queued")]
+    for mode, state in steps:
+        key = queue.grant(ada.sealer, mode)
+        await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key)
+        assert await state_of(database, job_id) == state
+    assert await wrapped_keys(database) == 0
+
+
 async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person) -> None:
     database = queue.database
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))

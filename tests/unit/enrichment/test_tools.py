@@ -79,6 +79,29 @@ def test_a_call_is_read_with_its_defaults_and_nulls_are_absent() -> None:
     )
 
 
+def test_what_small_models_mean_is_taken_for_what_they_write() -> None:
+    call = read_call(
+        "create_chronicle_event",
+        {
+            "summary": "The king died.",
+            "source_messages": [12, "#13", 14.0, ""],
+            "supersedes": "none",
+            "differs_from": ["None"],
+            "who": "Mara",
+            "where": "null",
+            "keywords": "",
+            "story_day": "",
+            "kind": "none",
+        },
+    )
+    assert call == CreateChronicleEvent(
+        summary="The king died.", source_messages=["12", "#13", "14"], who=["Mara"]
+    )
+    assert read_call("update_chronicle_event", {"event": "E1", "summary": "None", "where": ""}) == (
+        UpdateChronicleEvent(event="E1", where="")
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
@@ -91,6 +114,8 @@ def test_a_call_is_read_with_its_defaults_and_nulls_are_absent() -> None:
         ("create_chronicle_event", {"summary": "x", "significance": 2.5}, "significance"),
         ("create_chronicle_event", {"summary": "x", "user_id": "someone"}, "user_id"),
         ("create_chronicle_event", {"summary": "x", "is_pinned": True}, "is_pinned"),
+        ("create_chronicle_event", {"summary": "x", "user_id": "none"}, "user_id"),
+        ("create_chronicle_event", {"summary": "x", "source_messages": [True]}, "source"),
         ("create_chronicle_event", {"summary": "x", "source_messages": ["the last"]}, "source"),
         ("create_chronicle_event", {"summary": "x", "who": ["x"] * 21}, "who"),
         ("create_lorebook_entry", {"title": "x", "content": "x", "keys": []}, "keys"),
