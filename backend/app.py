@@ -295,7 +295,10 @@ def build_worker(
 
 
 def build_registry(settings: Settings) -> ModelRegistry:
-    """The models that the settings name."""
+    """The models that the settings name.
+
+    Raises `UnknownModelError` where they name one by default that they do not offer.
+    """
     gemini = openai = None
     if settings.gemini_api_key is not None:
         gemini = GeminiConfig(
@@ -319,6 +322,8 @@ def build_registry(settings: Settings) -> ModelRegistry:
         DemoConfig(settings.demo_tokens_per_second), gemini, openai, default=settings.default_model
     )
     registry.spec(registry.default_id)
+    if settings.enrichment_model:
+        registry.spec(settings.enrichment_model)
     return registry
 
 

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from backend.accounts.settings import EnrichmentSettings
 from backend.app import build_registry
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
+from backend.enrichment.models_choice import choose_model
 from backend.errors import AppError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
@@ -42,6 +44,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _prompts,
         _tokens,
         _models,
+        _agent,
         _gemini,
         _openai,
         _index,
@@ -128,6 +131,21 @@ async def _models(settings: Settings) -> Finding:
         return Finding("models", "ok", f"{names}; default {registry.default_id}")
     finally:
         await registry.aclose()
+
+
+async def _agent(settings: Settings) -> Finding:
+    registry, unset = build_registry(settings), EnrichmentSettings()
+    try:
+        model = choose_model(registry, settings, unset, unset, registry.default_id)
+        is_demo = registry.spec(model).provider == "demo"
+    finally:
+        await registry.aclose()
+    return Finding(
+        "agent",
+        "ok",
+        f"{model} keeps chronicles and summaries, in chats that ask for them",
+        "It goes by simple rules; a model that can read takes a key." if is_demo else "",
+    )
 
 
 async def _gemini(settings: Settings) -> Finding:
