@@ -36,7 +36,7 @@ class Played:
     """A chat that was played: rows, answers of the API, and what the model says of itself.
 
     `completed` is when each reply was over, in seconds since 1970. `seconds` is how long the turns
-    took, `settled` how long the work behind them went on.
+    took, `settled` how long the work behind them went on. `retried` are jobs that were put back.
     """
 
     stored: Stored
@@ -45,6 +45,7 @@ class Played:
     completed: dict[UUID, float]
     broken: int
     kills: int
+    retried: int
     seconds: float
     settled: float
     stats: dict[str, Any]
@@ -201,7 +202,14 @@ def _exactness(name: str, played: Played) -> list[Row]:
             f"{len(written)} in {len(done)} runs",
         ),
         Row(name, "  jobs left", left, None),
-        Row(name, "  jobs dead", dead, None, "", "after 8 attempts"),
+        Row(
+            name,
+            "  jobs dead",
+            dead,
+            None,
+            "",
+            f"after 8 attempts; {played.retried} more put back by hand at the end",
+        ),
     ]
 
 

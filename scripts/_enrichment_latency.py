@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,7 @@ class Times:
     took: dict[str, list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict[str, list[tuple[float, float]]](list)
     )
-    computed: Counter[str] = field(default_factory=Counter[str])
+    computed: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     overlapped: int = 0
     runs: int = 0
 

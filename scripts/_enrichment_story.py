@@ -54,6 +54,7 @@ class Game:
     completed: dict[UUID, float] = field(default_factory=dict[UUID, float])
     broken: int = 0
     kills: int = 0
+    retried: int = 0
 
 
 async def bench_story(name: DatabaseName, options: argparse.Namespace) -> list[Row]:
@@ -171,12 +172,16 @@ async def _settle(game: Game) -> float:
     """Wait until nothing is left to read; seconds that it took.
 
     A line whose reply broke off with the server waits for the next one: without a job it is left.
+    A last job that died, which no further reply follows, is put back as its user would do it.
     """
     began = busy = time.monotonic()
     while time.monotonic() - began < SETTLED:
         found = checked(await game.client.get(f"/chats/{game.chat_id}/enrichment?limit=1"))
         if found["job"] is not None:
             busy = time.monotonic()
+            if found["job"]["state"] == "dead":
+                checked(await game.client.post(f"/jobs/{found['job']['id']}/retry"))
+                game.retried += 1
         elif not found["pending"] or time.monotonic() - busy > IDLE:
             break
         await asyncio.sleep(0.1)
@@ -195,6 +200,7 @@ async def _played(
         completed=game.completed,
         broken=game.broken,
         kills=game.kills,
+        retried=game.retried,
         seconds=seconds,
         settled=settled,
         stats=stats,

@@ -59,7 +59,10 @@ class ChatSettings(
     chronicle_enabled: bool = False
     """Have the agent write down what happens: the opt-in. Makes a chronicle where none is set."""
     chronicle_id: UUID | None = None
-    """The chronicle whose events the chat remembers, and into which the agent writes."""
+    """The chronicle whose events the chat remembers, and into which the agent writes.
+
+    Null takes it from the chat. While `chronicle_enabled` stays true, null makes a new one.
+    """
     summary: SummarySettings = msgspec.field(default_factory=SummarySettings)
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None

@@ -64,7 +64,7 @@ async def add_all(
     await check_room(session, chronicle_id, more=len(events))
     await hold_chats(session, [source for new in events for source in new.sources])
     # Not as objects of the session: those take longer to make than their texts to seal.
-    to_events, to_sources = insert(ChronicleEvent.__table__), insert(EventSource.__table__)
+    to_events, to_sources = insert(ChronicleEvent), insert(EventSource)
     for start in range(0, len(events), AT_ONCE):
         part = events[start : start + AT_ONCE]
         await session.execute(to_events, [row_of(sealer, chronicle_id, new) for new in part])

@@ -85,6 +85,7 @@ def _document(event: StoryEvent) -> Document:
 
 def _recalled(event: StoryEvent) -> Recalled:
     first = event.sources[0] if event.sources else None
+    chats = {source.chat_id for source in event.sources}
     return Recalled(
         kind=KIND,
         source_id=event.id,
@@ -93,5 +94,5 @@ def _recalled(event: StoryEvent) -> Recalled:
         text=told(event.fields),
         said_at=event.happened_at,
         position=first.position if first else 0,
-        chat_id=first.chat_id if first else None,
+        chat_id=chats.pop() if len(chats) == 1 else None,
     )

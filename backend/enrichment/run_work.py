@@ -37,6 +37,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
+from backend.jobs.errors import RetryLaterError
 from backend.jobs.failures import UNEXPECTED
 from backend.jobs.running import RunningJob
 from backend.logs import get_logger
@@ -55,10 +56,32 @@ PATH_CHANGED = "path-changed"
 """`error` of a run whose lines were swiped away, edited or hidden while the model read them."""
 
 
+_DROPPED = 3
+"""Times in a row that a path may change while a model works on it, until the job waits."""
+_WAIT_SECONDS = 30.0
+
+
 class PathChangedError(AppError):
     """The lines are not as they were read any more: nothing of the run is written."""
 
     slug, title = PATH_CHANGED, "The chat went another way meanwhile"
+
+
+@dataclass(slots=True)
+class Dropped:
+    """How often in a row what a model made of a path was dropped, for that had changed."""
+
+    times: int = 0
+
+    def once_more(self) -> None:
+        """Raises `RetryLaterError` where the chat is to be left alone for a while."""
+        self.times += 1
+        if self.times == _DROPPED:
+            raise RetryLaterError("The chat changes too fast.", after=_WAIT_SECONDS)
+
+    def begin_anew(self) -> None:
+        """Something was written."""
+        self.times = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,7 @@ class RunWork:
         self, session: AsyncSession, job: RunningJob, work: Work, error: Exception
     ) -> bool:
         """A run that failed; the same failure again is one row. False where the chat is gone."""
-        if await locked_chat(session, work) is None:
+        if await locked_chat(session, job.keys.user_id, work.stretch.chat_id) is None:
             return False
         run = run_row(job, work, "failed", error=error)
         detail = RunDetail(message_ids=[line.id for line in work.stretch.lines])
@@ -184,11 +207,10 @@ def stretch_tokens(window: int | None) -> int:
     return STRETCH_TOKENS if window is None else min(STRETCH_TOKENS, window // 4)
 
 
-async def locked_chat(session: AsyncSession, work: Work) -> Chat | None:
+async def locked_chat(session: AsyncSession, owner_id: UUID, chat_id: UUID) -> Chat | None:
     """The chat of a run, kept as it is for the length of the transaction; None when it is gone."""
-    owner_id = work.reader.holder.sealer.user_id
     try:
-        return await get_chat(session, work.stretch.chat_id, owner_id=owner_id, lock=True)
+        return await get_chat(session, chat_id, owner_id=owner_id, lock=True)
     except ChatNotFoundError:
         return None
 
@@ -198,7 +220,8 @@ async def is_wanted(session: AsyncSession, work: Work) -> bool:
 
     Locks the chat.
     """
-    chat = await locked_chat(session, work)
+    owner_id = work.reader.holder.sealer.user_id
+    chat = await locked_chat(session, owner_id, work.stretch.chat_id)
     return (
         chat is not None
         and chat.chronicle_enabled

@@ -16,6 +16,7 @@ from backend.enrichment.outbox import TURN
 from backend.enrichment.run_work import (
     BLOCKED_ATTEMPTS,
     PASSED_OVER,
+    Dropped,
     PathChangedError,
     RunWork,
     Work,
@@ -33,10 +34,6 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
-
-_DROPPED = 3
-"""Stretches in a row that may be left while they are read, until the job waits for a while."""
-_WAIT_SECONDS = 30.0
 
 
 class TurnEnricher:
@@ -66,18 +63,16 @@ class TurnEnricher:
         when to come back, or the chat changes all the time; else what the model raised. The next
         attempt, or the job behind the next reply, goes on behind the watermark.
         """
-        dropped = 0
+        dropped = Dropped()
         while (work := await self._next(job)) is not None:
             try:
                 study = await self._studied(job, work)
                 await self._write(job, work, study)
             except PathChangedError as error:
                 await self._note_failure(job, work, error)
-                dropped += 1
-                if dropped == _DROPPED:
-                    raise RetryLaterError("The chat changes fast.", after=_WAIT_SECONDS) from error
+                dropped.once_more()
                 continue
-            dropped = 0
+            dropped.begin_anew()
             if work.stretch.is_last:
                 return
 

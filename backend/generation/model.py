@@ -234,8 +234,7 @@ class ModelEmptyReplyError(ModelError):
 
 
 class ModelMalformedAnswerError(ModelError):
-    """An answer came that cannot be read: broken arguments of a tool, or no JSON where it was asked
-    for."""
+    """An answer came that cannot be read: a call's arguments, or a value, that are no JSON."""
 
     status, slug, title = 502, "model-malformed-answer", "The model's answer cannot be read"
     retryable = True

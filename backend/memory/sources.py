@@ -39,7 +39,7 @@ class Recalled:
         text: All of it.
         said_at: When, where there is a time.
         position: Of a message, its depth in the tree; of an event, that of its first message.
-        chat_id: Where `position` is: a message's chat, that of an event's messages.
+        chat_id: A message's chat; that of an event's messages, where they are all of one.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
     """
 

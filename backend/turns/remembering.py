@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from textwrap import shorten
 from uuid import UUID
 
@@ -30,16 +30,24 @@ PINNED = 0
 
 _SECTION_TAG = re.compile(r"<(?=\s*/?\s*(?:long_term_memory|lorebook_entries)\b)", re.IGNORECASE)
 
+_UNDATED = datetime.min.replace(tzinfo=UTC)
+
 _TITLE = 60
 """Characters of an event's title, which it has for people who look at a prompt."""
+
+_Time = tuple[datetime, int, UUID]
+"""Where a memory stands among the others: its moment, its place in the chat, its id.
+
+A line and its reply may be made in one moment.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """What a search brought back for a turn: lore by its entries, the rest as items by rank.
 
-    `positions` says of messages, by id, where in the chat they stand; of events, where the first
-    message stands that they come from, if it is one of this chat.
+    `positions` says of messages, by id, where in the chat they stand; of events whose
+    messages are all of this chat, where the first of them stands.
     """
 
     lore: Mapping[UUID, SemanticHit]
@@ -106,11 +114,13 @@ def remembered(
     """
     lore: dict[UUID, SemanticHit] = {}
     items: list[tuple[int, Item]] = []
+    times: list[_Time] = []
     positions: dict[UUID, int] = {}
     why = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
         reason = "; ".join(filter(None, ["pinned", why.get(event.id)]))
         items.append((PINNED, sized(_pinned(event, reason), count)))
+        times.append((event.happened_at, event.place, event.id))
     standing = {event.id for event in pinned}
     for memory in memories:
         if memory.recalled.source_id in standing:
@@ -120,9 +130,15 @@ def remembered(
             lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
             continue
         items.append((memory.rank, sized(_item(memory), count)))
+        times.append((recalled.said_at or _UNDATED, recalled.position, recalled.source_id))
         if recalled.chat_id == chat_id:
             positions[recalled.source_id] = recalled.position
-    return Remembered(lore=lore, items=items, positions=positions)
+    order = {time: number for number, time in enumerate(sorted(times))}
+    ordered = [
+        (rank, replace(item, order=order[time]))
+        for (rank, item), time in zip(items, times, strict=True)
+    ]
+    return Remembered(lore=lore, items=ordered, positions=positions)
 
 
 def beyond(found: Remembered, history: History) -> Remembered:
@@ -200,7 +216,6 @@ def _item(memory: Memory) -> Item:
         place="memory",
         reason=memory.reason,
         source_id=recalled.source_id,
-        order=_order(recalled.said_at, recalled.position),
     )
 
 
@@ -213,17 +228,8 @@ def _pinned(event: StoryEvent, reason: str) -> Item:
         place="memory",
         reason=reason,
         source_id=event.id,
-        order=_order(event.happened_at, event.place),
     )
 
 
 def _dated(at: datetime | None, text: str) -> str:
     return f"[{at.day} {at:%B %Y}] {text}" if at else text
-
-
-def _order(at: datetime | None, position: int) -> int:
-    """Where a memory stands among the others.
-
-    A line and its reply may be made in one moment: their places in the chat tell them apart.
-    """
-    return (int(at.timestamp() * 1_000_000) if at else 0) + position

@@ -10,7 +10,13 @@ from backend.chronicles.reading import StoryEvent
 from backend.enrichment.agent.checks import RefusedCallError
 from backend.enrichment.agent.looking import Looker
 from backend.enrichment.agent.marks import Marked, summary_of
-from backend.enrichment.duplicates.judging import DuplicateJudge, Near, duplicate_of, may_be_same
+from backend.enrichment.duplicates.judging import (
+    DuplicateJudge,
+    Kept,
+    Near,
+    duplicate_of,
+    may_be_same,
+)
 from backend.enrichment.study import ProposedEvent
 from backend.vault.sealing import Sealer
 
@@ -47,6 +53,7 @@ class Comparer:
         self._judge = judge
         self._marked = marked
         self._latest = latest
+        self._kept = Kept()
 
     async def check_new(
         self,
@@ -94,7 +101,9 @@ class Comparer:
             left_out.add(besides.id)
         everything: list[Known] = [*found.events.values(), *self._latest, *proposed]
         others = {event.id: event for event in everything if event.id not in left_out}
-        near = await self._judge.nearest(self._sealer, fields, list(others.values()))
+        near = await self._judge.nearest(
+            self._sealer, fields, list(others.values()), kept=self._kept
+        )
         if (same := duplicate_of(near)) is not None:
             raise self._duplicate(same.event)
         return near

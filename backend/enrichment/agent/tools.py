@@ -233,7 +233,7 @@ def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
     """12 as "12" and "Mara" as ["Mara"], where that is wanted, and 3.0 as 3."""
     if schema["type"] == "array":
         items = schema["items"]
-        many = cast("list[Any]", value) if isinstance(value, list) else [value]
+        many = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
         return [_meant(each, items) for each in many if each != "" and not _is_nothing(each, items)]
     if isinstance(value, float) and value.is_integer():
         value = int(value)

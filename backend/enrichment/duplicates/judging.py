@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
+import numpy as np
+
 from backend.chronicles.events import EventFields
-from backend.enrichment.duplicates.wording import Difference, differences, likeness, overlap, worded
+from backend.enrichment.duplicates.wording import (
+    Difference,
+    Wording,
+    differences,
+    likeness,
+    overlap,
+    worded,
+)
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.points import DocumentEmbedder
 from backend.memory.terms import TermCounter
@@ -90,6 +99,19 @@ class Doubts:
 DOUBTS = Doubts()
 
 
+@dataclass(slots=True)
+class Kept:
+    """What one run has found out of events: each new one is compared with much the same ones.
+
+    `vectors` by what was embedded, `wordings` by event, with the fields that they are of.
+    """
+
+    vectors: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    wordings: dict[UUID, tuple[EventFields, Wording]] = field(
+        default_factory=dict[UUID, tuple[EventFields, Wording]]
+    )
+
+
 class DuplicateJudge:
     """Compares events. Without an embedder it does so by their words alone."""
 
@@ -98,7 +120,12 @@ class DuplicateJudge:
         self._terms = TermCounter()
 
     async def nearest(
-        self, sealer: Sealer, fields: EventFields, events: Sequence[E]
+        self,
+        sealer: Sealer,
+        fields: EventFields,
+        events: Sequence[E],
+        *,
+        kept: Kept | None = None,
     ) -> list[Near[E]]:
         """All of `events`, best first. Call it outside of any transaction.
 
@@ -106,18 +133,23 @@ class DuplicateJudge:
             sealer: Of the user whose events these are: their vectors are kept under it.
             fields: The new event.
             events: Those that it might repeat. Some tens: each is embedded, once.
+            kept: Of this user's run, for one call at a time: is filled in.
         """
-        cosines = await self._cosines(sealer, fields, events)
+        kept = Kept() if kept is None else kept
+        cosines = await self._cosines(sealer, fields, events, kept)
         # Some tenths of a millisecond an event: not on the loop that streams replies.
-        return await asyncio.to_thread(self._compared, fields, events, cosines)
+        return await asyncio.to_thread(self._compared, fields, events, cosines, kept)
 
     def _compared(
-        self, fields: EventFields, events: Sequence[E], cosines: Floats | None
+        self, fields: EventFields, events: Sequence[E], cosines: Floats | None, kept: Kept
     ) -> list[Near[E]]:
         mine = worded(fields, self._terms)
         near: list[Near[E]] = []
         for row, event in enumerate(events):
-            other = worded(event.fields, self._terms)
+            of, other = kept.wordings.get(event.id, (None, mine))
+            if of != event.fields:
+                other = worded(event.fields, self._terms)
+                kept.wordings[event.id] = event.fields, other
             near.append(
                 Near(
                     event=event,
@@ -130,16 +162,20 @@ class DuplicateJudge:
         return sorted(near, key=lambda each: -each.score)
 
     async def _cosines(
-        self, sealer: Sealer, fields: EventFields, events: Sequence[E]
+        self, sealer: Sealer, fields: EventFields, events: Sequence[E], kept: Kept
     ) -> Floats | None:
         """The cosine of each event to the new one, shape (n,); None where nothing answers."""
         if self._embedder is None or not events:
             return None
         texts = [meaning(fields), *(meaning(event.fields) for event in events)]
-        try:
-            vectors = await self._embedder.embed_documents(sealer, texts)
-        except EmbedderError:
-            return None
+        new = [text for text in dict.fromkeys(texts) if text not in kept.vectors]
+        if new:
+            try:
+                made = await self._embedder.embed_documents(sealer, new)
+            except EmbedderError:
+                return None
+            kept.vectors.update(zip(new, made, strict=True))
+        vectors = np.stack([kept.vectors[text] for text in texts])
         cosines: Floats = vectors[1:] @ vectors[0]
         return cosines
 

@@ -18,7 +18,13 @@ from backend.enrichment.cleaning import without_tags
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import SUMMARY
 from backend.enrichment.purse import check_purse
-from backend.enrichment.run_work import BLOCKED_ATTEMPTS, PATH_CHANGED, find_reader
+from backend.enrichment.run_work import (
+    BLOCKED_ATTEMPTS,
+    PATH_CHANGED,
+    Dropped,
+    find_reader,
+    locked_chat,
+)
 from backend.enrichment.runs import note_failed
 from backend.enrichment.study import CHARACTERS_A_TOKEN, estimate
 from backend.enrichment.summary.parts import Part, find_goal, is_as_read, read_part
@@ -58,11 +64,6 @@ PASSED_OVER = "Nothing came back for these lines: the summary goes on behind the
 
 REFUSED = (ModelBlockedError, ModelEmptyReplyError)
 """Some providers' filters say that they are at work, others only let nothing through."""
-
-DROPPED = 3
-"""Times that a path may change while the model writes, until the job waits for a while."""
-
-WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class Summarizer:
         trying again may help. Lines for which nothing comes back are passed over in the end; what
         else goes wrong is noted in the run. The rest is left to the job behind the next reply.
         """
-        is_begun, dropped = False, 0
+        is_begun, dropped = False, Dropped()
         while (work := await self._next(job, is_begun=is_begun)) is not None:
             try:
                 is_stored = await self._step(job, work)
@@ -118,10 +119,11 @@ class Summarizer:
                 if error.retryable:
                     raise
                 return
-            is_begun = is_begun or is_stored
-            dropped += not is_stored
-            if dropped == DROPPED:
-                raise RetryLaterError("The chat changes too fast.", after=WAIT_SECONDS)
+            if not is_stored:
+                dropped.once_more()
+                continue
+            is_begun = True
+            dropped.begin_anew()
 
     async def _next(self, job: RunningJob, *, is_begun: bool) -> _Work | None:
         """What is to be done now; None when there is nothing.
@@ -191,7 +193,7 @@ class Summarizer:
         self, job: RunningJob, work: _Work, said: Said, error: AppError
     ) -> None:
         async with job.step() as session:
-            if await _locked(session, job, work) is not None:
+            if await locked_chat(session, job.keys.user_id, work.chat_id) is not None:
                 await note_failed(session, job.keys, _run(job, work, said, problem=error.slug))
 
     async def _store(
@@ -202,7 +204,7 @@ class Summarizer:
         False where the path was left meanwhile.
         """
         async with job.step() as session:
-            chat = await _locked(session, job, work)
+            chat = await locked_chat(session, job.keys.user_id, work.chat_id)
             if chat is None:
                 return False
             message = await self._last_line(session, job, chat, work.part)
@@ -275,14 +277,6 @@ class Summarizer:
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
     return (summary.message_id, summary.revision) if summary else None
-
-
-async def _locked(session: AsyncSession, job: RunningJob, work: _Work) -> Chat | None:
-    """The chat, kept as it is for the length of the transaction; None when it is gone."""
-    try:
-        return await chats.get_chat(session, work.chat_id, owner_id=job.keys.user_id, lock=True)
-    except ChatNotFoundError:
-        return None
 
 
 def _run(

@@ -75,8 +75,19 @@ async def test_an_account_has_as_many_chronicles_as_it_may(
     chats = await writer.get("/chats")
     [leaf] = await writer.account.messages(chat)
     body = {"message_id": leaf["id"]}
-    problem(await writer.ask("POST", f"/chats/{chat}/fork", json=body), 409, "chronicle-full")
+    refused = await writer.ask("POST", f"/chats/{chat}/fork", json=body)
+    assert "needs a chronicle of its own" in problem(refused, 409, "chronicle-full")["detail"]
     assert await writer.get("/chats") == chats
+
+
+async def test_null_takes_the_chronicle_from_a_chat_or_makes_a_new_one_where_one_is_kept(
+    writer: Chronicler, chat: str
+) -> None:
+    first = await enlist(writer, chat)
+    second = (await writer.settle(chat, chronicle_id=None))["chronicle_id"]
+    assert second not in (None, first)
+    settings = await writer.settle(chat, chronicle_id=None, chronicle_enabled=False)
+    assert settings.get("chronicle_id") is None
 
 
 async def test_somebody_else_s_chronicle_is_not_to_be_had(

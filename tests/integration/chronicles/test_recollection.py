@@ -76,6 +76,25 @@ async def test_an_event_is_found_with_its_time_its_place_and_its_people(
     assert (memory.position, memory.chat_id) == (reply["position"], UUID(chat))
 
 
+async def test_an_event_of_several_chats_is_of_none_of_them(
+    writer: Chronicler, chat: str, server: Running
+) -> None:
+    chronicle = await writer.new_chronicle()
+    line, reply = (await writer.say(chat))[-2:]
+    other = (await writer.post(f"/chats/{chat}/fork", message_id=reply["id"]))["id"]
+    elsewhere = (await writer.account.messages(other))[-1]
+    here = [line["id"], reply["id"]]
+    one = await writer.new_event(chronicle, BURIED, source_message_ids=here)
+    two = await writer.new_event(
+        chronicle, BURIED, source_message_ids=[line["id"], elsewhere["id"]]
+    )
+    identity = await identity_of(server, writer.account)
+    ids = [UUID(one["id"]), UUID(two["id"])]
+    async with server.parts.database.read() as session:
+        recalled = await ChronicleSource().recall(session, identity.sealer, ids)
+    assert [recalled[each].chat_id for each in ids] == [UUID(chat), None]
+
+
 async def test_a_change_is_followed_and_what_is_deleted_is_gone(
     writer: Chronicler, server: Running
 ) -> None:

@@ -161,7 +161,7 @@ async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
 async def test_a_stream_that_holds_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=["{not json"]))
 
-    with pytest.raises(ModelMalformedAnswerError):
+    with pytest.raises(ModelUnavailableError):
         await listen(vendor)
 
 
@@ -303,7 +303,7 @@ async def test_an_answer_in_a_code_fence_is_parsed(vendor: Vendor) -> None:
 async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Certainly! Here it is."))
 
-    with pytest.raises(ModelUnavailableError):
+    with pytest.raises(ModelMalformedAnswerError):
         await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
 
 

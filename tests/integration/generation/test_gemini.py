@@ -15,7 +15,6 @@ from backend.generation.model import (
     ModelMalformedAnswerError,
     ModelRateLimitError,
     ModelRequestError,
-    ModelUnavailableError,
     Piece,
     Prompt,
     PromptMessage,

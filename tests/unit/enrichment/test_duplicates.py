@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.duplicates.judging import DuplicateJudge, Near, duplicate_of
+from backend.enrichment.duplicates.judging import DuplicateJudge, Kept, Near, duplicate_of
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.vault.sealing import Sealer
@@ -58,6 +58,17 @@ class Model:
             made = await self.model.embed(order, "document")
             self.vectors.update(zip(order, made, strict=True))
         return np.stack([self.vectors[text] for text in texts])
+
+
+class Counting:
+    """Vectors that say nothing; `asked` is every text that it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is sealed
+        self.asked += texts
+        return np.eye(len(texts), 8, dtype=np.float32)
 
 
 class Unreachable:
@@ -232,3 +243,29 @@ async def test_nothing_is_a_duplicate_of_nothing() -> None:
 
     assert near == []
     assert duplicate_of(near) is None
+
+
+async def test_one_run_embeds_each_text_once() -> None:
+    embedder, kept = Counting(), Kept()
+    judge = DuplicateJudge(embedder)
+    old = [event("Mara slew the wolf."), event("The tea is cold.")]
+
+    await judge.nearest(SEALER, EventFields(summary="Mara left."), old, kept=kept)
+    await judge.nearest(SEALER, EventFields(summary="Mara came back."), old, kept=kept)
+
+    said = ["Mara left.", *(each.fields.summary for each in old), "Mara came back."]
+    assert embedder.asked == said
+
+
+async def test_an_event_that_was_said_anew_is_compared_as_it_stands() -> None:
+    kept = Kept()
+    new = EventFields(summary="Mara killed the wolf.", who=["Mara"])
+    tea = event("The tea is cold.")
+    wolf = Event(tea.id, EventFields(summary="Mara slew the wolf."))
+    judge = DuplicateJudge(None)
+
+    before = await judge.nearest(SEALER, new, [tea], kept=kept)
+    after = await judge.nearest(SEALER, new, [wolf], kept=kept)
+
+    assert duplicate_of(before) is None
+    assert duplicate_of(after) is after[0]
