@@ -85,7 +85,7 @@ THRESHOLDS = Thresholds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts:
-    """From where on two events may be one, whatever seems to tell them apart: worth a question.
+    """From where on two events may be one, whatever but `SURE` tells them apart: worth a question.
 
     With an embedder all but `alike` have to be reached, without one `alike` alone.
     """
@@ -97,6 +97,9 @@ class Doubts:
 
 
 DOUBTS = Doubts()
+
+SURE: frozenset[Difference] = frozenset({"day", "numbers"})
+"""What tells two events apart for certain: nobody need look at them."""
 
 
 @dataclass(slots=True)
@@ -187,6 +190,8 @@ def duplicate_of(near: Sequence[Near[E]]) -> Near[E] | None:
 
 def may_be_same(near: Near[E], at_least: Doubts = DOUBTS) -> bool:
     """Whether somebody who can read should look at the two."""
+    if near.differs & SURE:
+        return False
     if near.cosine is None:
         return near.likeness >= at_least.alike
     return (

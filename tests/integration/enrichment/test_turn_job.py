@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 import pytest
 
+from backend.accounts.models import USER_SETTINGS, User
+from backend.accounts.settings import EnrichmentSettings, UserSettings
 from backend.database.base import new_id
 from backend.enrichment.agent import agent
 from backend.enrichment.outbox import EnrichmentOutbox
@@ -319,14 +322,19 @@ async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) 
     assert 100 < (job.run_after - job.updated_at).total_seconds() <= 121
 
 
-async def test_an_unknown_model_is_a_failed_run_that_says_so(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
-    async with studying(database_url, tmp_path, model, enrichment_model="gemini/none") as study:
-        await study.tell("I bury the sword.", "It is buried.")
-        await study.read()
-        ((run, _),) = await study.runs()
-        assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
+async def test_an_unknown_model_is_a_failed_run_that_says_so(study: Study) -> None:
+    """The model was on offer when it was chosen, and no longer is."""
+    identity = await identity_of(study.server, study.account)
+    chosen = UserSettings(enrichment=EnrichmentSettings(model="gemini/none"))
+    async with study.server.parts.database.write() as session:
+        user = await session.get_one(User, identity.user_id)
+        user.sealed_settings = identity.sealer.seal_bytes(
+            USER_SETTINGS, user.id, msgspec.json.encode(chosen)
+        )
+    await study.tell("I bury the sword.", "It is buried.")
+    await study.read()
+    ((run, _),) = await study.runs()
+    assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
 
 
 async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
