@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 
 GROUPS = ("postgres", "qdrant")
@@ -14,6 +15,10 @@ What such tests need, a fixture of theirs provides, or calls `pytest.skip` with 
 at the end tells it, one a group. A group named in the environment variable `TEST_REQUIRE` (names
 with commas between) fails where it would have been skipped.
 """
+
+# How long an example takes is the machine's business: no test is timed.
+hypothesis.settings.register_profile("talekeeper", deadline=None)
+hypothesis.settings.load_profile("talekeeper")
 
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
