@@ -255,7 +255,9 @@ async def test_a_page_that_was_changed_behind_one_s_back_goes_on_where_it_was(
     assert await writer.summaries(chronicle, after=page["next"]) == ["4", "5"]
 
 
-@pytest.mark.parametrize("after", ["x", "", "AAAA", "é", "9f0c7c0e-1d7b-4f5e-8a54-2f1d3b7a9c10", "A" * 200])
+@pytest.mark.parametrize(
+    "after", ["x", "", "AAAA", "é", "9f0c7c0e-1d7b-4f5e-8a54-2f1d3b7a9c10", "A" * 200]
+)
 async def test_what_is_no_place_to_go_on_from_is_refused(writer: Chronicler, after: str) -> None:
     chronicle = await writer.new_chronicle()
     answer = await writer.ask("GET", f"/chronicles/{chronicle}/events", params={"after": after})
