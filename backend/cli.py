@@ -122,8 +122,9 @@ def _parser() -> argparse.ArgumentParser:
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     import uvicorn  # noqa: PLC0415  # other commands do not need it
 
-    from backend.app import build_parts, create_app  # noqa: PLC0415  # as above
+    from backend.app import create_app  # noqa: PLC0415  # as above
     from backend.http import observe  # noqa: PLC0415  # as above
+    from backend.parts import build_parts  # noqa: PLC0415  # as above
     from backend.serving import Server  # noqa: PLC0415  # as above
 
     with _lock(settings), _listen(settings) as listener:
@@ -146,8 +147,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.app import build_parts, build_worker  # noqa: PLC0415  # other commands do not
-    from backend.jobs.keys import JobKeys  # noqa: PLC0415  # as above
+    from backend.jobs.keys import JobKeys  # noqa: PLC0415  # other commands do not need it
+    from backend.parts import build_parts, build_worker  # noqa: PLC0415  # as above
 
     if settings.embedded:
         raise UsageError(

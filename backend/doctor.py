@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backend.accounts.settings import EnrichmentSettings
-from backend.app import build_registry
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.enrichment.models_choice import choose_model
@@ -19,6 +18,7 @@ from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder
 from backend.memory.house import index_folder
 from backend.memory.index.server import look_at_server
+from backend.parts import build_registry
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import load_root_keys

@@ -29,7 +29,7 @@ import uvicorn
 from sqlalchemy import insert, select
 
 from backend.accounts.identity import Identity
-from backend.app import Parts, build_parts, create_app
+from backend.app import create_app
 from backend.chats.counting import CountUnit
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.scenes import LENGTH
@@ -40,6 +40,7 @@ from backend.http import observe
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.index.protocol import Kind, Payload, Point, Sparse, VectorIndex, point_id
 from backend.memory.models import IndexChange
+from backend.parts import Parts, build_parts
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf

@@ -43,7 +43,12 @@ class Identity:
     @property
     def settings(self) -> UserSettings:
         """The account's settings, unsealed."""
-        if self.sealed_settings is None:
-            return UserSettings()
-        data = self.sealer.open_bytes(USER_SETTINGS, self.user_id, self.sealed_settings)
-        return msgspec.json.decode(data, type=UserSettings)
+        return open_settings(self.sealer, self.sealed_settings)
+
+
+def open_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:
+    """The settings of the sealer's user; None is an account that has set nothing."""
+    if sealed is None:
+        return UserSettings()
+    data = sealer.open_bytes(USER_SETTINGS, sealer.user_id, sealed)
+    return msgspec.json.decode(data, type=UserSettings)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.errors import InvitationNotFoundError, LastAdministratorError
-from backend.accounts.identity import Identity
+from backend.accounts.identity import Identity, open_settings
 from backend.accounts.keyring import (
     DEFAULT_KEY_MODE,
     KEY_MODES,
@@ -59,7 +59,7 @@ class ProfileService:
             if user is None:
                 raise ForbiddenError
             check_revision(if_match, user.settings_revision)
-            settings = merge_patch(_decode(identity, user), patch)
+            settings = merge_patch(open_settings(identity.sealer, user.sealed_settings), patch)
             self._check_model(settings)
             user.sealed_settings = identity.sealer.seal_bytes(
                 USER_SETTINGS, user.id, msgspec.json.encode(settings)
@@ -173,10 +173,3 @@ class AdministrationService:
             )
             if gone is None:
                 raise InvitationNotFoundError
-
-
-def _decode(identity: Identity, user: User) -> UserSettings:
-    if user.sealed_settings is None:
-        return UserSettings()
-    data = identity.sealer.open_bytes(USER_SETTINGS, user.id, user.sealed_settings)
-    return msgspec.json.decode(data, type=UserSettings)

@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import USER_SETTINGS, KeyMode, User
-from backend.accounts.settings import EnrichmentSettings, UserSettings, first_set
+from backend.accounts.identity import open_settings
+from backend.accounts.models import KeyMode, User
+from backend.accounts.settings import EnrichmentSettings, first_set
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
@@ -166,7 +166,7 @@ async def find_reader(
 ) -> Reader:
     """Who would read a chat of the sealer's user now."""
     owner = await session.get_one(User, sealer.user_id)
-    account, own = account_settings(sealer, owner), read_settings(sealer, chat)
+    account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
     model_id = choose_model(
         registry,
         settings,
@@ -183,14 +183,6 @@ async def find_reader(
         sampling=filter_alone(filters, spec) if spec else Sampling(),
         stretch_tokens=stretch_tokens(spec.context_window if spec else None),
     )
-
-
-def account_settings(sealer: Sealer, user: User) -> UserSettings:
-    """The settings of the sealer's user."""
-    if user.sealed_settings is None:
-        return UserSettings()
-    data = sealer.open_bytes(USER_SETTINGS, user.id, user.sealed_settings)
-    return msgspec.json.decode(data, type=UserSettings)
 
 
 def merged(chat: EnrichmentSettings, account: EnrichmentSettings) -> EnrichmentSettings:

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from backend.app import build_parts
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.database.engine import Database
 from backend.database.migrate import HEAD
+from backend.parts import build_parts
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys

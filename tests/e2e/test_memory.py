@@ -19,11 +19,11 @@ import pytest
 from sqlalchemy import select
 
 from backend.accounts.models import User
-from backend.app import build_parts
 from backend.chats.models import Message
 from backend.database.engine import Database
 from backend.lorebooks.models import LoreEntry
 from backend.memory.house import index_folder
+from backend.parts import build_parts
 from backend.settings import Settings
 from backend.vault.root import load_root_keys
 from tests.e2e.test_crash import browser

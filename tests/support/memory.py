@@ -13,13 +13,13 @@ from uuid import UUID
 from sqlalchemy import select
 
 from backend.accounts.identity import Identity
-from backend.app import Parts, build_worker
 from backend.chats.models import Chat, Message
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.lorebooks.models import LoreEntry
 from backend.memory.index.protocol import Payload, VectorIndex
 from backend.memory.outbox import RECONCILE
+from backend.parts import Parts, build_worker
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import ROOT, Account, Running, ok, running

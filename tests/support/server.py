@@ -16,10 +16,11 @@ import httpx
 import uvicorn
 from litestar import Litestar
 
-from backend.app import Parts, build_parts, create_app
+from backend.app import create_app
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.http import observe
+from backend.parts import Parts, build_parts
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
