@@ -46,6 +46,7 @@ from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
 from backend.turns.models_controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
+from backend.web.controller import CONTROLLERS as PAGE_CONTROLLERS
 
 log = get_logger(__name__)
 
@@ -78,7 +79,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
 )
 """Everything below `API`, behind the guard."""
 
-PLAIN_CONTROLLERS: Sequence[type[Controller]] = (HealthController,)
+PLAIN_CONTROLLERS: Sequence[type[Controller]] = (*PAGE_CONTROLLERS, HealthController)
 """What stands beside it."""
 
 

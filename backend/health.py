@@ -9,7 +9,6 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-import backend
 from backend.accounts.door import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import NotFoundError
@@ -40,27 +39,11 @@ class Readiness(msgspec.Struct, kw_only=True):
     parts: list[Part]
 
 
-class Welcome(msgspec.Struct, kw_only=True):
-    """Where things are."""
-
-    name: str = "Talekeeper"
-    version: str = backend.__version__
-    api: str = "/api/v1"
-    openapi: str = "/schema"
-    health: str = "/health"
-    ready: str = "/ready"
-
-
 class HealthController(Controller):
     """Alive, ready, and how busy."""
 
     tags = ("Operation",)
     opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
-
-    @get("/", operation_id="welcome", summary="What this is", include_in_schema=False)
-    async def welcome(self) -> Welcome:
-        """Where things are, for whoever opens the address."""
-        return Welcome()
 
     @get("/health", operation_id="health", summary="Alive")
     async def health(self) -> dict[str, str]:

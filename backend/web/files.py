@@ -1,0 +1,77 @@
+"""The page's files, read once: what they are called, and how they go over the wire."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+VERSION = b"{version}"
+"""What stands in the index for the version, which is part of every other file's address."""
+
+MEDIA_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+}
+"""What the page may consist of; a file of another kind is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is sent. `tag` is its `ETag`."""
+
+    media_type: str
+    plain: bytes
+    zipped: bytes
+    tag: str
+
+
+class PageFiles:
+    """All files of the page, in memory.
+
+    The version is a digest over all of them. It stands in their addresses, so a browser may keep
+    them for good, and a page that is open during an update never mixes old files with new ones
+    that it has: it asks for its own version, and is told that it is gone.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        contents = dict(_read(folder))
+        digest = hashlib.sha256()
+        for name, data in sorted(contents.items()):
+            digest.update(f"{name} {len(data)}\n".encode() + data)
+        self.version = digest.hexdigest()[:12]
+        contents[INDEX] = contents[INDEX].replace(VERSION, self.version.encode())
+        self._files = {name: _packed(name, data) for name, data in contents.items()}
+
+    @property
+    def index(self) -> PageFile:
+        """The document at `/`."""
+        return self._files[INDEX]
+
+    def find(self, version: str, name: str) -> PageFile | None:
+        """A file of this version by its path below the folder."""
+        return self._files.get(name) if version == self.version else None
+
+
+def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*"):
+        if path.suffix in MEDIA_TYPES and path.is_file():
+            yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+def _packed(name: str, data: bytes) -> PageFile:
+    return PageFile(
+        media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
+        plain=data,
+        zipped=gzip.compress(data, mtime=0),
+        tag=f'"{hashlib.sha256(data).hexdigest()[:20]}"',
+    )

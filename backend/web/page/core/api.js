@@ -1,0 +1,145 @@
+/** The HTTP API: requests, problems, uploads with progress, events that stream in. */
+import { t } from "./words.js";
+
+const API = "/api/v1";
+
+/** What the API answered when it did not do what was asked (RFC 9457), or that nobody answered. */
+export class Problem extends Error {
+  constructor(body, status) {
+    super(body.detail || body.title);
+    this.body = body;
+    this.status = status;
+    this.title = body.title;
+    this.slug = (body.type ?? "").split(":").at(-1);
+    /** [{member, message}] where members of a request were refused. */
+    this.faults = body.errors ?? [];
+  }
+
+  get isOffline() {
+    return this.slug === "offline";
+  }
+}
+
+const offline = () => new Problem({ type: "offline", title: t("errors.offline") }, 0);
+
+const csrf = () => /(?:^|; )csrftoken=([^;]*)/.exec(document.cookie)?.[1] ?? "";
+
+/**
+ * Send a request; its `Response`, whatever it says. Throws a `Problem` where none comes, and
+ * `AbortError` where the signal ended it.
+ *
+ * @param {string} path Below /api/v1.
+ * @param {object} options `method`, `query`, `json`, `body`, `ifMatch` (a revision), `accept`,
+ *   `headers`, `signal`, `keepalive`.
+ */
+export async function send(path, options = {}) {
+  const { method = "GET", query, json, body, ifMatch, accept, headers = {}, ...rest } = options;
+  const given = Object.entries(query ?? {}).filter(([, value]) => value != null && value !== "");
+  const address = API + path + (given.length ? `?${new URLSearchParams(given)}` : "");
+  if (json !== undefined) headers["Content-Type"] = "application/json";
+  if (method !== "GET") headers["x-csrftoken"] = csrf();
+  if (ifMatch != null) headers["If-Match"] = `"${ifMatch}"`;
+  if (accept) headers.Accept = accept;
+  try {
+    const content = json === undefined ? body : JSON.stringify(json);
+    return await fetch(address, { method, headers, body: content, ...rest });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw offline();
+  }
+}
+
+/** The problem that an answer tells. Tells the page where nobody is signed in any more. */
+export async function problemOf(response) {
+  const body = await response.json().catch(() => ({ title: t("errors.strange") }));
+  return raised(new Problem(body, response.status));
+}
+
+function raised(problem) {
+  if (problem.status === 401) dispatchEvent(new CustomEvent("signed-out"));
+  return problem;
+}
+
+async function ask(path, options) {
+  const response = await send(path, options);
+  if (!response.ok) throw await problemOf(response);
+  return response.status === 204 || response.status === 202 && !response.headers.get("content-type")
+    ? null
+    : response.json().catch(() => null);
+}
+
+const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
+
+export const api = {
+  /** `api.get("/chats", { query: { limit: 50 }, signal })` */
+  get: (path, options) => ask(path, options),
+  /** `api.post("/chats", { title })` */
+  post: asking("POST"),
+  patch: asking("PATCH"),
+  put: asking("PUT"),
+  delete: asking("DELETE"),
+
+  /** Every item of a list that comes in pages. */
+  async all(path, { query, signal } = {}) {
+    const items = [];
+    let after;
+    do {
+      const page = await ask(path, { query: { limit: 500, ...query, after }, signal });
+      items.push(...page.items);
+      after = page.next;
+    } while (after);
+    return items;
+  },
+
+  /**
+   * Send a file as the part `file` of a form; the answer's JSON. `onprogress` hears shares from 0
+   * to 1; `name` is a part of its own, for files that do not say their name themselves.
+   */
+  upload(path, file, { method = "POST", name, onprogress, signal } = {}) {
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest();
+      request.open(method, API + path);
+      request.setRequestHeader("x-csrftoken", csrf());
+      request.responseType = "json";
+      request.upload.onprogress = (event) => onprogress?.(event.loaded / event.total);
+      request.onerror = () => reject(offline());
+      request.onabort = () => reject(new DOMException("", "AbortError"));
+      request.onload = () => {
+        if (request.status < 300) resolve(request.response);
+        else reject(raised(new Problem(request.response ?? { title: t("errors.strange") }, request.status)));
+      };
+      signal?.addEventListener("abort", () => request.abort(), { once: true });
+      const form = new FormData();
+      if (name) form.append("name", name);
+      form.append("file", file);
+      request.send(form);
+    });
+  },
+
+  /** The address of a file or a picture. */
+  url: (path) => API + path,
+};
+
+/** The server-sent events of an answer: `{ id, event, data }`, data parsed. Ends when it ends. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const fields = { event: "message", data: "" };
+        for (const line of block.split("\n")) {
+          const [, name, text] = /^(\w+): ?(.*)$/.exec(line) ?? [];
+          if (name) fields[name] = text;
+        }
+        if (fields.data) yield { ...fields, data: JSON.parse(fields.data) };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,105 @@
+/** Elements, made without a line of HTML: text that comes from anywhere stays text. */
+
+/**
+ * Make an element.
+ *
+ * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
+ *
+ * @param {string} what Tag name, with classes behind dots.
+ * @param {object} [attributes] `on…` are listeners; true sets a bare attribute; false, null and
+ *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties;
+ *   `vars` sets custom properties of its style.
+ * @param {...(Node|string|number|null|false|Array)} children
+ */
+export function h(what, attributes, ...children) {
+  const [tag, ...classes] = what.split(".");
+  const element = document.createElement(tag);
+  element.classList.add(...classes);
+  set(element, attributes ?? {});
+  element.append(...flat(children));
+  return element;
+}
+
+const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden"]);
+
+/** Set attributes of an element, as `h` does. */
+export function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "vars") {
+      for (const [key, each] of Object.entries(value)) element.style.setProperty(`--${key}`, each);
+    } else if (name === "class") element.classList.add(...value.split(" ").filter(Boolean));
+    else if (PROPERTIES.has(name)) element[name] = value ?? (name === "value" ? "" : false);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+    else element.removeAttribute(name);
+  }
+  return element;
+}
+
+/** Put these children in place of those there are. */
+export function fill(element, ...children) {
+  element.replaceChildren(...flat(children));
+  return element;
+}
+
+const flat = (children) =>
+  children.flat(Infinity).filter((child) => child != null && child !== false && child !== true);
+
+const SVG = "http://www.w3.org/2000/svg";
+const SPRITE = new URL("../icons.svg", import.meta.url).pathname;
+
+/** An icon of icons.svg. It says nothing to screen readers: whatever holds it has a name. */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("class", "icon");
+  svg.setAttribute("aria-hidden", "true");
+  const use = document.createElementNS(SVG, "use");
+  use.setAttribute("href", `${SPRITE}#${name}`);
+  svg.append(use);
+  return svg;
+}
+
+/** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once. */
+export function settled(act, milliseconds = 300) {
+  let timer = 0;
+  let waiting = null;
+  const run = () => {
+    clearTimeout(timer);
+    const these = waiting;
+    waiting = null;
+    return these && act(...these);
+  };
+  const later = (...these) => {
+    waiting = these;
+    clearTimeout(timer);
+    timer = setTimeout(run, milliseconds);
+  };
+  later.now = run;
+  later.drop = () => {
+    clearTimeout(timer);
+    waiting = null;
+  };
+  return later;
+}
+
+/** Wait so many milliseconds, or until the signal says stop. */
+export const pause = (milliseconds, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+
+const sheets = new Map();
+
+/** Have a style sheet of style/ apply; a promise for when it does. */
+export function style(name) {
+  if (!sheets.has(name)) {
+    const href = new URL(`../style/${name}.css`, import.meta.url).pathname;
+    const link = h("link", { rel: "stylesheet", href });
+    const loaded = new Promise((resolve) => (link.onload = link.onerror = resolve));
+    sheets.set(name, loaded);
+    document.head.append(link);
+  }
+  return sheets.get(name);
+}

@@ -1,0 +1,85 @@
+/** The frame around every view: where one can go, the latest chats, and the place for the view. */
+import { fill, h, icon } from "./core/dom.js";
+import { chats } from "./core/store.js";
+import { t } from "./core/words.js";
+
+const PLACES = [
+  ["chats", "chat", "#/"],
+  ["characters", "people", "#/characters"],
+  ["lorebooks", "book", "#/lorebooks"],
+  ["memory", "memory", "#/memory"],
+];
+const RECENT = 12;
+
+/** Which place of the rail an address belongs to. */
+const AREAS = { "": "chats", personas: "characters", chronicles: "memory" };
+
+/** @returns {{element, main, at(path)}} `at` marks where the page is. */
+export function shell() {
+  const main = h("main", { id: "main", tabindex: "-1" });
+  const recent = h("nav.recent", { "aria-label": t("shell.recent") });
+  const places = h(
+    "nav",
+    { "aria-label": t("shell.places"), class: "places" },
+    PLACES.map(([name, sign, href]) => place(name, sign, href)),
+  );
+  const activity = place("activity", "activity", "#/activity");
+  const account = place("account", "person", "#/account");
+  const rail = h(
+    "div.rail",
+    {},
+    h("a.brand", { href: "#/" }, h("img", { src: new URL("icon.svg", import.meta.url).pathname, alt: "" }), "Talekeeper"),
+    places,
+    recent,
+    activity,
+    account,
+  );
+  const element = h(
+    "div.shell",
+    {},
+    h("a.skip.button", { href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, t("shell.skip")),
+    rail,
+    main,
+  );
+
+  let path = "";
+  const mark = () => {
+    const area = path.split("/")[0];
+    for (const each of rail.querySelectorAll(".place")) {
+      current(each, each.dataset.area === (AREAS[area] ?? area));
+    }
+    for (const each of recent.querySelectorAll("a")) current(each, each.hash === `#/${path}`);
+  };
+  const list = async () => {
+    const items = await chats.all().catch(() => []);
+    fill(
+      recent,
+      items.length > 0 && h("h2", {}, t("shell.recent")),
+      items.slice(0, RECENT).map((chat) =>
+        h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
+      ),
+    );
+    mark();
+  };
+  addEventListener("chats-changed", list);
+  list();
+
+  return {
+    element,
+    main,
+    at(where) {
+      path = where;
+      element.classList.toggle("whole", /^chats\/./.test(path));
+      mark();
+    },
+  };
+}
+
+function place(name, sign, href) {
+  return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
+}
+
+function current(link, is) {
+  if (is) link.setAttribute("aria-current", "page");
+  else link.removeAttribute("aria-current");
+}
