@@ -43,9 +43,11 @@ from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTR
 from backend.openapi import openapi_config
 from backend.parts import Parts
 from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
+from backend.turns.lore_tester import CONTROLLERS as LORE_TESTER_CONTROLLERS
 from backend.turns.models_controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
+from backend.turns.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
 from backend.web.controller import CONTROLLERS as PAGE_CONTROLLERS
 
 log = get_logger(__name__)
@@ -67,6 +69,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *LOREBOOK_CONTROLLERS,
     *LORE_ENTRY_CONTROLLERS,
     *LOREBOOK_LINK_CONTROLLERS,
+    *LORE_TESTER_CONTROLLERS,
     *CHRONICLE_CONTROLLERS,
     *EVENT_CONTROLLERS,
     *CHRONICLE_TRANSFER_CONTROLLERS,
@@ -74,6 +77,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *SUMMARY_CONTROLLERS,
     *TURN_CONTROLLERS,
     *MODEL_CONTROLLERS,
+    *TOKEN_CONTROLLERS,
     *SEARCH_CONTROLLERS,
     *JOB_CONTROLLERS,
 )

@@ -53,6 +53,7 @@ from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.lore import LoreReader
+from backend.turns.lore_tester import LoreTester
 from backend.turns.opening import OpeningService
 from backend.turns.searching import SearchService
 from backend.turns.service import TurnService
@@ -85,6 +86,7 @@ class Parts:
     lorebooks: LorebookService
     lore_entries: LoreEntryService
     lorebook_links: LorebookLinkService
+    lore_tester: LoreTester
     chronicles: ChronicleService
     chronicle_events: EventService
     chronicle_transfer: ChronicleTransfer
@@ -143,7 +145,8 @@ async def build_parts(
     open_keys.on_departure(lore.forget)
     prompts = load_prompts()
     behind = open_enrichment(settings, database, registry, prompts, memory)
-    builder = PromptBuilder(database, prompts, settings, CountCache(), lore, memory.search)
+    counts = CountCache()
+    builder = PromptBuilder(database, prompts, settings, counts, lore, memory.search)
     turns = TurnService(
         database,
         builder,
@@ -177,6 +180,7 @@ async def build_parts(
         lorebooks=LorebookService(database, index),
         lore_entries=LoreEntryService(database, index),
         lorebook_links=LorebookLinkService(database),
+        lore_tester=LoreTester(database, builder, lore, counts, chats, accounts),
         chronicles=ChronicleService(database, index),
         chronicle_events=EventService(database, index),
         chronicle_transfer=ChronicleTransfer(database, index),

@@ -20,6 +20,7 @@ from backend.accounts.errors import (
     WrongRecoveryCodeError,
 )
 from backend.accounts.identity import Identity
+from backend.accounts.instance_controller import CONTROLLERS as INSTANCE_CONTROLLERS
 from backend.accounts.profile import ProfileService
 from backend.accounts.schemas import (
     AccountPatch,
@@ -168,7 +169,7 @@ class MeController(Controller):
         self, identity: NamedDependency[Identity], accounts: NamedDependency[AccountService]
     ) -> UserView:
         """The account that asks."""
-        return _own_view(identity, accounts)
+        return UserView.of_identity(identity, accounts.name_of(identity))
 
     @patch(opt={PATCHES: AccountPatch}, operation_id="changeMe", summary="Change the key mode")
     async def change_me(
@@ -267,18 +268,8 @@ class MeController(Controller):
         return Response(settings, headers={"ETag": etag(revision)})
 
 
-CONTROLLERS = (DoorController, MeController, *TOKEN_CONTROLLERS)
+CONTROLLERS = (*INSTANCE_CONTROLLERS, DoorController, MeController, *TOKEN_CONTROLLERS)
 
 
 def _address(request: AnyRequest) -> str:
     return address_block(request.client.host) if request.client else ""
-
-
-def _own_view(identity: Identity, accounts: AccountService) -> UserView:
-    return UserView(
-        id=identity.user_id,
-        username=accounts.name_of(identity),
-        is_administrator=identity.is_administrator,
-        key_mode=identity.key_mode,
-        created_at=identity.created_at,
-    )

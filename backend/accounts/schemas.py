@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.identity import Scope
+from backend.accounts.identity import Identity, Scope
 from backend.accounts.keyring import DEFAULT_KEY_MODE
 from backend.accounts.models import KeyMode, User
 
@@ -102,6 +102,17 @@ class UserView(msgspec.Struct, kw_only=True):
             is_disabled=user.is_disabled,
             key_mode=user.key_mode,
             created_at=user.created_at,
+        )
+
+    @classmethod
+    def of_identity(cls, identity: Identity, name: str) -> "UserView":
+        """The view of the account that asks."""
+        return cls(
+            id=identity.user_id,
+            username=name,
+            is_administrator=identity.is_administrator,
+            key_mode=identity.key_mode,
+            created_at=identity.created_at,
         )
 
 

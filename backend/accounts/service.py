@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 from uuid import UUID
 
 from sqlalchemy import delete
@@ -39,6 +40,9 @@ from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
 
 MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
+
+SignUpState = Literal["first", "open", "invitation", "closed"]
+"""Who may sign up: whoever comes first, everybody, those invited, nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ class AccountService:
         self._settings = settings
         self._credentials = Credentials(root, kdf)
         self._throttle = Throttle(database)
+
+    async def sign_up_state(self) -> SignUpState:
+        """Who may sign up now. Without an account anybody may, whatever the settings say."""
+        async with self._database.read() as session:
+            count = await repository.count_users(session)
+        return self._settings.registration if count else "first"
 
     async def sign_up(
         self, name: str, password: str, *, invitation: str | None, address: str

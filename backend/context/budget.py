@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 STEP_PARTS = 10
@@ -24,6 +25,16 @@ class Budget:
     def prompt(self) -> int:
         """What the prompt may take at most."""
         return self.total - self.reply_reserve
+
+    def counted(self, ratio: float) -> Budget:
+        """The same in tokens of which the model makes `ratio` each."""
+        return replace(
+            self,
+            total=math.floor(self.total / ratio),
+            history=math.floor(self.history / ratio),
+            retrieval=math.floor(self.retrieval / ratio),
+            reply_reserve=math.ceil(self.reply_reserve / ratio),
+        )
 
     def for_history(self, fixed: int) -> int:
         """What recent history may take beside `fixed` tokens that are always sent."""

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.context.assembly import SEPARATOR, Assembled, History, Item, LeftOut, Place, layout
+from backend.context.assembly import SEPARATOR, History, Item, LeftOut, Place, layout
 from backend.context.budget import Budget, Gap
 from backend.errors import AppError
 from backend.generation.model import PromptMessage, Role
@@ -123,20 +123,6 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
         data = message.text.encode()
         parts += (f"{message.role} {len(data)}\n".encode(), data)
     return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-def totals_of(assembled: Assembled, budget: Budget) -> Totals:
-    """How an assembled prompt uses its window."""
-    return Totals(
-        prompt=assembled.tokens,
-        fixed=assembled.fixed_tokens,
-        history=assembled.history_tokens,
-        retrieved=assembled.retrieved_tokens,
-        reply_reserve=budget.reply_reserve,
-        free=budget.prompt - assembled.tokens,
-        total=budget.total,
-        messages=len(assembled.messages),
-    )
 
 
 def recorded_item(item: Item) -> RecordedItem:

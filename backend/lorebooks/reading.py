@@ -57,6 +57,12 @@ async def books_for_chat(
     ]
 
 
+async def book_by_itself(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> BookRef:
+    """A book as if a chat had linked it. Raises `LorebookNotFoundError`."""
+    book = await get_book(session, book_id, owner_id=owner_id)
+    return BookRef(book.id, book.revision, "chat", is_chronicles=book.chronicle_id is not None)
+
+
 async def load_book(
     session: AsyncSession, sealer: Sealer, book_id: UUID
 ) -> tuple[BookFields, list[tuple[UUID, int, LoreEntry]]]:

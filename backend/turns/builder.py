@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import first_set
+from backend.accounts.settings import BudgetSettings, check_budgets, first_set
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import StoredLines
@@ -50,14 +50,31 @@ Check = Callable[[AsyncSession], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """With what vocabulary prompts are counted, and what they may take.
+
+    `ratio` makes counted tokens the model's; `budget` is in counted ones.
+    """
+
+    spec: ModelSpec
+    tokenizer: str
+    ratio: float
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """How the prompt of a chat is counted, and what it may take."""
+    """How the prompt of a chat is counted, and what it may take.
+
+    `limits` is in the model's tokens, `budget` the same in counted ones.
+    """
 
     spec: ModelSpec
     sampling: Sampling
     stored_unit: CountUnit
     unit: CountUnit
     ratio: float
+    limits: Budget
     budget: Budget
 
     @property
@@ -94,25 +111,31 @@ class PromptBuilder:
         user_name: str,
         choose_model: ModelChooser,
         check: Check | None = None,
-        is_preview: bool = False,
+        tried: BudgetSettings | None = None,
         suggestions: int = 0,
     ) -> Built:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
         `check` looks first, in the same view of the database, whether the turn may come at all.
-        A preview need not have a line.
+        `tried` makes it a preview, which need not have a line, with budgets that stand before what
+        the settings say.
 
-        Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`.
+        Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`, and
+        `ValidationError` where the budgets tried leave nothing for a prompt.
         """
         async with self._search.searching(identity.sealer) as search:
             async with self._database.read() as session:
                 if check is not None:
                     await check(session)
                 gatherer = Gatherer(
-                    session, identity, user_name=user_name, lore=self._lore, is_preview=is_preview
+                    session,
+                    identity,
+                    user_name=user_name,
+                    lore=self._lore,
+                    is_preview=tried is not None,
                 )
                 gathered = await gatherer.gather(chat_id, request)
-                window = await self._window(session, identity, gathered, choose_model)
+                window = await self._window(session, identity, gathered, choose_model, tried)
                 unit, stored_unit = window.unit, window.stored_unit
                 # What is always sent seldom leaves less than history may take: lines are read for
                 # that, while memory is searched, and cut once what is always sent is known.
@@ -149,6 +172,7 @@ class PromptBuilder:
             unit=unit,
             ratio=window.ratio,
             scale=window.scale,
+            limits=window.limits,
             is_estimated=unit != stored_unit,
             budget=window.budget,
             widest=widest,
@@ -159,6 +183,20 @@ class PromptBuilder:
             notes=findings.notes,
         )
         return await self._composer.compose(identity, material, request, suggestions=suggestions)
+
+    async def measure(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        settings: ChatSettings,
+        choose_model: ModelChooser,
+    ) -> Measure:
+        """How prompts of a chat with these settings are counted, and what they may take."""
+        spec, _ = choose_model(identity, settings)
+        tokenizer = best_tokenizer(spec.tokenizer)
+        ratio = await self._ratios.get(session, spec, tokenizer)
+        budget = self._budget(identity, settings, spec, None).counted(ratio)
+        return Measure(spec=spec, tokenizer=tokenizer, ratio=ratio, budget=budget)
 
     def render_omitted(self, count: int) -> str:
         """The line that stands for messages taken out of the middle."""
@@ -174,34 +212,46 @@ class PromptBuilder:
         identity: Identity,
         gathered: Gathered,
         choose_model: ModelChooser,
+        tried: BudgetSettings | None,
     ) -> _Window:
         spec, sampling = choose_model(identity, gathered.settings)
         unit = _unit(spec, gathered)
         ratio = await self._ratios.get(session, spec, unit.tokenizer)
+        limits = self._budget(identity, gathered.settings, spec, tried)
         return _Window(
             spec=spec,
             sampling=sampling,
             stored_unit=CountUnit.parse(gathered.chat.count_unit),
             unit=unit,
             ratio=ratio,
-            budget=self._budget(identity, gathered, spec, ratio),
+            limits=limits,
+            budget=limits.counted(ratio),
         )
 
     def _budget(
-        self, identity: Identity, gathered: Gathered, spec: ModelSpec, ratio: float
+        self,
+        identity: Identity,
+        chat: ChatSettings,
+        spec: ModelSpec,
+        tried: BudgetSettings | None,
     ) -> Budget:
-        """The budgets in counted tokens: the chat's, else the account's, else the server's."""
-        chain = (gathered.settings.budgets, identity.settings.budgets)
+        """Budgets in the model's tokens: those tried, the chat's, the account's, the server's."""
+        chain = [chat.budgets, identity.settings.budgets]
         settings = self._settings
+        if tried is not None and tried != BudgetSettings():
+            chain.insert(0, tried)
+            check_budgets(
+                chain, total=settings.budget_total, reply_reserve=settings.budget_reply_reserve
+            )
         total = min(first_set(chain, "total", settings.budget_total), spec.context_window)
         reserve = min(
             first_set(chain, "reply_reserve", settings.budget_reply_reserve), spec.max_output_tokens
         )
         return Budget(
-            total=math.floor(total / ratio),
-            history=math.floor(first_set(chain, "history", settings.budget_history) / ratio),
-            retrieval=math.floor(first_set(chain, "retrieval", settings.budget_retrieval) / ratio),
-            reply_reserve=math.ceil(reserve / ratio),
+            total=total,
+            history=first_set(chain, "history", settings.budget_history),
+            retrieval=first_set(chain, "retrieval", settings.budget_retrieval),
+            reply_reserve=reserve,
             min_tail_messages=first_set(
                 chain, "min_tail_messages", settings.budget_min_tail_messages
             ),

@@ -15,7 +15,6 @@ from backend.context.assembly import Assembled, History, Item, LeftOut, assemble
 from backend.context.budget import Budget
 from backend.context.errors import ContextOverflowError
 from backend.context.macros import Variables
-from backend.context.record import totals_of
 from backend.context.sections import Note, SectionBuilder
 from backend.generation.model import ModelSpec, Prompt
 from backend.generation.sampling import Sampling
@@ -41,7 +40,8 @@ class Material:
         ratio: Makes counted tokens the model's.
         scale: Makes tokens as they are stored counted ones.
         is_estimated: The stored counts are in another unit.
-        budget: In counted tokens.
+        limits: The budgets in the model's tokens.
+        budget: The same in counted ones.
         widest: Stored tokens that the lines were read for; what is always sent may leave less.
         line: What the user says, where somebody says something new.
         lines: As they are stored.
@@ -57,6 +57,7 @@ class Material:
     ratio: float
     scale: float
     is_estimated: bool
+    limits: Budget
     budget: Budget
     widest: int
     line: str | None
@@ -83,6 +84,7 @@ class Built:
     """A prompt, ready to be sent, and all that has to be stored with its reply.
 
     Counts are in `unit`; `ratio` makes them the model's, and `scale` made them of stored ones.
+    `limits` is the budget in the model's tokens, as it was set.
     """
 
     gathered: Gathered
@@ -91,6 +93,7 @@ class Built:
     unit: CountUnit
     ratio: float
     scale: float
+    limits: Budget
     budget: Budget
     assembled: Assembled
     variables: Variables
@@ -108,10 +111,17 @@ class Built:
     @property
     def totals(self) -> dict[str, int]:
         """How the window is used, in the model's tokens."""
-        totals = totals_of(self.assembled, self.budget)
+        assembled, limits = self.assembled, self.limits
+        prompt = self.real(assembled.tokens)
         return {
-            name: value if name == "messages" else self.real(value)
-            for name, value in ((name, getattr(totals, name)) for name in totals.__struct_fields__)
+            "prompt": prompt,
+            "fixed": self.real(assembled.fixed_tokens),
+            "history": self.real(assembled.history_tokens),
+            "retrieved": self.real(assembled.retrieved_tokens),
+            "reply_reserve": limits.reply_reserve,
+            "free": limits.prompt - prompt,
+            "total": limits.total,
+            "messages": len(assembled.messages),
         }
 
     @property
@@ -146,9 +156,7 @@ class Composer:
         )
         maker = InputMaker(self._prompts, identity, gathered, material.unit)
         inputs = maker.inputs(request, suggestions=suggestions)
-        macros = macros_for(
-            gathered, material.spec, inputs, max_prompt=round(budget.prompt * ratio)
-        )
+        macros = macros_for(gathered, material.spec, max_prompt=round(budget.prompt * ratio))
         expander = LoreExpander(macros, gathered.variables)
         placed = await self._scan(
             material, request, recalled, count=count, expander=expander, is_quiet=bool(suggestions)
@@ -186,6 +194,7 @@ class Composer:
             unit=material.unit,
             ratio=ratio,
             scale=material.scale,
+            limits=material.limits,
             budget=budget,
             assembled=replace(assembled, left_out=left_out),
             variables=sections.variables,

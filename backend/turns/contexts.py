@@ -18,6 +18,7 @@ from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedItem,
+    RecordedLeftOut,
     RecordError,
     rebuild,
     restore_texts,
@@ -31,11 +32,13 @@ from backend.turns.fitting import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.recording import record_of
 from backend.turns.schemas import (
+    ContextRequest,
     ContextView,
     Difference,
     HistoryView,
     ShownMessage,
     TurnRequest,
+    TurnUsage,
 )
 from backend.turns.service import TurnService
 from backend.vault.sealing import Sealer
@@ -53,17 +56,26 @@ class ContextService:
         self._turns = turns
 
     async def preview(
-        self, identity: Identity, chat_id: UUID, text: str | None, *, with_prompt: bool
+        self, identity: Identity, chat_id: UUID, request: ContextRequest
     ) -> ContextView:
         """The context of the turn that would come now. Asks no model, stores nothing.
 
-        Raises what a turn's preparation raises.
+        Raises what a turn's preparation raises, and `ValidationError` where the request's budgets
+        leave nothing for a prompt.
         """
-        request = TurnRequest(text=text or None)
-        built = await self._turns.preview(identity, chat_id, request)
+        text = request.text if request.text and request.text.strip() else None
+        built = await self._turns.preview(
+            identity, chat_id, TurnRequest(text=text), budgets=request.budgets
+        )
+        messages = built.assembled.messages
         view = _view(record_of(built))
-        if with_prompt:
-            view.prompt = _shown(built.assembled.messages)
+        if request.prompt:
+            view.prompt = _shown(messages)
+        async with self._database.read() as session:
+            if request.diff is not None:
+                leaf = built.gathered.target.leaf
+                view.difference = await self._difference(session, identity, leaf, view, messages)
+            await self._say_containers(session, identity, view)
         return view
 
     async def has_summary(self, identity: Identity, chat_id: UUID) -> bool:
@@ -91,7 +103,12 @@ class ContextService:
             view = _view(record)
             view.prompt = _shown(messages)
             if with_difference:
-                view.difference = await self._difference(session, identity, message, view, messages)
+                parent_id = message.parent_id
+                leaf = await session.get(Message, parent_id) if parent_id else None
+                view.difference = await self._difference(session, identity, leaf, view, messages)
+            await self._say_containers(session, identity, view)
+            usage = await repository.usage_of(session, message, owner_id=identity.user_id)
+            view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
         return view
 
     async def _load(
@@ -115,8 +132,9 @@ class ContextService:
     ) -> list[PromptMessage]:
         history = History()
         if record.history is not None:
-            path = await chats.path_to(session, message)
-            history = _history(sealer, path, record.history)
+            history = _history(
+                sealer, await _path(session, message, record.history), record.history
+            )
         return rebuild(
             record,
             history,
@@ -128,40 +146,84 @@ class ContextService:
         self,
         session: AsyncSession,
         identity: Identity,
-        message: Message,
+        leaf: Message | None,
         view: ContextView,
-        messages: list[PromptMessage],
+        messages: Sequence[PromptMessage],
     ) -> Difference | None:
-        path = (await chats.path_to(session, message))[-LOOK_BACK - 1 : -1]
-        recorded = await repository.with_records(
-            session, [row.id for row in path], owner_id=identity.user_id
+        """How a prompt differs from that of the last reply at or above `leaf`."""
+        earlier = await _last_recorded(session, leaf, owner_id=identity.user_id) if leaf else None
+        if earlier is None:
+            return None
+        try:
+            record = await self._load(session, identity, earlier)
+            before = await self._rebuild(session, identity.sealer, earlier, record)
+        except (ContextNotFoundError, RecordError):
+            return None
+        return _compare(earlier.id, _view(record), before, view, messages)
+
+    async def _say_containers(
+        self, session: AsyncSession, identity: Identity, view: ContextView
+    ) -> None:
+        """Say where what a view names is found."""
+        removed = view.difference.removed if view.difference else ()
+        named = [*view.items, *view.retrieved, *view.left_out, *removed]
+        view.containers = await repository.containers_of(
+            session,
+            entry_ids=_sources(named, "lore"),
+            event_ids=_sources(named, "event"),
+            owner_id=identity.user_id,
         )
-        for earlier in reversed([row for row in path if row.id in recorded]):
-            try:
-                record = await self._load(session, identity, earlier)
-                before = await self._rebuild(session, identity.sealer, earlier, record)
-            except (ContextNotFoundError, RecordError):
-                return None
-            return _compare(earlier.id, _view(record), before, view, messages)
-        return None
+
+
+def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
+    """What pieces of one kind come from."""
+    return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
+
+
+async def _last_recorded(session: AsyncSession, leaf: Message, *, owner_id: UUID) -> Message | None:
+    """The last message with a context record at or above one."""
+    if leaf.is_active:
+        return await repository.last_recorded(session, leaf, owner_id=owner_id, look_back=LOOK_BACK)
+    path = (await chats.path_to(session, leaf))[-LOOK_BACK:]
+    recorded = await repository.with_records(session, [row.id for row in path], owner_id=owner_id)
+    return next((row for row in reversed(path) if row.id in recorded), None)
+
+
+async def _path(
+    session: AsyncSession, message: Message, recorded: RecordedHistory
+) -> Sequence[Message]:
+    """The path down to a message, as far as a record's history needs it."""
+    if not message.is_active:
+        return await chats.path_to(session, message)
+    # One range on an index, however long the chat is.
+    return await repository.active_stretch(
+        session, message.chat_id, first=recorded.first, last=recorded.last
+    )
 
 
 def _history(sealer: Sealer, path: Sequence[Message], recorded: RecordedHistory) -> History:
     """The lines of a recorded history, as they were sent."""
     without = frozenset(recorded.without)
-    history = History()
-    for row in path:
-        if not recorded.first <= row.position <= recorded.last or row.position in without:
-            continue
-        text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
-        author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
-        line = line_text(author, text, names=recorded.names)
-        if recorded.cut is not None and row.position == recorded.last:
-            line = line[: recorded.cut]
-        history.messages.append(PromptMessage(row.role, line))
-        history.tokens.append(row.tokens)
-        history.positions.append(row.position)
-    return history
+    rows = [
+        row
+        for row in path
+        if recorded.first <= row.position <= recorded.last and row.position not in without
+    ]
+    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows))
+    if recorded.names:
+        authors = sealer.open_many(
+            MESSAGE_AUTHOR, ((row.id.bytes, row.sealed_author) for row in rows)
+        )
+        lines = [
+            line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
+        ]
+    if recorded.cut is not None and rows and rows[-1].position == recorded.last:
+        lines[-1] = lines[-1][: recorded.cut]
+    return History(
+        [PromptMessage(row.role, line) for row, line in zip(rows, lines, strict=True)],
+        [row.tokens for row in rows],
+        [row.position for row in rows],
+    )
 
 
 def _view(record: ContextRecord) -> ContextView:

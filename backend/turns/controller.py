@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 
 from backend.accounts.door import NEEDS
@@ -40,7 +40,9 @@ from backend.turns.errors import (
     TurnNotFoundError,
 )
 from backend.turns.events import KEEP_ALIVE, Event
+from backend.turns.models import TurnState
 from backend.turns.schemas import (
+    ContextRequest,
     ContextView,
     SuggestionRequest,
     Suggestions,
@@ -48,7 +50,7 @@ from backend.turns.schemas import (
     TurnView,
 )
 from backend.turns.service import TurnService
-from backend.wire import EXAMPLE, RAISES, STREAMS
+from backend.wire import EXAMPLE, RAISES, STREAMS, Page, page_limit
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -126,6 +128,29 @@ class TurnController(Controller):
             return Response(await turns.get(identity, prepared.turn_id))
         return _stream(turns, watch, identity, prepared.turn_id, last_id=0)
 
+    @get(
+        "/turns",
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="listTurns",
+        summary="List turns",
+    )
+    async def list_turns(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        limit: FromQuery[int] = 20,
+        after: FromQuery[UUID | None] = None,
+        in_state: Annotated[TurnState | None, QueryParameter(name="state")] = None,
+    ) -> Page[TurnView]:
+        """Turns of a chat, newest first, in one state or in any; `text` and `reply` are null."""
+        limit = page_limit(limit)
+        items = await turns.list_turns(
+            identity, chat_id, state=in_state, after=after, limit=limit + 1
+        )
+        more = len(items) > limit
+        return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
+
     @post(
         "/suggestions",
         status_code=200,
@@ -162,7 +187,32 @@ class TurnController(Controller):
 
         `prompt=true` adds the prompt itself.
         """
-        return await contexts.preview(identity, chat_id, text, with_prompt=prompt)
+        return await contexts.preview(identity, chat_id, ContextRequest(text=text, prompt=prompt))
+
+    @post(
+        "/context",
+        status_code=200,
+        opt={
+            NEEDS: "read",
+            RAISES: (*PREPARING, MessageTooLongError),
+            EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
+        },
+        operation_id="tryContext",
+        summary="Preview the context with other budgets",
+    )
+    async def try_context(
+        self,
+        chat_id: FromPath[UUID],
+        data: JSONBody[ContextRequest],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+    ) -> ContextView:
+        """The same with a draft of any length and with other budgets; nothing is stored.
+
+        `diff` adds how the prompt differs from that of the last reply on the active path; null
+        where that has none.
+        """
+        return await contexts.preview(identity, chat_id, data)
 
 
 class RunningTurnController(Controller):

@@ -160,9 +160,7 @@ def _trigger(request: TurnRequest, *, is_quiet: bool) -> Trigger:
     return "swipe" if request.regenerate_of else "normal"
 
 
-def macros_for(
-    gathered: Gathered, spec: ModelSpec, inputs: SectionInputs, *, max_prompt: int
-) -> MacroContext:
+def macros_for(gathered: Gathered, spec: ModelSpec, *, max_prompt: int) -> MacroContext:
     """What the macros of a prompt's fields stand for."""
     leaf = gathered.target.leaf
     context = macros_of(
@@ -178,7 +176,7 @@ def macros_for(
         context,
         model=spec.id,
         max_prompt=max_prompt,
-        authors_note=inputs.note.text,
+        authors_note=gathered.settings.authors_note.text,
         last_message=_last(gathered, None),
         last_user_message=_last(gathered, "user"),
         last_char_message=_last(gathered, "assistant"),

@@ -22,13 +22,14 @@ from backend.lorebooks.activation.outcome import (
     Outcome,
     Scan,
 )
+from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.regex_process import RegexProcess
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreSettings
 from backend.lorebooks.models import LORE_STATE, LoreState
-from backend.lorebooks.reading import BookRef, books_for_chat, load_book
+from backend.lorebooks.reading import BookRef, book_by_itself, books_for_chat, load_book
 from backend.vault.sealing import Sealer
 
 DEEPEST_SCAN = 1_000
@@ -92,6 +93,34 @@ class LoreReader:
         )
         if not refs:
             return GatheredLore()
+        return await self._gather(session, identity, refs, chat, leaf, overrides)
+
+    async def read_one(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        book_id: UUID,
+        *,
+        chat: Chat | None,
+        leaf: Message | None,
+        overrides: Sequence[LoreOverrides],
+    ) -> GatheredLore:
+        """One book by itself, linked or not, as a turn of `chat` would scan it.
+
+        Raises `LorebookNotFoundError`.
+        """
+        ref = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        return await self._gather(session, identity, [ref], chat, leaf, overrides)
+
+    async def _gather(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        refs: Sequence[BookRef],
+        chat: Chat | None,
+        leaf: Message | None,
+        overrides: Sequence[LoreOverrides],
+    ) -> GatheredLore:
         books = [await self._book(session, identity, ref) for ref in refs]
         written = [ref.id for ref in refs if ref.is_chronicles]
         is_timed = any(book.is_timed for book in books)
@@ -101,9 +130,11 @@ class LoreReader:
             books=books,
             inactive=await _inactive(session, identity, written),
             settings=_settings(overrides),
-            timed=await _timed(session, identity, chat, leaf) if is_timed else TimedState(),
+            timed=(
+                await _timed(session, identity, chat, leaf) if chat and is_timed else TimedState()
+            ),
             reply_count=await chats.count_replies(session, leaf) if counts and leaf else 0,
-            greeting=await chats.greeting_number(session, chat.id) if asks else None,
+            greeting=await chats.greeting_number(session, chat.id) if chat and asks else None,
         )
 
     def scan(self, scan: Scan) -> Outcome:
@@ -111,6 +142,10 @@ class LoreReader:
         if any(book.needs_process for book in scan.books):
             self._regexes.prepare()
         return activate(replace(scan, evaluator=self._regexes))
+
+    def finder(self, scan: Scan) -> PlaceFinder:
+        """What finds the places of keys in the messages of a scan that is over."""
+        return PlaceFinder(replace(scan, evaluator=self._regexes))
 
     def forget(self, user_id: UUID) -> None:
         """Drop a user's books."""

@@ -9,11 +9,11 @@ from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedLeftOut,
+    Totals,
     hash_prompt,
     recorded_budget,
     recorded_item,
     recorded_left_out,
-    totals_of,
 )
 from backend.turns.composing import Built
 
@@ -28,8 +28,8 @@ def record_of(built: Built) -> ContextRecord:
         model=built.spec.id,
         tokenizer=built.unit.tokenizer,
         ratio=round(built.ratio, 4),
-        budgets=recorded_budget(built.budget),
-        totals=totals_of(assembled, built.budget),
+        budgets=recorded_budget(built.limits),
+        totals=Totals(**built.totals),
         items=[recorded_item(item) for item in assembled.items],
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
@@ -109,7 +109,3 @@ def _to_real(record: ContextRecord, built: Built) -> None:
         left_out.tokens = built.real(left_out.tokens)
     if record.history is not None:
         record.history.tokens = built.real(record.history.tokens)
-    for name in ("total", "history", "retrieval", "reply_reserve"):
-        setattr(record.budgets, name, built.real(getattr(record.budgets, name)))
-    for name, value in built.totals.items():
-        setattr(record.totals, name, value)

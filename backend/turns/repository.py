@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.models import Message
+from backend.chronicles.models import ChronicleEvent
+from backend.lorebooks.models import LoreEntry
 from backend.turns.errors import TurnNotFoundError
-from backend.turns.models import ContextRecord, ContextText, Turn
+from backend.turns.models import ContextRecord, ContextText, Turn, TurnState
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID) -> Turn | None:
@@ -33,6 +36,33 @@ async def running_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) 
             Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state == "running"
         )
     )
+
+
+async def list_turns(
+    session: AsyncSession,
+    chat_id: UUID,
+    *,
+    owner_id: UUID,
+    state: TurnState | None,
+    after: UUID | None,
+    limit: int,
+) -> list[Turn]:
+    """Turns of a chat, newest first, from behind `after`. Clients may choose ids: time orders."""
+    place = tuple_(Turn.created_at, Turn.id)
+    query = (
+        select(Turn)
+        .where(Turn.chat_id == chat_id, Turn.user_id == owner_id)
+        .order_by(Turn.created_at.desc(), Turn.id.desc())
+        .limit(limit)
+    )
+    if state is not None:
+        query = query.where(Turn.state == state)
+    if after is not None:
+        behind = select(Turn.created_at, Turn.id).where(
+            Turn.id == after, Turn.chat_id == chat_id, Turn.user_id == owner_id
+        )
+        query = query.where(place < behind.scalar_subquery())
+    return list(await session.scalars(query))
 
 
 async def abandoned_turns(session: AsyncSession, *, before: datetime | None) -> Sequence[Turn]:
@@ -80,3 +110,70 @@ async def with_records(
         ContextRecord.id.in_(message_ids), ContextRecord.user_id == owner_id
     )
     return set(await session.scalars(query))
+
+
+async def last_recorded(
+    session: AsyncSession, leaf: Message, *, owner_id: UUID, look_back: int
+) -> Message | None:
+    """The last message with a context record at or above one of the active path."""
+    return await session.scalar(
+        select(Message)
+        .join(ContextRecord, ContextRecord.id == Message.id)
+        .where(
+            Message.chat_id == leaf.chat_id,
+            Message.user_id == owner_id,
+            Message.is_active,
+            Message.position <= leaf.position,
+            Message.position > leaf.position - look_back,
+        )
+        .order_by(Message.position.desc())
+        .limit(1)
+    )
+
+
+async def active_stretch(
+    session: AsyncSession, chat_id: UUID, *, first: int, last: int
+) -> Sequence[Message]:
+    """The active path's messages at positions `first` to `last`, hidden ones too."""
+    return list(
+        await session.scalars(
+            select(Message)
+            .where(Message.chat_id == chat_id, Message.is_active)
+            .where(Message.position.between(first, last))
+            .order_by(Message.position)
+        )
+    )
+
+
+async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -> str | None:
+    """What the provider reported for the turn that wrote a reply, or last went on with it."""
+    return await session.scalar(
+        select(Turn.usage)
+        .where(
+            Turn.chat_id == message.chat_id,
+            Turn.user_id == owner_id,
+            Turn.reply_id == message.id,
+        )
+        .order_by(Turn.id.desc())
+        .limit(1)
+    )
+
+
+async def containers_of(
+    session: AsyncSession,
+    *,
+    entry_ids: Collection[UUID],
+    event_ids: Collection[UUID],
+    owner_id: UUID,
+) -> dict[UUID, UUID]:
+    """The lorebooks of entries and the chronicles of events, by the ids of these."""
+    found: dict[UUID, UUID] = {}
+    for row, container, ids in (
+        (LoreEntry, LoreEntry.lorebook_id, entry_ids),
+        (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
+    ):
+        if not ids:
+            continue
+        query = select(row.id, container).where(row.id.in_(ids), row.user_id == owner_id)
+        found.update((source, holder) for source, holder in await session.execute(query))
+    return found

@@ -1,11 +1,12 @@
 """Shapes of the turns' part of the API."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 
+from backend.accounts.settings import BudgetSettings
 from backend.chats.schemas import MessageView
 from backend.context.record import (
     RecordedBudget,
@@ -74,6 +75,20 @@ class Suggestions(msgspec.Struct, kw_only=True):
     items: list[str]
 
 
+class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to look at the context of the coming turn with.
+
+    `text` is a draft of the user's line; one of blanks alone is none. `budgets` stand before the
+    chat's and the account's; what is absent is as those say. `prompt` asks for the prompt itself,
+    `diff` for how it differs from that of the last reply.
+    """
+
+    text: str | None = None
+    budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
+    prompt: bool = False
+    diff: Literal["previous"] | None = None
+
+
 class ShownMessage(msgspec.Struct, kw_only=True):
     """A message of a prompt, as it was or would be sent."""
 
@@ -112,7 +127,11 @@ class Difference(msgspec.Struct, kw_only=True):
 
 
 class ContextView(msgspec.Struct, kw_only=True):
-    """What a prompt is made of, and why. `prompt` is the exact prompt."""
+    """What a prompt is made of, and why. `prompt` is the exact prompt.
+
+    `containers` says which lorebook an entry is in and which chronicle an event, by `source_id`;
+    what was deleted since is in none. `usage` is what the provider reported for a stored reply.
+    """
 
     model: str
     tokenizer: str
@@ -128,3 +147,5 @@ class ContextView(msgspec.Struct, kw_only=True):
     prompt_hash: str
     prompt: list[ShownMessage] | None = None
     difference: Difference | None = None
+    containers: dict[UUID, UUID] = {}
+    usage: TurnUsage | None = None

@@ -17,10 +17,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.settings import BudgetSettings
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.recount import recount
+from backend.chats.repository import get_chat
 from backend.chats.service import ChatService
 from backend.context.record import Totals
 from backend.database.base import new_id
@@ -40,14 +42,17 @@ from backend.turns.errors import (
 )
 from backend.turns.events import Event, Progress
 from backend.turns.gate import Gate
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM
+from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
 from backend.turns.progress import stored_progress
 from backend.turns.runs import Run, RunRegistry
 from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
 from backend.turns.store import TurnStore
-from backend.vault.sealing import digest
+from backend.vault.sealing import Sealer, digest
 
 log = get_logger(__name__)
+
+NO_BUDGETS = BudgetSettings()
+"""All as the settings say."""
 
 ATTEMPTS = 3
 FOLLOW_EVERY = 0.5
@@ -94,13 +99,22 @@ class TurnService:
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 
-    async def preview(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Built:
+    async def preview(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        request: TurnRequest,
+        *,
+        budgets: BudgetSettings = NO_BUDGETS,
+    ) -> Built:
         """The prompt of the turn that would come now, with a line or without; nothing is stored.
+
+        `budgets` stand before what the settings say.
 
         Raises what `PromptBuilder.build` raises, and `TooManyTurnsError`.
         """
         with self._gate.enter(identity.user_id):
-            return await self._build(identity, chat_id, request, is_preview=True)
+            return await self._build(identity, chat_id, request, tried=budgets)
 
     async def _build(
         self,
@@ -109,7 +123,7 @@ class TurnService:
         request: TurnRequest,
         *,
         check: Check | None = None,
-        is_preview: bool = False,
+        tried: BudgetSettings | None = None,
         suggestions: int = 0,
     ) -> Built:
         if request.text:
@@ -121,7 +135,7 @@ class TurnService:
             user_name=self._name_of(identity),
             choose_model=self._chats.effective_model,
             check=check,
-            is_preview=is_preview,
+            tried=tried,
             suggestions=suggestions,
         )
 
@@ -218,35 +232,37 @@ class TurnService:
         """Raises `TurnNotFoundError`."""
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
-        sealer = identity.sealer
         reply = None
         if turn.reply_id is not None and turn.kind != "impersonate":
             with contextlib.suppress(MessageNotFoundError):  # deleted since
                 reply = await self._messages.get(identity, turn.reply_id)
-        return TurnView(
-            id=turn.id,
-            chat_id=turn.chat_id,
-            kind=turn.kind,
-            state=turn.state,
-            model=turn.model,
-            user_message_id=turn.user_message_id,
-            reply_id=turn.reply_id,
-            usage=msgspec.json.decode(turn.usage, type=TurnUsage) if turn.usage else None,
-            totals=msgspec.json.decode(turn.totals, type=Totals),
-            problem=(
-                msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
-                if turn.sealed_problem
-                else None
-            ),
-            created_at=turn.created_at,
-            finished_at=turn.finished_at,
-            text=(
-                sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
-                if turn.sealed_output
-                else None
-            ),
-            reply=reply,
-        )
+        view = _view(identity.sealer, turn)
+        view.reply = reply
+        if turn.sealed_output:
+            view.text = identity.sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
+        return view
+
+    async def list_turns(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        state: TurnState | None,
+        after: UUID | None,
+        limit: int,
+    ) -> list[TurnView]:
+        """Turns of a chat, newest first, without what was said. Raises `ChatNotFoundError`."""
+        async with self._database.read() as session:
+            await get_chat(session, chat_id, owner_id=identity.user_id)
+            turns = await repository.list_turns(
+                session,
+                chat_id,
+                owner_id=identity.user_id,
+                state=state,
+                after=after,
+                limit=limit,
+            )
+        return [_view(identity.sealer, turn) for turn in turns]
 
     async def stop(self, identity: Identity, turn_id: UUID) -> None:
         """End a turn where it is; what was said is kept. Raises `TurnNotFoundError`."""
@@ -309,6 +325,28 @@ class TurnService:
             await recount(self._database, run.sealer, run.chat_id, run.built.unit)
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
+
+
+def _view(sealer: Sealer, turn: Turn) -> TurnView:
+    """A turn as its row tells it."""
+    return TurnView(
+        id=turn.id,
+        chat_id=turn.chat_id,
+        kind=turn.kind,
+        state=turn.state,
+        model=turn.model,
+        user_message_id=turn.user_message_id,
+        reply_id=turn.reply_id,
+        usage=msgspec.json.decode(turn.usage, type=TurnUsage) if turn.usage else None,
+        totals=msgspec.json.decode(turn.totals, type=Totals),
+        problem=(
+            msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
+            if turn.sealed_problem
+            else None
+        ),
+        created_at=turn.created_at,
+        finished_at=turn.finished_at,
+    )
 
 
 class _Suggested(msgspec.Struct):

@@ -27,7 +27,7 @@ MEDIA_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as it is sent. `tag` is its `ETag`."""
+    """A file as it is sent. `tag` is its `ETag`: a weak one, the same for both forms."""
 
     media_type: str
     plain: bytes
@@ -49,13 +49,10 @@ class PageFiles:
         for name, data in sorted(contents.items()):
             digest.update(f"{name} {len(data)}\n".encode() + data)
         self.version = digest.hexdigest()[:12]
-        contents[INDEX] = contents[INDEX].replace(VERSION, self.version.encode())
+        document = contents.pop(INDEX).replace(VERSION, self.version.encode())
+        self.index = _packed(INDEX, document)
+        """The document at `/`, and nowhere else: it is the one that changes under its address."""
         self._files = {name: _packed(name, data) for name, data in contents.items()}
-
-    @property
-    def index(self) -> PageFile:
-        """The document at `/`."""
-        return self._files[INDEX]
 
     def find(self, version: str, name: str) -> PageFile | None:
         """A file of this version by its path below the folder."""
@@ -73,5 +70,5 @@ def _packed(name: str, data: bytes) -> PageFile:
         media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
         plain=data,
         zipped=gzip.compress(data, mtime=0),
-        tag=f'"{hashlib.sha256(data).hexdigest()[:20]}"',
+        tag=f'W/"{hashlib.sha256(data).hexdigest()[:20]}"',
     )

@@ -156,7 +156,12 @@ async def test_its_examples_are_taken(
 ) -> None:
     chat = (await ada.new_chat())["id"]
     made = await ada.client.post("/api/v1/chronicles", json={"name": "The coast"})
-    ids = {"chat_id": chat, "chronicle_id": ok(made, 201)["id"]}
+    book = await ada.client.post("/api/v1/lorebooks", json={"name": "The coast"})
+    ids = {
+        "chat_id": chat,
+        "chronicle_id": ok(made, 201)["id"],
+        "lorebook_id": ok(book, 201)["id"],
+    }
     found = [each for each in operations(document) if "example" in each.body]
     assert {"signUp", "logIn", "makeApiKey", "openChat", "takeTurn", "patchSettings"} <= {
         each.id for each in found

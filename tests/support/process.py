@@ -53,10 +53,10 @@ def talekeeper(folder: Path, *arguments: str, **settings: str) -> subprocess.Com
 
 
 @contextmanager
-def serving(folder: Path, **settings: str) -> Generator[Served]:
-    """A server on a free port; killed at the end of the block where it still runs."""
+def serving(folder: Path, *, port: int = 0, **settings: str) -> Generator[Served]:
+    """A server, on a free port by default; killed at the end of the block where it still runs."""
     log = folder / "server.log"
-    command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(folder)]
+    command = [str(TALEKEEPER), "serve", "--port", str(port), "--data-dir", str(folder)]
     with (
         log.open("w") as errors,
         subprocess.Popen(

@@ -88,8 +88,12 @@ class Pattern:
 
     def search(self, data: bytes) -> int:
         """Where it is found in a text of UTF-8, in bytes; -1 where not. Only if it is quick."""
+        return self.span(data)[0]
+
+    def span(self, data: bytes) -> tuple[int, int]:
+        """The same, with where that ends."""
         match = self._compiled.search(data)
-        return -1 if match is None else int(match.start())
+        return (-1, -1) if match is None else (int(match.start()), int(match.end()))
 
 
 def compile_pattern(source: str, flags: str) -> Pattern | None:

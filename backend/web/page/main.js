@@ -22,18 +22,23 @@ const VIEWS = [
   [/^memory$/, () => import("./memory/search.js"), "memory"],
   [/^chronicles$/, () => import("./memory/chronicles.js"), "memory"],
   [/^chronicles\/(?<id>[\w-]+)$/, () => import("./memory/chronicle.js"), "memory"],
-  [/^activity$/, () => import("./activity.js"), "memory"],
+  [/^activity$/, () => import("./activity.js"), "account"],
   [/^account$/, () => import("./account/account.js"), "account"],
 ];
 
 let frame = null;
 let leaving = new AbortController();
+let shown = null;
 
 async function show() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  // Another place in the same view: the view may go there itself.
+  const moved = new CustomEvent("moved", { cancelable: true, detail: query });
+  if (path === shown && !dispatchEvent(moved)) return;
+  shown = path;
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
-  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [pattern, load, sheet] = VIEWS.find(([each]) => each.test(path)) ?? [];
   frame.at(path);
   const waiting = setTimeout(() => {

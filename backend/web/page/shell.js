@@ -1,6 +1,7 @@
 /** The frame around every view: where one can go, the latest chats, and the place for the view. */
-import { fill, h, icon } from "./core/dom.js";
-import { chats } from "./core/store.js";
+import { api } from "./core/api.js";
+import { fill, h, icon, pause } from "./core/dom.js";
+import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 
 const PLACES = [
@@ -63,6 +64,7 @@ export function shell() {
   };
   addEventListener("chats-changed", list);
   list();
+  watch(activity);
 
   return {
     element,
@@ -82,4 +84,18 @@ function place(name, sign, href) {
 function current(link, is) {
   if (is) link.setAttribute("aria-current", "page");
   else link.removeAttribute("aria-current");
+}
+
+/** Mark a place with a dot while work goes on, or where some gave up since it was last looked at. */
+async function watch(link) {
+  const dot = h("span.dot", { role: "img" });
+  do {
+    if (document.hidden) continue;
+    const { items } = await api.get("/jobs").catch(() => ({ items: [] }));
+    const bad = items.some(({ id, state }) => state === "dead" && id > kept.get("seen", ""));
+    dot.classList.toggle("bad", bad);
+    dot.ariaLabel = t(bad ? "activity.trouble" : "activity.running");
+    if (bad || items.some(({ state }) => state === "running")) link.append(dot);
+    else dot.remove();
+  } while (await pause(15_000), link.isConnected);
 }

@@ -22,7 +22,9 @@ def check(answer: httpx.Response, status: int) -> None:
     for name, value in HEADERS.items():
         assert answer.headers.get_list(name) == [value], (name, status)
     policy = answer.headers["content-security-policy"]
-    assert "default-src 'self'" in policy
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -48,6 +50,8 @@ async def test_every_kind_of_answer_has_the_security_headers(
 
     client = ada.client
     chat = await ada.new_chat()
+    check(await client.get("/"), 200)
+    check(await client.get("/page/0/main.js"), 404)
     check(await client.get("/health"), 200)
     check(await client.get("/schema"), 200)
     check(await client.get(f"{API}/me"), 200)

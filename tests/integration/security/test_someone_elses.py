@@ -35,6 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putChatLorebook": {"json": {"state": "off"}},
     "orderLoreEntries": {"json": {"entry_ids": []}},
+    "testLorebook": {"json": {"texts": ["Who lit the lamp?"]}},
     "forkChat": {"json": {"message_id": str(uuid4())}},
     "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
     "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
@@ -190,7 +191,7 @@ def routes_with_ids(server: Running, *, administration: bool) -> list[Route]:
         route
         for route in routes_of(server.app)
         if route.parameters
-        and not route.path.startswith("/schema")
+        and not route.path.startswith(("/schema", "/page"))
         and route.path.startswith(f"{API}/admin/") is administration
     ]
 

@@ -1,2 +1,85 @@
-import { h } from "../core/dom.js";
-export default async () => h("main.page", {}, h("h1", {}, "Door"));
+/** Signing up, in, and back in; and what is shown once. */
+import { api } from "../core/api.js";
+import { fill, h, icon } from "../core/dom.js";
+import { sendform } from "../core/form.js";
+import { session } from "../core/store.js";
+import { t } from "../core/words.js";
+
+/** A text of the account's. */
+export const a = (name, values) => t(`account.${name}`, values);
+
+/** A field that has to be filled in. */
+export const field = (name, autocomplete, type = name.includes("password") ? "password" : "text") => ({
+  name, label: a(name), required: true, autocomplete, type, help: autocomplete === "new-password" && a("password_help"),
+});
+export const [OLD, NEW] = ["current-password", "new-password"];
+
+/** A form whose passwords can be looked at. */
+export function doorform(options) {
+  const { element, controls } = sendform(options);
+  for (const { input } of controls.values()) {
+    if (input.type !== "password") continue;
+    const onclick = () => (input.type = (show.ariaPressed = input.type === "password") ? "text" : "password");
+    const show = h("button.tag", { type: "button", onclick, "aria-pressed": "false", "aria-label": a("show_password") }, a("show"));
+    input.after(show);
+  }
+  return element;
+}
+
+/** What is shown once, to copy and, where there is a `file` for it, to save. */
+export function secret(text, file) {
+  const onclick = async () => (await navigator.clipboard.writeText(text), fill(copy, icon("check"), t("common.copied")));
+  const copy = h("button", { type: "button", onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
+  const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${a("recovery_code")}:\n${text}\n`)}`;
+  return [
+    // It may break behind a dash, and is copied in one piece.
+    h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
+    h("div.row", {}, copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
+  ];
+}
+
+/** A recovery code, that has to be kept before it goes on. */
+export function recovery({ recovery_code: code }, name, done) {
+  const go = h("button.primary", { disabled: true }, a("go_on"));
+  const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
+    h("p", {}, a("kept_help")),
+    secret(code, `Talekeeper ${name}.txt`),
+    h("label.row", {}, h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
+    h("footer", {}, go));
+  addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
+  return form;
+}
+
+/** The door. `entered()` is called when somebody has come in. */
+export default async function ({ title, entered }) {
+  const { sign_up: may } = session.instance;
+  const name = field("username", "username");
+  const WAYS = {
+    sign_in: ["/sessions", name, field("password", OLD)],
+    sign_up: ["/accounts", ...(may === "invitation" ? [field("invitation")] : []), name, field("password", NEW)],
+    recover: ["/recoveries", name, field("recovery_code"), field("new_password", NEW)],
+  };
+  const ways = { first: ["sign_up"], closed: ["sign_in", "recover"] }[may] ?? Object.keys(WAYS);
+  const card = h("section.card");
+  const show = (way) => {
+    const [path, ...fields] = WAYS[way];
+    const help = may === "first" ? "hello" : way === "recover" && "recover_help";
+    const send = async (values) => {
+      const made = await api.post(path, values);
+      if (!made.recovery_code) return entered();
+      fill(card, h("h2", { tabindex: -1 }, a("keep")), recovery(made, made.user.username, entered));
+      card.firstChild.focus();
+    };
+    title(a(way));
+    fill(card,
+      h("h2", {}, a(way)),
+      help && h("p.help", {}, a(help)),
+      doorform({ fields, send, submit: a(way === "recover" ? "go_on" : way) }),
+      h("div.row", {}, ways.map((each) => each !== way && h("button.quiet", { onclick: () => show(each) }, a(each)))));
+    setTimeout(() => card.querySelector("input").focus());
+  };
+  show(ways[0]);
+  const src = new URL("../icon.svg", import.meta.url).pathname;
+  const brand = [h("img", { src, alt: "" }), h("h1", {}, "Talekeeper"), h("p.soft", {}, a("about"))];
+  return h("main.door", {}, h("header", {}, brand), card);
+}

@@ -22,6 +22,10 @@ export class Problem extends Error {
 
 const offline = () => new Problem({ type: "offline", title: t("errors.offline") }, 0);
 
+function broken(error) {
+  throw error.name === "AbortError" ? error : offline();
+}
+
 const csrf = () => /(?:^|; )csrftoken=([^;]*)/.exec(document.cookie)?.[1] ?? "";
 
 /**
@@ -44,8 +48,7 @@ export async function send(path, options = {}) {
     const content = json === undefined ? body : JSON.stringify(json);
     return await fetch(address, { method, headers, body: content, ...rest });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw offline();
+    return broken(error);
   }
 }
 
@@ -56,22 +59,21 @@ export async function problemOf(response) {
 }
 
 function raised(problem) {
-  if (problem.status === 401) dispatchEvent(new CustomEvent("signed-out"));
+  if (problem.slug === "unauthenticated") dispatchEvent(new CustomEvent("signed-out"));
   return problem;
 }
 
-async function ask(path, options) {
+async function ask(path, { withTag, ...options } = {}) {
   const response = await send(path, options);
   if (!response.ok) throw await problemOf(response);
-  return response.status === 204 || response.status === 202 && !response.headers.get("content-type")
-    ? null
-    : response.json().catch(() => null);
+  const value = await response.json().catch(() => null);
+  return withTag ? { value, tag: response.headers.get("etag")?.replace(/^W\/|"/g, "") } : value;
 }
 
 const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
 
 export const api = {
-  /** `api.get("/chats", { query: { limit: 50 }, signal })` */
+  /** `api.get("/chats", { query: { limit: 50 }, signal })`; `withTag`: `{ value, tag }` for `ifMatch`. */
   get: (path, options) => ask(path, options),
   /** `api.post("/chats", { title })` */
   post: asking("POST"),
@@ -120,14 +122,18 @@ export const api = {
   url: (path) => API + path,
 };
 
-/** The server-sent events of an answer: `{ id, event, data }`, data parsed. Ends when it ends. */
-export async function* events(response) {
+/**
+ * The server-sent events of an answer: `{ id, event, data }`, data parsed. Ends when it ends.
+ * `heard` is called whenever anything comes, and be it a sign of life.
+ */
+export async function* events(response, heard) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(broken);
       if (done) return;
+      heard?.();
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {

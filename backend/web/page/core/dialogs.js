@@ -121,6 +121,7 @@ export function dialog(title, build, { wide = false } = {}) {
     fill(box, head, build(close));
     document.body.append(box);
     box.showModal();
+    (box.querySelector("[autofocus]") ?? box.querySelector("input, textarea, select"))?.focus();
   });
 }
 

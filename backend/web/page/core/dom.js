@@ -14,7 +14,7 @@
 export function h(what, attributes, ...children) {
   const [tag, ...classes] = what.split(".");
   const element = document.createElement(tag);
-  element.classList.add(...classes);
+  if (classes.length) element.classList.add(...classes);
   set(element, attributes ?? {});
   element.append(...flat(children));
   return element;

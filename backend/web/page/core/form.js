@@ -11,7 +11,7 @@ const KINDS = {
   area: (field) => h("textarea", { rows: field.rows ?? 3, maxlength: field.most, placeholder: field.placeholder }),
   number: (field) => h("input", { type: "number", min: field.min, max: field.max, step: field.step ?? "any", placeholder: field.placeholder }),
   check: () => h("input", { type: "checkbox" }),
-  select: (field) => h("select", {}, field.options.map(([value, label]) => h("option", { value }, label))),
+  select: (field) => h("select", {}, field.options.map(([value, label]) => h("option", { value: String(value) }, label))),
   // One a line, or with commas between.
   lines: (field) => h("textarea", { rows: field.rows ?? 2, placeholder: field.placeholder }),
   words: (field) => h("input", { type: "text", placeholder: field.placeholder ?? t("form.commas") }),
@@ -28,8 +28,8 @@ const READ = {
 
 const WRITE = {
   check: (input, value) => (input.checked = Boolean(value)),
-  lines: (input, value) => (input.value = (value ?? []).join("\n")),
-  words: (input, value) => (input.value = (value ?? []).join(", ")),
+  lines: (input, value) => (input.value = (value || []).join("\n")),
+  words: (input, value) => (input.value = (value || []).join(", ")),
   select: (input, value) => (input.value = String(value)),
 };
 
@@ -37,7 +37,7 @@ const WRITE = {
  * A field: a label with its input in one block.
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
- *   `help`, `count` (show tokens), and what the kind takes (`options`, `min`, `max`, `rows`...).
+ *   `help`, `count` (show tokens; a "counted" event tells how many), and what the kind takes (`options`, `min`, `max`, `rows`...).
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -98,6 +98,7 @@ const counting = {
       inputs.forEach((input, at) => {
         const place = counting.watched.get(input);
         place.textContent = counts[at] ? t("form.tokens", { count: counts[at] }) : "";
+        input.dispatchEvent(new CustomEvent("counted", { detail: counts[at], bubbles: true }));
       });
     } catch {
       // Counts are a help: without them the field works as well.
@@ -113,7 +114,7 @@ const counting = {
  *
  * @param {object} options
  *   `groups`: `[{ title, open, fields }]`; without a title the fields just stand there, with one
- *   they fold away. `value`: what is there. `save(changes)`: a promise; what it gives is the new
+ *   they fold away; a field's `control` makes one that is not as others. `value`: what is there. `save(changes)`: a promise; what it gives is the new
  *   value. `signal`: when the view is left, what is not saved is saved.
  * @returns {{element, flush, write}} `flush()` saves now; `write(value)` shows another value.
  */
@@ -127,6 +128,8 @@ export function autoform({ groups, value, save, signal }) {
     const found = {};
     for (const [name, each] of controls) {
       const now = each.read();
+      each.fault(each.input?.validationMessage);
+      if (each.input && !each.input.validity.valid) continue;
       if (JSON.stringify(now) !== JSON.stringify(known[name] ?? empty(now))) found[name] = now;
     }
     return found;
@@ -157,7 +160,7 @@ export function autoform({ groups, value, save, signal }) {
     { onsubmit: (event) => event.preventDefault(), oninput: soon, onchange: soon },
     groups.map(({ title, open, fields, note }) => {
       const made = fields.map((field) => {
-        const each = control(field);
+        const each = (field.control ?? control)(field);
         each.write(value[field.name]);
         controls.set(field.name, each);
         return each.element;

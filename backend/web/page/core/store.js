@@ -35,13 +35,20 @@ export const kept = {
  */
 function list(name, path) {
   let reading = null;
+  const away = new Set();
   return {
-    all() {
+    async all() {
       reading ??= api.all(path).catch((error) => {
         reading = null;
         throw error;
       });
-      return reading;
+      return (await reading).filter((item) => !away.has(item.id));
+    },
+    /** Leave an item out, or no longer: one whose deletion may still be undone. */
+    hide(id, is = true) {
+      if (is) away.add(id);
+      else away.delete(id);
+      dispatchEvent(new CustomEvent(name));
     },
     changed() {
       reading = null;

@@ -1,0 +1,136 @@
+"""Where the keys of an entry stand in the messages: for showing it, once a scan is over."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.draws import fraction
+from backend.lorebooks.activation.keys import Key, classify
+from backend.lorebooks.activation.outcome import Scan
+from backend.lorebooks.activation.patterns import PATTERN_SECONDS, Pattern
+from backend.lorebooks.activation.words import is_whole
+
+MAX_LOOKED_FOR: Final = 5_000
+"""Keys that are looked for; of entries beyond these no places are named."""
+
+_WORD: Final = re.compile(r"\S*")
+
+
+class Place(NamedTuple):
+    """A key in a text: the message's number, newest 0, and characters in its NFC form."""
+
+    key: str
+    is_secondary: bool
+    message: int
+    start: int
+    end: int
+
+
+class PlaceFinder:
+    """Finds where keys first stand in the messages of a scan, newest message first.
+
+    A regex is looked for in each message by itself. Of one that may not be searched in this process
+    just the start is known: its place is the word there.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self._texts = [unicodedata.normalize("NFC", message.text) for message in scan.messages]
+        self._folded: dict[int, tuple[str, list[int]]] = {}
+        self._left = MAX_LOOKED_FOR
+        self._seconds_left = scan.process_seconds
+
+    def places(self, entry: CompiledEntry) -> list[Place]:
+        """The first place of each key of the entry that occurs where the entry looks."""
+        return [
+            Place(key.raw, is_secondary, *found)
+            for keys, is_secondary in ((entry.primary, False), (entry.secondary, True))
+            for key in keys
+            if (found := self._first(entry, key)) is not None
+        ]
+
+    def roll(self, entry: CompiledEntry) -> float | None:
+        """What was drawn for the entry, in per cent: it comes in below its probability."""
+        stored = entry.entry
+        if not stored.use_probability or stored.probability >= 100:  # noqa: PLR2004  # per cent
+            return None
+        return fraction(self._scan.seed, "probability", entry.entry_id) * 100
+
+    def _first(self, entry: CompiledEntry, key: Key) -> tuple[int, int, int] | None:
+        expanded = classify(self._scan.expand(key.raw)) if key.has_macro else key
+        if expanded is None or self._left <= 0:
+            return None
+        self._left -= 1
+        for number in range(self._reach(entry)):
+            span = self._in_message(entry, expanded, number)
+            if span is not None:
+                return number, *span
+        return None
+
+    def _reach(self, entry: CompiledEntry) -> int:
+        settings = self._scan.settings
+        depth = settings.scan_depth if entry.scan_depth is None else entry.scan_depth
+        if settings.min_activations and not entry.has_own_depth:
+            depth = len(self._texts)
+        return min(depth, len(self._texts))
+
+    def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
+        if key.pattern is not None:
+            return self._by_pattern(entry, key.pattern, self._texts[number])
+        settings = self._scan.settings
+        sensitive = settings.case_sensitive if entry.sensitive is None else entry.sensitive
+        whole = settings.match_whole_words if entry.whole is None else entry.whole
+        if sensitive:
+            text = self._texts[number]
+            return next(_occurrences(key.exact, text, whole=whole and key.is_word), None)
+        folded, origin = self._fold(number)
+        for start, end in _occurrences(key.folded, folded, whole=whole and key.is_word):
+            return origin[start], origin[end - 1] + 1
+        return None
+
+    def _by_pattern(
+        self, entry: CompiledEntry, pattern: Pattern, text: str
+    ) -> tuple[int, int] | None:
+        data = text.encode(errors="replace")
+        if pattern.is_quick(len(data)):
+            start, end = (len(data[:at].decode(errors="replace")) for at in pattern.span(data))
+            return (start, end) if end > start else None
+        if (
+            self._scan.evaluator is None
+            or self._seconds_left < PATTERN_SECONDS
+            or pattern.digest in entry.book.given_up
+        ):
+            return None
+        answer = self._scan.evaluator.search(
+            pattern.engine, pattern.source, text, seconds=PATTERN_SECONDS
+        )
+        self._seconds_left -= answer.seconds
+        if answer.status != "found":
+            return None
+        word = _WORD.match(text, answer.start)
+        return answer.start, max(answer.start + 1, word.end() if word else 0)
+
+    def _fold(self, number: int) -> tuple[str, list[int]]:
+        """A message folded, and for each character of that the one that it comes from."""
+        if number not in self._folded:
+            parts: list[str] = []
+            origin: list[int] = []
+            for at, char in enumerate(self._texts[number]):
+                part = char.casefold()
+                parts.append(part)
+                origin.extend([at] * len(part))
+            self._folded[number] = "".join(parts), origin
+        return self._folded[number]
+
+
+def _occurrences(key: str, text: str, *, whole: bool) -> Iterator[tuple[int, int]]:
+    start = text.find(key) if key else -1
+    while start >= 0:
+        end = start + len(key)
+        if not whole or is_whole(text, start, end):
+            yield start, end
+        start = text.find(key, start + 1)

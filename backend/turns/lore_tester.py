@@ -1,0 +1,385 @@
+"""Trying a lorebook on a text: `POST /lorebooks/{lorebook_id}/test`."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.door import NEEDS
+from backend.accounts.identity import Identity
+from backend.accounts.service import AccountService
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.service import ChatService
+from backend.chats.settings import ChatSettings
+from backend.context.macros import MacroLimitError, Variables
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.generation.model import Role
+from backend.generation.registry import UnknownModelError
+from backend.generation.sampling import SettingNotTakenError
+from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
+from backend.lorebooks.activation.places import PlaceFinder
+from backend.lorebooks.entries import Position
+from backend.lorebooks.errors import LorebookNotFoundError
+from backend.turns.builder import Measure, PromptBuilder
+from backend.turns.counting import CountCache
+from backend.turns.gather import NARRATOR, Gathered, Gatherer
+from backend.turns.inputs import macros_for, scene_of
+from backend.turns.lore import GatheredLore, LoreReader
+from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.placing import LoreExpander, LoreScene, scan_of
+from backend.turns.schemas import TurnRequest
+from backend.wire import EXAMPLE, RAISES
+
+MAX_MESSAGES = 100
+MAX_CHARACTERS = 100_000
+"""Of all messages together."""
+
+MAX_LISTED = 1_000
+"""Entries that come in and are listed; the rest are counted."""
+
+POSITIONS: tuple[Position, ...] = (
+    "before_character",
+    "after_character",
+    "examples_top",
+    "examples_bottom",
+    "note_top",
+    "at_depth",
+    "note_bottom",
+    "outlet",
+)
+"""In the order in which they stand in a prompt."""
+
+Line = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+
+
+class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Texts to try a lorebook on: messages, the newest last, as if they had just been said.
+
+    With `chat_id` they are said in that chat, by the user and the character in turns: its cast, its
+    names, its settings, and what is sticky or cools down there count. `seed` decides the draws; the
+    same seed makes the same ones.
+    """
+
+    texts: Annotated[list[Line], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    chat_id: UUID | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None = None
+
+
+class LoreMatch(msgspec.Struct, kw_only=True):
+    """A key in the text: which message, from 0, and which characters of it, in Unicode's NFC."""
+
+    key: str
+    is_secondary: bool
+    message: int
+    start: int
+    end: int
+
+
+class TestedEntry(msgspec.Struct, kw_only=True):
+    """An entry that would come in, and for what reasons.
+
+    `matches` are the first places of its keys in the text. `roll` is what was drawn where the entry
+    has a probability, in per cent: it comes in below that. `depth` is set where it counts.
+    """
+
+    id: UUID
+    title: str
+    reasons: list[str]
+    matches: list[LoreMatch]
+    roll: float | None
+    tokens: int
+    position: Position
+    depth: int | None
+    role: Role
+    outlet: str
+    order: int
+
+
+class MissedEntry(msgspec.Struct, kw_only=True):
+    """An entry that nearly came in, and why it did not. `tokens` is 0 where none were counted."""
+
+    id: UUID
+    title: str
+    reason: str
+    matches: list[LoreMatch]
+    roll: float | None
+    tokens: int
+
+
+class LoreTest(msgspec.Struct, kw_only=True):
+    """What would come in, in the order of the prompt, and what nearly would.
+
+    `tokens` is what it takes, `budget` what lore may take: of the chat, else of the account, or of
+    the book where that says less. `more` counts entries beyond those listed, `not_found` those of
+    which nothing is in the text. `notes` are about keys that could not be used.
+    """
+
+    entries: list[TestedEntry]
+    left_out: list[MissedEntry]
+    more: int
+    not_found: int
+    tokens: int
+    budget: int
+    notes: list[str]
+
+
+class LoreTester:
+    """Scans one lorebook against a text, as a turn would. Nothing is stored."""
+
+    def __init__(
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        lore: LoreReader,
+        counts: CountCache,
+        chats: ChatService,
+        accounts: AccountService,
+    ) -> None:
+        self._database = database
+        self._builder = builder
+        self._lore = lore
+        self._counts = counts
+        self._chats = chats
+        self._accounts = accounts
+
+    async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
+        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
+        if sum(map(len, request.texts)) > MAX_CHARACTERS:
+            raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
+        async with self._database.read() as session:
+            if request.chat_id is None:
+                measure, scan = await self._alone(session, identity, book_id, request)
+            else:
+                measure, scan = await self._in_chat(
+                    session, identity, book_id, request, request.chat_id
+                )
+        if request.seed is not None:
+            scan = replace(scan, seed=request.seed)
+        # In a thread: patterns that can't be trusted may take a quarter of a second together.
+        return await asyncio.to_thread(self._scan, scan, measure)
+
+    async def _in_chat(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        book_id: UUID,
+        request: LoreTestRequest,
+        chat_id: UUID,
+    ) -> tuple[Measure, Scan]:
+        gatherer = Gatherer(
+            session,
+            identity,
+            user_name=self._accounts.name_of(identity),
+            lore=self._lore,
+            is_preview=True,
+        )
+        # Said next, whatever the chat's last line is.
+        turn = TurnRequest(text=request.texts[-1])
+        gathered = await gatherer.gather(chat_id, turn)
+        lore = await self._lore.read_one(
+            session,
+            identity,
+            book_id,
+            chat=gathered.chat,
+            leaf=gathered.target.leaf,
+            overrides=(gathered.settings.lore, identity.settings.lore),
+        )
+        gathered = replace(gathered, lore=lore)
+        measure = await self._measure(session, identity, gathered.settings)
+        scene = scene_of(gathered, turn, request.texts[-1] or " ", is_quiet=False)
+        scene = replace(scene, lines=_lines(request.texts, _speakers(gathered)))
+        max_prompt = round(measure.budget.prompt * measure.ratio)
+        macros = macros_for(gathered, measure.spec, max_prompt=max_prompt)
+        return measure, self._scan_of(
+            lore, scene, measure, LoreExpander(macros, gathered.variables)
+        )
+
+    async def _alone(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        book_id: UUID,
+        request: LoreTestRequest,
+    ) -> tuple[Measure, Scan]:
+        """As in a chat without a character, in which nothing else was said."""
+        lore = await self._lore.read_one(
+            session,
+            identity,
+            book_id,
+            chat=None,
+            leaf=None,
+            overrides=(identity.settings.lore,),
+        )
+        measure = await self._measure(session, identity, ChatSettings())
+        seed = seed_of(book_id)
+        scene = LoreScene(
+            lines=_lines(request.texts, ("", "")),
+            message_count=len(request.texts),
+            reply_count=0,
+            greeting=None,
+            seed=seed,
+            speaker=NARRATOR,
+            tags=(),
+            fields={},
+            trigger="normal",
+        )
+        macros = macros_of(
+            Card(name=NARRATOR),
+            char=NARRATOR,
+            user=self._accounts.name_of(identity),
+            persona="",
+            chat_seed=seed,
+            message_seed=seed,
+        )
+        return measure, self._scan_of(lore, scene, measure, LoreExpander(macros, Variables()))
+
+    async def _measure(
+        self, session: AsyncSession, identity: Identity, settings: ChatSettings
+    ) -> Measure:
+        return await self._builder.measure(session, identity, settings, self._chats.effective_model)
+
+    def _scan_of(
+        self, lore: GatheredLore, scene: LoreScene, measure: Measure, expander: LoreExpander
+    ) -> Scan:
+        return scan_of(
+            lore,
+            scene,
+            semantic={},
+            context_tokens=measure.budget.prompt,
+            count=lambda text: self._counts.count(measure.tokenizer, text),
+            expander=expander,
+        )
+
+    def _scan(self, scan: Scan, measure: Measure) -> LoreTest:
+        return _answer(scan, self._lore.scan(scan), self._lore.finder(scan), measure)
+
+
+class LoreTesterController(Controller):
+    """Trying lorebooks."""
+
+    path = "/lorebooks/{lorebook_id:uuid}/test"
+    tags = ("Lorebooks",)
+
+    @post(
+        status_code=200,
+        opt={
+            NEEDS: "read",
+            RAISES: (
+                LorebookNotFoundError,
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                MacroLimitError,
+                UnknownModelError,
+                SettingNotTakenError,
+            ),
+            EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
+        },
+        operation_id="testLorebook",
+        summary="Try a lorebook on a text",
+    )
+    async def test_lorebook(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[LoreTestRequest],
+        identity: NamedDependency[Identity],
+        lore_tester: NamedDependency[LoreTester],
+    ) -> LoreTest:
+        """Which entries a text would bring in, by which keys, and which it nearly would.
+
+        It is the scan that fills prompts, of this lorebook alone, linked or not. Only the text is
+        looked at, no message of a chat; nobody searches by meaning; nothing is stored.
+        """
+        return await lore_tester.test(identity, lorebook_id, data)
+
+
+CONTROLLERS = (LoreTesterController,)
+
+
+def _speakers(gathered: Gathered) -> tuple[str, str]:
+    return gathered.user_name, gathered.speaker.name
+
+
+def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
+    """As a scan has them, newest first: the user said the last one, then they take turns."""
+    last = len(messages) - 1
+    return [
+        ScannedLine(
+            speakers[back % 2],
+            messages[last - back],
+            "the text" if not last else f"message {last - back + 1}",
+        )
+        for back in range(len(messages))
+    ]
+
+
+def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure) -> LoreTest:
+    book = scan.books[0]
+    last = len(scan.messages) - 1
+
+    def real(tokens: int) -> int:
+        return round(tokens * measure.ratio)
+
+    def matches(entry: CompiledEntry) -> list[LoreMatch]:
+        return [
+            LoreMatch(
+                key=place.key,
+                is_secondary=place.is_secondary,
+                message=last - place.message,
+                start=place.start,
+                end=place.end,
+            )
+            for place in finder.places(entry)
+        ]
+
+    def drawn(entry: CompiledEntry) -> float | None:
+        roll = finder.roll(entry)
+        return None if roll is None else round(roll, 1)
+
+    entries: Mapping[UUID, CompiledEntry] = book.by_id
+    activated = sorted(outcome.activated, key=lambda one: POSITIONS.index(one.position))
+    own = book.fields.token_budget
+    return LoreTest(
+        entries=[
+            TestedEntry(
+                id=one.entry_id,
+                title=one.title,
+                reasons=one.reasons,
+                matches=matches(entries[one.entry_id]),
+                roll=drawn(entries[one.entry_id]),
+                tokens=real(one.tokens),
+                position=one.position,
+                depth=one.depth if one.position == "at_depth" else None,
+                role=one.role,
+                outlet=one.outlet,
+                order=one.order,
+            )
+            for one in activated[:MAX_LISTED]
+        ],
+        left_out=[
+            MissedEntry(
+                id=one.entry_id,
+                title=one.title,
+                reason=one.reason,
+                matches=matches(entries[one.entry_id]),
+                roll=drawn(entries[one.entry_id]),
+                tokens=real(one.tokens),
+            )
+            for one in outcome.left_out
+        ],
+        more=max(0, len(activated) - MAX_LISTED) + outcome.left_out_more,
+        not_found=outcome.not_found,
+        tokens=real(outcome.tokens),
+        budget=real(min(scan.budget, scan.budget if own is None else own)),
+        notes=outcome.notes,
+    )

@@ -1,0 +1,68 @@
+/** What goes on behind the chats, and how the server is. */
+import { api } from "./core/api.js";
+import { attempt } from "./core/dialogs.js";
+import { fill, h, icon, pause } from "./core/dom.js";
+import { progress } from "./core/form.js";
+import { kept } from "./core/store.js";
+import { ago, dateTime, has, t } from "./core/words.js";
+
+/** A text where there is one, and else the name itself, as words. */
+const said = (name) => (has(`activity.${name}`) ? t(`activity.${name}`) : name.split(".").at(-1).replaceAll("-", " "));
+
+function row(job, read) {
+  const { state, error, progress: { done, total } } = job;
+  const kind = job.kind.split(".").at(-1);
+  const name = said(`kinds.${kind}`);
+  const bar = progress(name);
+  bar.show(total ? done / total : null);
+  const act = (what) => h("button", {
+    "aria-label": `${t(`activity.${what}`)}: ${name}`,
+    onclick: () => attempt(async () => (await api.post(`/jobs/${job.id}/${what}`), read())),
+  }, t(`activity.${what}`));
+  const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
+  const words = t(`activity.${how}`, { reason: error?.replaceAll("-", " "), when: dateTime(job.run_after) });
+  return h("li", {},
+    h("div.grow", {}, name,
+      h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),
+      state === "running" && bar.element),
+    /dead|waiting/.test(state) && act("retry"),
+    /rebuild|summary/.test(kind) && !/dead|done/.test(state) && act("stop"));
+}
+
+export default async function ({ signal, title }) {
+  title(t("shell.activity"));
+  const [list, health, place] = [h("ul.list"), h("ul.list"), h("section")];
+  let before;
+  const read = async () => {
+    const { items } = await api.get("/jobs", { signal });
+    kept.set("seen", items[0]?.id);
+    const now = JSON.stringify(items);
+    if (now !== before) {
+      const at = [...list.querySelectorAll("button")].indexOf(document.activeElement);
+      fill(list, items.map((job) => row(job, read)));
+      fill(place, items.length ? list : h("p.empty", {}, t("activity.none")));
+      list.querySelectorAll("button")[at]?.focus();
+    }
+    before = now;
+    return /"(running|queued)"/.test(now);
+  };
+  let busy = await read();
+  const follow = async () => {
+    while (!signal.aborted) {
+      await pause(busy ? 1000 : 5000, signal);
+      busy = !document.hidden && (await read().catch(() => false));
+    }
+  };
+  follow();
+  attempt(async () => {
+    const { parts } = await (await fetch("/ready", { signal })).json();
+    fill(health, parts.map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
+      icon(ready ? "check" : "alert"),
+      h("div.grow", {}, said(`parts.${name}`), h("small.help", {}, detail),
+        /^(none|demo$)/.test(detail) && h("small.help", {}, t(`activity.hints.${name}`))))));
+  });
+  return h("div.page.narrow", {},
+    h("header", {}, h("h1", {}, t("shell.activity"))),
+    place,
+    h("section", {}, h("h2", {}, t("activity.health")), health));
+}

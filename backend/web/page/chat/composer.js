@@ -1,0 +1,76 @@
+/** Where the user's lines are written. What is typed is kept until a turn took it. */
+import { complain, explain } from "../core/dialogs.js";
+import { fill, h, icon } from "../core/dom.js";
+import { kept } from "../core/store.js";
+import { t } from "../core/words.js";
+import { tools } from "./actions.js";
+
+/** @returns {{element, text, focus, notice}} `notice(text, again)` says something; bare, nothing more. */
+export function composer(room) {
+  const draft = `draft.${room.chat.id}`;
+  const keep = () => kept.set(draft, area.value || null);
+  const area = h("textarea", {
+    rows: 1,
+    value: kept.get(draft, ""),
+    "aria-label": t("chat.line"),
+    placeholder: t("chat.write"),
+    oninput: keep,
+    onkeydown(event) {
+      const pages = { PageUp: -1, PageDown: 1 }[event.key];
+      const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing;
+      if (pages && area.scrollHeight <= area.clientHeight) room.page(pages);
+      else if (sends && matchMedia("(hover: hover)").matches) submit();
+      else return;
+      event.preventDefault();
+    },
+  });
+  const button = h("button.primary", { type: "submit" });
+  const said = h("div.notice", { role: "status" });
+
+  const notice = (text, again) =>
+    fill(said, text && [h("span", {}, text), again && h("button.quiet", { type: "button", onclick: again }, t("common.retry"))]);
+
+  async function submit() {
+    if (room.busy) return;
+    const text = area.value.trim() && area.value;
+    // It stays, and may not change, until the server has it.
+    area.readOnly = true;
+    const ontaken = () => {
+      area.readOnly = false;
+      if (text) area.value = "";
+      keep();
+      room.toEnd();
+    };
+    try {
+      await room.take(text ? { text } : {}, { ontaken });
+    } catch (error) {
+      if (error.body) notice(explain(error));
+      else complain(error);
+    }
+    area.readOnly = false;
+  }
+
+  const draw = () => {
+    fill(button, icon(room.busy ? "stop" : "send"));
+    button.ariaLabel = button.title = t(room.busy ? "chat.stop" : "chat.send");
+  };
+  room.events.addEventListener("busy", draw);
+  draw();
+  const onsubmit = (event) => {
+    event.preventDefault();
+    if (room.busy) room.stop().catch(complain);
+    else submit();
+  };
+  return {
+    element: h("form.composer", { onsubmit }, said, h("div.desk", {}, area, button), tools(room)),
+    notice,
+    focus: () => area.focus(),
+    get text() {
+      return area.value;
+    },
+    set text(value) {
+      area.value = value;
+      keep();
+    },
+  };
+}

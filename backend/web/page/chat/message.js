@@ -1,0 +1,71 @@
+/** One message as it is read: who says it, the text, how it stands, and what can be done with it. */
+import { attempt } from "../core/dialogs.js";
+import { fill, h, icon } from "../core/dom.js";
+import { growing, markdown } from "../core/markdown.js";
+import { ago, dateTime, t } from "../core/words.js";
+import { face } from "../library/faces.js";
+import { gestures, toolbar } from "./actions.js";
+
+/** @returns {{element, update}} `update(message)` shows it in another state. */
+export function drawn(first, room) {
+  const element = h("article.message", { tabindex: -1 });
+  const musing = h("div");
+  const thoughts = h("details.thoughts", {}, h("summary", {}, t("chat.thoughts")), musing);
+  let id = null;
+  let text = null;
+
+  const update = (message) => {
+    const { author, role, status, hidden, created_at: when } = message;
+    const grows = status === "streaming";
+    thoughts.hidden = !message.thinking;
+    musing.textContent = message.thinking;
+    if (grows && text && id === message.id) return text.write(message.text);
+    id = message.id;
+    element.className = `message ${role} ${hidden ? "left-out" : ""}`;
+    element.ariaLabel = author;
+    element.ariaBusy = String(grows);
+    const prose = h("div.prose", {}, !grows && markdown(message.text));
+    text = grows ? growing(prose) : null;
+    text?.write(message.text);
+    fill(
+      element,
+      likeness(message, room),
+      h(
+        "header",
+        {},
+        h("b", {}, author),
+        hidden && h("span.tag", { title: t("chat.hidden_help") }, icon("hide"), t("chat.hidden")),
+        h("small", {}, !grows && t("common.tokens", { count: message.tokens })),
+        h("time", { datetime: when, title: dateTime(when) }, ago(when)),
+      ),
+      thoughts,
+      prose,
+      grows
+        ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) }, h("i"), h("i"), h("i"))
+        : [remains(message, room), toolbar(message, room)],
+    );
+  };
+  update(first);
+  gestures(element, first, room);
+  return { element, update };
+}
+
+function likeness({ role, author, character_id: character, persona_id: persona }, room) {
+  const isUser = role === "user";
+  const one = (isUser ? room.personas : room.people).find(({ id }) => id === (isUser ? persona : character));
+  return face(one ?? { name: author }, { kind: isUser ? "personas" : "characters" });
+}
+
+/** What to do with a reply that did not come to its end. */
+function remains({ id, status }, room) {
+  if (status === "complete") return null;
+  const act = (label, body) =>
+    h("button.quiet.last-only", { onclick: () => attempt(() => room.take(body)) }, label);
+  return h(
+    "p.state",
+    {},
+    h("span", {}, t(`chat.${status}`)),
+    act(t("chat.continue"), { continue: true }),
+    act(t("common.retry"), { regenerate_of: id }),
+  );
+}

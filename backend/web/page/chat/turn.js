@@ -1,0 +1,174 @@
+/** Turns: a line goes out, the reply comes in piece by piece, whatever becomes of the connection. */
+import { api, events, Problem, problemOf, send } from "../core/api.js";
+import { complain, explain } from "../core/dialogs.js";
+import { pause, settled } from "../core/dom.js";
+import { t } from "../core/words.js";
+
+const SILENCE = 40_000; // the server says something every 15 seconds
+const LONGEST_WAIT = 10_000;
+
+// crypto.randomUUID is there in secure contexts alone.
+const newId = () =>
+  "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (digit) =>
+    (digit ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (digit / 4)))).toString(16),
+  );
+
+/** @returns {{take, takeUp, stop, isBusy}} The turns of a room, one at a time. */
+export function turns(room) {
+  const { path, signal } = room;
+  let running = null;
+  let untaken = {};
+  const tell = (name) => room.events.dispatchEvent(new Event(name));
+
+  /** Hear a turn until its events end: a new one's, or what came since of one that was begun. */
+  async function follow(turn) {
+    const link = new AbortController();
+    const alive = settled(() => link.abort(), SILENCE);
+    const options = { signal: AbortSignal.any([link.signal, turn.quit.signal]) };
+    try {
+      const answer = turn.begun
+        ? await send(`/turns/${turn.id}/events`, { headers: { "Last-Event-ID": turn.heard }, ...options })
+        : await send(`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...turn.body, turn_id: turn.id }, ...options });
+      if (!answer.ok) throw await problemOf(answer);
+      for await (const event of events(answer, alive)) {
+        calm(turn);
+        await hear(turn, event);
+        turn.heard = event.id;
+      }
+    } catch (error) {
+      if (!link.signal.aborted || turn.quit.signal.aborted) passing(turn, error);
+    } finally {
+      alive.drop();
+    }
+  }
+
+  /** The server is there again. */
+  function calm(turn) {
+    if (turn.wait) room.composer.notice();
+    turn.wait = 0;
+  }
+
+  /** Throw an error again, unless it is one of the way to the server. */
+  function passing(turn, error) {
+    if (!error.isOffline && !(error.status >= 500 && (turn.begun || !error.slug))) throw error;
+  }
+
+  async function hear(turn, { event, data }) {
+    if (event === "turn.started") {
+      turn.begun = true;
+      untaken = {};
+      turn.ontaken?.();
+      turn.ontaken = null;
+      if (turn.kind !== "impersonate") await place(turn, [data.user_message_id, data.reply_id]);
+    } else if (event === "context.ready") {
+      room.totals = data.totals;
+      tell("totals");
+    } else if (event.endsWith(".delta")) {
+      turn[event.split(".")[0]] += data.text;
+      turn.frame ||= requestAnimationFrame(() => grow(turn));
+    } else turn.over ||= event === "turn.completed" || event === "turn.failed";
+  }
+
+  /** Put what a turn writes at the path's end. */
+  async function place(turn, ids) {
+    const read = async (id) => id && (await api.get(`/messages/${id}`, { signal }));
+    const [line, reply] = await Promise.all(ids.map(read)).catch((error) => {
+      // It failed at once, and left nothing.
+      if (error.status !== 404) throw error;
+      return [];
+    });
+    if (line) path.put(line);
+    if (line && turn.taken && room.composer.text === line.text) room.composer.text = "";
+    // What comes of one that goes on, and was begun elsewhere, is partly there: it waits for the end.
+    if (!reply || (turn.taken && turn.kind === "continue")) return;
+    const before = turn.kind === "continue" ? (path.at(reply.position) ?? reply) : {};
+    Object.assign(turn, { reply, text: before.text ?? "", thinking: before.thinking ?? "" });
+    path.cut(reply.position);
+    grow(turn);
+  }
+
+  function grow(turn) {
+    const { over, reply, text, thinking } = turn;
+    turn.frame = 0;
+    if (over) return;
+    if (turn.kind === "impersonate") room.composer.text = turn.before + text;
+    else if (reply) path.put({ ...reply, text, thinking, status: "streaming" });
+  }
+
+  /** Put what is stored in place of what was shown. */
+  async function conclude(turn) {
+    const view = await api.get(`/turns/${turn.id}`, { signal });
+    if (view.text) room.composer.text = turn.before + view.text;
+    if (view.reply) {
+      path.put(view.reply);
+      room.announce(`${view.reply.author}: ${view.reply.text}`);
+    } else if (turn.kind !== "impersonate") await path.reload(turn.reply?.position ?? Math.max(0, path.total - 1));
+    return view;
+  }
+
+  async function run(turn) {
+    const quit = new AbortController();
+    const before = room.composer.text && `${room.composer.text}\n`;
+    running = Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
+    signal.addEventListener("abort", () => quit.abort());
+    tell("busy");
+    if (turn.body) room.composer.notice();
+    let view;
+    try {
+      while (!view) {
+        if (!turn.over) await follow(turn);
+        if (turn.over) view = await conclude(turn).catch((error) => passing(turn, error));
+        if (view) break;
+        room.composer.notice(t("chat.lost"));
+        turn.wait = Math.min(LONGEST_WAIT, turn.wait * 2 || 500);
+        const online = new Promise((go) => addEventListener("online", go, { once: true }));
+        await Promise.race([pause(turn.wait, quit.signal), online]);
+        quit.signal.throwIfAborted();
+      }
+    } finally {
+      running = null;
+      calm(turn);
+      tell("busy");
+    }
+    ended(view, turn.body);
+    tell("turn");
+    return view;
+  }
+
+  /** Say what went wrong, and offer to try again where there is no message that does. */
+  function ended(view, { text, ...body } = {}) {
+    if (view.state !== "failed" && (view.state !== "interrupted" || view.reply)) return;
+    const again = () => take(body).catch(complain);
+    room.composer.notice(explain(new Problem(view.problem ?? { title: t("chat.cut_off") })), !view.reply && again);
+  }
+
+  async function take(body, { ontaken } = {}) {
+    if (running) throw new Problem({ title: t("chat.busy") }, 409);
+    // The same again, of which nobody knows whether it arrived, is the same turn.
+    const key = JSON.stringify(body);
+    if (untaken.key !== key) untaken = { key, id: newId() };
+    const kind = body.continue ? "continue" : body.impersonate ? "impersonate" : "reply";
+    try {
+      return await run({ id: untaken.id, kind, body, ontaken });
+    } catch (error) {
+      if (error.body) untaken = {};
+      const other = error.slug === "turn-in-progress" && error.body.turn_id;
+      if (other) takeUp(await api.get(`/turns/${other}`, { signal }));
+      throw error;
+    }
+  }
+
+  /** Follow a turn that was begun elsewhere, or before the page was loaded. */
+  function takeUp(view) {
+    if (view?.state === "running") run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
+    else if (view && path.last()?.id === view.user_message_id) ended(view);
+  }
+
+  /** End the turn where it is. */
+  async function stop() {
+    if (!running?.begun) running?.quit.abort();
+    else await api.post(`/turns/${running.id}/stop`);
+  }
+
+  return { take, takeUp, stop, isBusy: () => Boolean(running) };
+}

@@ -1,0 +1,149 @@
+/** One chat: its messages, what is typed below them, and a panel beside them. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { fill, h, icon, style } from "../core/dom.js";
+import { characters, chats, personas } from "../core/store.js";
+import { t } from "../core/words.js";
+import { face } from "../library/faces.js";
+import { keys } from "./actions.js";
+import { composer } from "./composer.js";
+import { Path } from "./path.js";
+import { scroller } from "./scroller.js";
+import { turns } from "./turn.js";
+
+const PANELS = {
+  find: ["search", "chat", () => import("./find.js")],
+  context: ["layers", "inspector", () => import("../inspector/panel.js")],
+  settings: ["settings", "chat", () => import("./settings.js")],
+};
+const NARROW = matchMedia("(max-width: 68rem)");
+
+export default async function view({ params: { id }, query, signal, title }) {
+  const place = `#/chats/${id}`;
+  const path = new Path(id, signal);
+  const voice = h("div.unseen", { role: "status" });
+  const room = { signal, path, events: new EventTarget(), announce: (text) => (voice.textContent = text) };
+
+  /** Read again who and what this is: somebody may have changed it. */
+  room.refresh = async () => {
+    const chat = api.get(`/chats/${id}`, { signal });
+    [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
+    const find = (list, id) => list.find((one) => one.id === id);
+    room.members = room.chat.character_ids.map((each) => find(room.people, each)).filter(Boolean);
+    room.persona = find(room.personas, room.chat.persona_id) ?? null;
+    title(room.chat.title || t("chats.untitled"));
+    room.events.dispatchEvent(new Event("chat"));
+  };
+  const latest = api.get(`/chats/${id}/turns`, { query: { limit: 1 }, signal });
+  const [{ items: [turn] }] = await Promise.all([latest, room.refresh(), path.reload()]);
+  room.totals = turn?.totals;
+
+  const { element: reading, ...scrolling } = scroller(room);
+  const { take, takeUp, stop, isBusy } = turns(room);
+  Object.defineProperty(room, "busy", { get: isBusy });
+  Object.assign(room, scrolling, { take, stop });
+  room.composer = composer(room);
+  const talk = h("section.talk", {}, header(room), reading, room.composer.element, voice);
+  const aside = h("aside.panel", { hidden: true });
+  const element = h("div.chat", {}, talk, aside);
+
+  let open = "";
+  let leaving = new AbortController();
+  const cover = () => (talk.inert = Boolean(open) && NARROW.matches);
+  NARROW.addEventListener("change", cover, { signal });
+
+  async function panel(name, options) {
+    leaving.abort();
+    leaving = new AbortController();
+    const here = AbortSignal.any([signal, leaving.signal]);
+    const before = open;
+    open = name in PANELS ? name : "";
+    aside.hidden = !open;
+    cover();
+    for (const each of talk.querySelectorAll("[data-panel]")) {
+      each.ariaExpanded = String(each.dataset.panel === open);
+      if (!open && each.dataset.panel === before) each.focus();
+    }
+    if (!open) return fill(aside);
+    const close = () => room.open(null);
+    const head = h("h2", { tabindex: -1 }, (aside.ariaLabel = t(`${open}.title`)));
+    const body = h("div.body", {}, h("p.waiting", {}, t("common.loading")));
+    fill(aside, h("header", {}, head, h("button.quiet", { onclick: close, "aria-label": t("common.close") }, icon("close"))), body);
+    if (before !== open) head.focus({ preventScroll: true });
+    const [, sheet, load] = PANELS[open];
+    try {
+      const [{ default: build }] = await Promise.all([load(), style(sheet)]);
+      const content = await build(room, { options, signal: here, close });
+      return here.aborted || fill(body, content);
+    } catch (error) {
+      if (!here.aborted) close();
+      throw error;
+    }
+  }
+
+  // Places within this chat are ours: the view stays.
+  const settle = (search) => {
+    const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
+    attempt(() => panel(name, options));
+    if (at) attempt(() => room.show(Number(at), { mark: true }));
+  };
+  room.open = (name, options) => {
+    if (name) location.hash = `${place}?${new URLSearchParams({ panel: name, ...options })}`;
+    else settle(history.replaceState(null, "", place));
+  };
+  const moved = (event) => {
+    event.preventDefault();
+    settle(event.detail);
+  };
+  addEventListener("moved", moved, { signal });
+  element.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && open && !event.defaultPrevented) room.open(null);
+  });
+  keys(room);
+  settle(query);
+  takeUp(turn);
+
+  // What was said elsewhere meanwhile is here when one comes back.
+  const back = async () => {
+    if (document.hidden || room.busy) return;
+    await room.refresh();
+    if (!room.busy && room.chat.leaf_id !== (path.last()?.id ?? null)) await path.reload();
+  };
+  document.addEventListener("visibilitychange", () => back().catch(() => {}), { signal });
+  requestAnimationFrame(() => !open && matchMedia("(hover: hover)").matches && room.composer.focus());
+  return element;
+}
+
+function header(room) {
+  const heading = h("h1.unseen");
+  const cast = h("div.cast");
+  const use = h("small.figure", { title: t("chat.use_help") });
+  const save = async () => {
+    await api.patch(`/chats/${room.chat.id}`, { title: name.value.trim() }, { keepalive: true });
+    chats.changed();
+    await room.refresh();
+  };
+  const onkeydown = ({ key }) => {
+    if (key === "Escape") name.value = room.chat.title;
+    if (key === "Enter" || key === "Escape") name.blur();
+  };
+  const words = { placeholder: t("chats.untitled"), "aria-label": t("chat.name"), maxlength: 300 };
+  const name = h("input.name", { ...words, onkeydown, onchange: () => attempt(save) });
+  const draw = () => {
+    heading.textContent = room.chat.title || t("chats.untitled");
+    if (document.activeElement !== name) name.value = room.chat.title;
+    fill(cast, room.members.slice(0, 3).map((member) => face(member, { small: true })));
+    const { prompt: used, total } = room.totals ?? {};
+    use.textContent = total ? t("chat.use", { used, total }) : "";
+  };
+  room.events.addEventListener("chat", draw);
+  room.events.addEventListener("totals", draw);
+  draw();
+  const button = ([panel, [sign]]) => {
+    const label = t(`${panel}.title`);
+    const onclick = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded === "true" ? null : panel);
+    return h("button.quiet", { "data-panel": panel, "aria-label": label, title: label, onclick }, icon(sign));
+  };
+  const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
+  return h("header", {}, heading, back, cast, h("div.grow", {}, name, use), Object.entries(PANELS).map(button));
+}

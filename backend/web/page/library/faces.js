@@ -1,0 +1,21 @@
+/** Faces: pictures of characters and personas; without one, the initial of the name on its own colour. */
+import { api } from "../core/api.js";
+import { h } from "../core/dom.js";
+
+const versions = new Map();
+
+/** Say that an item's picture is another one now. */
+export const repictured = (id) => versions.set(id, Date.now());
+
+/** A face to stand beside a name. `kind`: "characters" or "personas"; `small`; `size`: "full". */
+export function face(item, { kind = "characters", small = false, size = "thumbnail" } = {}) {
+  const look = small ? "face small" : "face";
+  const name = [...(item?.name?.trim() || "?")];
+  const hue = (name.reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 997, 7) * 137) % 360;
+  const initial = () => h("span", { class: look, vars: { hue }, "aria-hidden": "true" }, name[0].toUpperCase());
+  if (!item?.has_avatar) return initial();
+  const version = versions.get(item.id) ?? "";
+  const src = api.url(`/${kind}/${item.id}/avatar?size=${size}&v=${version}`);
+  const onerror = ({ target }) => target.replaceWith(initial());
+  return h("img", { class: look, src, alt: "", loading: "lazy", onerror });
+}

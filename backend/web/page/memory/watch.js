@@ -1,0 +1,86 @@
+/** The agent's work for a chat: how it stands, watching it, taking it back. */
+import { api } from "../core/api.js";
+import { attempt, sure, toast } from "../core/dialogs.js";
+import { fill, h, pause, style } from "../core/dom.js";
+import { t } from "../core/words.js";
+import { m } from "./parts.js";
+
+/** Whether something is under way. */
+export const isBusy = ({ job }) => job && job.state !== "dead";
+
+/** How the work stands, in a line; `again` hears that what the agent gave up is tried once more. */
+export function standing({ enabled, job, pending: count, tokens_today, tokens_per_day }, again) {
+  if (!enabled) return m("off");
+  if (tokens_today >= tokens_per_day) return m("limit");
+  if (job?.state !== "dead") return m(job ? "reading" : count ? "unread" : "read", { count });
+  const retry = () => attempt(async () => (await api.post(`/jobs/${job.id}/retry`), again()));
+  return [m("stuck", { count }), " ", h("button", { onclick: retry }, t("common.retry"))];
+}
+
+/** Show how the work stands, again and again while something is under way and the page is seen. */
+export async function follow(id, signal, show) {
+  for (let wait = 2000; !signal.aborted; wait = Math.min(wait * 1.1, 20_000)) {
+    // A server that does not answer now may do so in a moment.
+    const view = !document.hidden && (await api.get(`/chats/${id}/enrichment`, { signal }).catch(() => null));
+    if (view && !signal.aborted) show(view);
+    if (view && !isBusy(view)) return;
+    await pause(wait, signal);
+  }
+}
+
+/** What a run wrote, with the way to it. */
+export function written({ what, id, container_id: home, title }) {
+  if (/removed|summary/.test(what)) return title;
+  const way = what.startsWith("event") ? `chronicles/${home}?event` : `lorebooks/${home}?entry`;
+  return h("a", { href: `#/${way}=${id}` }, title);
+}
+
+/** Take back a run; whether it was. What stayed is told, and may be taken back as well. */
+export async function undo(id, force) {
+  const done = await attempt(() => api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force } }));
+  if (!done) return false;
+  toast(m("undone", { count: done.undone.length }));
+  const kept = done.kept.map(({ title, reason }) => m(`kept.${reason}`, { title })).join(" ");
+  if (kept && !force && (await sure(m("kept_title"), kept, m("force")))) await undo(id, true);
+  return true;
+}
+
+/** For the chat: says what the agent does after each turn; where it is off, nothing is asked for. */
+export function chronicleWatch({ chat, events, signal }) {
+  const element = h("div.watch", { role: "status" });
+  let on;
+  let before;
+  let turn = new AbortController();
+  const read = async () => {
+    const path = `/chats/${chat.id}`;
+    on = (await api.get(`${path}/settings`, { signal }).catch(() => ({}))).chronicle_enabled;
+    if (!on) return fill(element);
+    style("memory");
+    const view = await api.get(`${path}/enrichment`, { query: { limit: 1 }, signal }).catch(() => null);
+    before ??= view?.items[0]?.id ?? "";
+  };
+  const look = async () => {
+    turn.abort();
+    turn = new AbortController();
+    fill(element);
+    if (!on) return;
+    follow(chat.id, AbortSignal.any([signal, turn.signal]), (view) => {
+      if (view.job) return fill(element, standing(view, look));
+      const made = view.items.filter((run) => run.id > before && run.can_undo && run.kind === "turn");
+      fill(element, made.map(wrote));
+      before = view.items[0]?.id ?? "";
+    });
+  };
+  const wrote = (run) => {
+    const made = run.written.filter((it) => it.what === "event_created");
+    const back = async () => (await undo(run.id)) && fill(element);
+    return made.length > 0 && h("p", {},
+      m("wrote", { count: made.length }),
+      made.map((it) => [" ", written(it)]),
+      h("button.quiet", { onclick: back }, t("common.undo")));
+  };
+  addEventListener("chat-settings-changed", read, { signal });
+  events.addEventListener("turn", look, { signal });
+  read();
+  return element;
+}

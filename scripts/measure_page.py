@@ -1,0 +1,218 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""What the page costs: bytes, requests, when it can be seen and used, and how smoothly it scrolls.
+
+    scripts/measure_page.py [--data DIR] [--messages N] [--characters N] [--runs N]
+
+A server in this process, on SQLite in a temporary folder, is read by a headless Chromium over the
+loopback: the door, the library with 300 characters, and a chat with 10,000 messages, each in a
+browser with an empty cache. Times are medians, in milliseconds since the navigation began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import shutil
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import _bench as bench
+import httpx
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from backend.database.engine import Database
+from backend.database.migrate import upgrade
+from backend.settings import Settings
+from backend.web.files import FOLDER
+
+NAME, PASSWORD = "bench", "a long bench password"
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+USABLE = {
+    "door": "form button[type=submit]:not([disabled])",
+    "library": "main a[href^='#/characters/'] img, main a[href^='#/characters/'] .face",
+    "chat": "main article, main textarea:not([disabled])",
+}
+"""What a view has once it can be used: all of these, by CSS."""
+
+WATCH = """(selectors) => {
+  window.usable = new Promise((resolve) => {
+    const look = () => {
+      const there = selectors.every((each) => document.querySelector(each));
+      if (there) resolve(performance.now());
+      else requestAnimationFrame(look);
+    };
+    look();
+  });
+}"""
+READ = """async () => {
+  const paints = performance.getEntriesByType("paint");
+  const [document] = performance.getEntriesByType("navigation");
+  return {
+    "first paint": null,
+    "first contentful paint": null,
+    ...Object.fromEntries(paints.map((each) => [each.name.replaceAll("-", " "), each.startTime])),
+    usable: await window.usable,
+    files: [document, ...performance.getEntriesByType("resource")].map((each) => (
+      { name: each.name, sent: each.transferSize, plain: each.decodedBodySize })),
+    elements: window.document.querySelectorAll("*").length,
+  };
+}"""
+SCROLL = """async (up) => {
+  const parts = [...document.querySelectorAll("main, main *")];
+  const [box] = parts.filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowY))
+    .sort((a, b) => (b.scrollHeight - b.clientHeight) - (a.scrollHeight - a.clientHeight));
+  const frames = [];
+  let before = await new Promise(requestAnimationFrame);
+  for (let frame = 0; frame < 180; frame++) {
+    box.scrollTop += up ? -80 : 80;
+    const now = await new Promise(requestAnimationFrame);
+    frames.push(now - before);
+    before = now;
+  }
+  return frames;
+}"""
+
+
+def kind_of(address: str) -> str:
+    """What a file is, by its address."""
+    path = httpx.URL(address).path
+    return "API" if path.startswith("/api/") else Path(path).suffix.removeprefix(".") or "html"
+
+
+def code() -> list[tuple[str, int, int, int]]:
+    """(kind, files, bytes, bytes zipped) of all of the page's files, read by a view or not."""
+    sizes: dict[str, list[bytes]] = defaultdict(list)
+    for path in FOLDER.rglob("*"):
+        if path.is_file():
+            sizes[path.suffix.removeprefix(".")].append(path.read_bytes())
+    return [
+        (
+            kind,
+            len(files),
+            sum(map(len, files)),
+            sum(len(gzip.compress(each, mtime=0)) for each in files),
+        )
+        for kind, files in sorted(sizes.items())
+    ]
+
+
+async def visit(browser: Browser, url: str, place: str, address: str) -> dict[str, Any]:
+    """Read one view with nothing in the cache."""
+    context = await browser.new_context(base_url=url)
+    try:
+        if place != "door":
+            await sign_in(context)
+        page = await context.new_page()
+        selectors = USABLE[place].split(", ") if place == "chat" else [USABLE[place]]
+        await page.add_init_script(f"({WATCH})({selectors!r})")
+        await page.goto(address)
+        await page.evaluate("window.usable")
+        await page.wait_for_load_state("networkidle")
+        found: dict[str, Any] = await page.evaluate(READ)
+        if place != "door":
+            found["frames"] = await scroll(page, up=place == "chat")
+        return found
+    finally:
+        await context.close()
+
+
+async def scroll(page: Page, *, up: bool) -> list[float]:
+    """Milliseconds between frames while the view scrolls."""
+    frames: list[float] = await page.evaluate(SCROLL, up)
+    return frames
+
+
+async def sign_in(context: BrowserContext) -> None:
+    """Have the context's cookies be those of a session."""
+    body = {"username": NAME, "password": PASSWORD}
+    answer = await context.request.post("/api/v1/sessions", data=body)
+    if not answer.ok:
+        raise SystemExit(await answer.text())
+
+
+def report(place: str, visits: list[dict[str, Any]]) -> None:
+    """Print one view's figures."""
+    first = visits[0]
+    kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for file in first["files"]:
+        kinds[kind_of(file["name"])].append(file)
+    print(f"\n{place}: {len(first['files'])} requests, {first['elements']} elements")
+    for kind, files in sorted(kinds.items()):
+        plain, sent = (sum(each[name] for each in files) for name in ("plain", "sent"))
+        print(f"  {kind:<24}{len(files):>5} requests{plain:>10} bytes{sent:>10} sent")
+    for name in ("first paint", "first contentful paint", "usable"):
+        times = [each[name] for each in visits if each[name] is not None]
+        print(f"  {name:<24}{statistics.median(times) if times else float('nan'):>7.0f} ms")
+    frames = [frame for each in visits for frame in each.get("frames", [])]
+    if frames:
+        p50, p95 = bench.p50_p95(frames)
+        print(f"  {'frames while scrolling':<24}{p50:>7} ms p50, {p95} p95, {max(frames):.0f} max")
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Make what the views show, and look at them."""
+    lines = bench.utterances(options.data)
+    with tempfile.TemporaryDirectory() as scratch:
+        url = f"sqlite+aiosqlite:///{scratch}/bench.sqlite3"
+        database = Database(url)
+        await upgrade(database)
+        settings = Settings(
+            _env_file=None,  # type: ignore[call-arg]
+            data_dir=Path(scratch),
+            database_url=url,
+            registration="open",
+        )
+        account = await bench.open_account(settings, database, NAME)
+        chat_id = await bench.make_chat(database, account.identity, lines, options.messages)
+        async with bench.serving(account.parts) as port:
+            async with bench.client(account, port) as api:
+                for number in range(options.characters):
+                    body = {"name": f"Character {number}", "first_mes": lines[number][1]}
+                    (await api.post("/characters", json=body)).raise_for_status()
+            places = {"door": "/", "library": "/#/characters", "chat": f"/#/chats/{chat_id}"}
+            async with async_playwright() as playwright:
+                browser = await playwright.chromium.launch(
+                    executable_path=options.chromium, args=list(FLAGS)
+                )
+                origin = f"http://127.0.0.1:{port}"
+                for place, address in places.items():
+                    visits = [
+                        await visit(browser, origin, place, address) for _ in range(options.runs)
+                    ]
+                    report(place, visits)
+                await browser.close()
+        await database.dispose()
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=bench.SHARED / "crd3")
+    parser.add_argument("--messages", type=int, default=10_000)
+    parser.add_argument("--characters", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--chromium", default=shutil.which("chromium"))
+    options = parser.parse_args()
+    print("All of the page's files")
+    for kind, files, plain, zipped in code():
+        print(f"  {kind:<24}{files:>5} files{plain:>13} bytes{zipped:>10} zipped")
+    asyncio.run(measure(options))
+
+
+if __name__ == "__main__":
+    main()

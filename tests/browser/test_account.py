@@ -1,0 +1,116 @@
+"""Coming in, getting back in, and what an account has to say about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import Account, Watch, phone
+from tests.support.server import PASSWORD
+
+pytestmark = pytest.mark.browser
+
+
+def keep_the_code(page: Page) -> str:
+    """Say that the recovery code is kept, and go on into the house."""
+    expect(page.get_by_role("heading", name="Keep your recovery code")).to_be_focused()
+    code = page.get_by_role("status").filter(has_text="-").inner_text()
+    go_on = page.get_by_role("button", name="Go on")
+    expect(go_on).to_be_disabled()
+    page.get_by_role("checkbox", name="I have kept it").check()
+    go_on.click()
+    expect(page.get_by_role("navigation", name="Places")).to_be_visible()
+    return "".join(code.split())
+
+
+def test_somebody_new_is_told_what_a_password_takes_and_keeps_the_recovery_code(
+    visitor: Page, watch: Watch
+) -> None:
+    watch.expected.append("/api/v1/accounts$")
+    visitor.goto("/")
+    visitor.get_by_role("button", name="Make an account").click()
+    visitor.get_by_label("Name").fill(f"Ada {uuid4().hex[:8]}")
+    password = visitor.get_by_label("Password", exact=True)
+    password.fill("short")
+    visitor.get_by_role("button", name="Make an account").click()
+    expect(visitor.get_by_role("alert").filter(has_text="at least 8 characters")).to_be_visible()
+    password.fill(PASSWORD)
+    visitor.get_by_role("button", name="Show the password").click()
+    expect(password).to_have_attribute("type", "text")
+    visitor.get_by_role("button", name="Make an account").click()
+
+    code = keep_the_code(visitor)
+
+    kept = visitor.url + visitor.evaluate("JSON.stringify(localStorage)")
+    assert code not in kept
+    assert PASSWORD not in kept
+
+
+def test_who_lost_the_password_comes_back_with_the_code(visitor: Page, account: Account) -> None:
+    phone(visitor)
+    visitor.goto("/#/account")
+    visitor.get_by_role("button", name="Lost your password?").click()
+    visitor.get_by_label("Name").fill(account.name)
+    visitor.get_by_label("Recovery code").fill(account.recovery_code)
+    visitor.get_by_label("New password").fill("lanterns over the quay")
+    visitor.get_by_role("button", name="Go on").click()
+    assert keep_the_code(visitor) != account.recovery_code
+
+    # To where they wanted to go, and out again.
+    expect(visitor.get_by_role("heading", name=account.name)).to_be_visible()
+    visitor.get_by_role("button", name="Sign out").click()
+    expect(visitor.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_an_api_key_is_shown_once_and_ended(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/account")
+    page.get_by_role("button", name="Make a key").click()
+    page.get_by_label("What is it for?").fill("A script of mine")
+    page.get_by_label("It may").select_option("read everything")
+    page.get_by_role("dialog").get_by_role("button", name="Make a key").click()
+    expect(page.get_by_role("dialog").get_by_text("tk_")).to_be_visible()
+    page.get_by_role("button", name="Close").click()
+    end = page.get_by_role("button", name="End “A script of mine”")
+    expect(end).to_be_visible()
+    assert_accessible(page)
+    end.click()
+    page.get_by_role("dialog").get_by_role("button", name="End", exact=True).click()
+
+    expect(end).to_be_hidden()
+    assert account.get("/api-keys")["items"] == []
+
+
+def test_what_holds_in_every_chat_is_saved_as_it_is_typed(page: Page, account: Account) -> None:
+    page.goto("/#/account")
+    page.get_by_label("Instructions for the model").fill("Be brief.")
+    page.get_by_text("How much the model reads").click()
+    with page.expect_response(lambda answer: "12000" in (answer.request.post_data or "")):
+        page.get_by_label("Tokens in all").fill("12000")
+    expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    settings = account.get("/me/settings")
+    assert settings["system_prompt"] == "Be brief."
+    assert settings["budgets"] == {"total": 12000}
+
+    page.get_by_role("radio", name="Only while I am here").check()
+    expect(page.get_by_role("button", name="Dismiss")).to_be_visible()
+    assert account.get("/me")["key_mode"] == "sealed"
+    page.reload()
+    expect(page.get_by_role("radio", name="Only while I am here")).to_be_checked()
+    expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
+
+
+def test_the_door_and_activity_are_accessible(
+    visitor: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    visitor.goto("/")
+    expect(visitor.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert_accessible(visitor)
+    account.enter(visitor.context)
+    visitor.goto("/?again#/activity")
+    expect(visitor.get_by_text("Search by meaning")).to_be_visible()
+    assert_accessible(visitor)

@@ -1,0 +1,114 @@
+"""Writing a line and reading the reply; a long chat; a server that goes down in between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.support.browser import Account, phone, signing_up
+from tests.support.process import serving
+
+pytestmark = pytest.mark.browser
+
+
+def line(page: Page) -> Locator:
+    return page.get_by_role("textbox", name="Your line")
+
+
+def messages(page: Page) -> Locator:
+    return page.get_by_role("feed").get_by_role("article")
+
+
+def test_a_line_is_answered_and_what_was_only_typed_is_there_after_a_reload(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]], title="The storm")
+    phone(page)
+    page.goto(f"/#/chats/{chat['id']}")
+    line(page).fill("/demo think")
+    page.get_by_role("button", name="Send").click()
+    expect(messages(page)).to_have_count(3)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(messages(page).last.get_by_text("Thoughts")).to_be_visible()
+    expect(line(page)).to_have_value("")
+
+    line(page).fill("And then?")
+    title = page.get_by_role("textbox", name="Title of the chat")
+    title.fill("After the storm")
+    title.press("Enter")
+    heading = page.get_by_role("heading", name="After the storm", level=1)
+    expect(heading).to_be_attached()
+    page.reload()
+
+    expect(heading).to_be_attached()
+    expect(line(page)).to_have_value("And then?")
+    expect(page.get_by_text(re.compile(r"of 200,000 tokens"))).to_be_visible()
+    assert_accessible(page)
+
+
+def test_a_line_that_is_refused_says_why_and_is_still_there(page: Page, account: Account) -> None:
+    chat = account.new_chat(title="Nobody here")
+    page.goto(f"/#/chats/{chat['id']}")
+    expect(page.get_by_text("Nothing has been said yet.")).to_be_visible()
+    line(page).fill("/demo fail")
+    line(page).press("Enter")
+    expect(page.get_by_text("The model cannot be reached.")).to_be_visible()
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    expect(messages(page)).to_have_count(1)
+
+
+def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
+    page: Page, account: Account
+) -> None:
+    chat = account.new_chat()
+    for number in range(25):
+        account.turn(chat["id"], text=f"Line {number}.")
+    page.goto(f"/#/chats/{chat['id']}")
+    expect(messages(page).last).to_have_attribute("aria-posinset", "50")
+    assert messages(page).count() < 30
+
+    page.get_by_role("region", name="The story so far").press("Home")
+    expect(page.get_by_text("Line 0.", exact=True)).to_be_in_viewport()
+    page.goto(f"/#/chats/{chat['id']}?at=24")
+    expect(page.get_by_text("Line 12.", exact=True)).to_be_in_viewport()
+    page.get_by_role("button", name="messages below").click()
+
+    expect(messages(page).last).to_have_attribute("aria-posinset", "50")
+    expect(page.get_by_role("button", name="messages below")).to_be_hidden()
+
+
+def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    with (
+        serving(tmp_path, registration="open", demo_tokens_per_second="40") as first,
+        signing_up(first.url, "ada") as account,
+    ):
+        chat = account.new_chat()
+        context = chromium.new_context(base_url=first.url)
+        account.enter(context)
+        page = context.new_page()
+        page.goto(f"/#/chats/{chat['id']}")
+        line(page).fill("/demo long 5000")
+        line(page).press("Enter")
+        said = "door closed softly"
+        expect(messages(page).last).to_contain_text(said)
+        page.reload()
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+        expect(messages(page).last).to_contain_text(said)
+        first.process.kill()
+        expect(page.get_by_text("The connection is lost.")).to_be_visible()
+    port = urlsplit(first.url).port or 0
+    with serving(tmp_path, port=port, demo_tokens_per_second="40"):
+        expect(page.get_by_text("This reply stops here.")).to_be_visible()
+        expect(messages(page).last).to_contain_text(said)
+        messages(page).last.get_by_role("button", name="Continue", exact=True).click()
+        expect(page.get_by_text("This reply stops here.")).to_be_hidden()
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(page.get_by_text("This reply stops here.")).to_be_visible()
+        context.close()

@@ -1,0 +1,114 @@
+"""Characters, personas and the start page, as somebody uses them who has read nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import JSHandle, Page, expect
+
+from tests.support.browser import EXAMPLE_CARD, Account, Watch
+
+pytestmark = pytest.mark.browser
+
+IN_A_CHAT = re.compile(r"#/chats/[0-9a-f-]{36}")
+FILES = """files => {
+  const held = new DataTransfer();
+  for (const [name, text] of files) held.items.add(new File([text], name));
+  return held;
+}"""
+
+
+def test_whoever_is_new_is_in_a_chat_with_the_example_in_one_step(
+    page: Page, account: Account
+) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", name=f"Welcome, {account.name}")).to_be_visible()
+
+    page.get_by_role("button", name="Try the example").click()
+
+    expect(page).to_have_url(IN_A_CHAT)
+    page.goto("/#/")
+    expect(page.get_by_role("main").get_by_role("link", name="Marlena")).to_be_visible()
+    [book] = account.get("/lorebooks")["items"]
+    assert book["entry_count"] == 4
+
+
+def test_of_several_dropped_files_one_that_is_no_card_stops_no_other(
+    page: Page, watch: Watch, assert_accessible: Callable[[Page], None]
+) -> None:
+    watch.expected.append("/characters/import")
+    page.goto("/#/characters")
+    expect(page.get_by_role("button", name="Try the example")).to_be_visible()
+    card = EXAMPLE_CARD.read_text()
+    dropped = held(page, ("a.json", card), ("b.json", "no card"), ("c.json", card))
+
+    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports.get_by_role("status")).to_have_text("2 of 3 imported, 1 refused")
+    expect(imports.get_by_text("could not be read")).to_be_visible()
+    expect(imports.get_by_role("button", name="Try b.json again")).to_be_visible()
+    expect(page.get_by_text("2 characters")).to_be_visible()
+    assert_accessible(page)
+    imports.get_by_role("button", name="Chat with Marlena").first.click()
+    expect(page).to_have_url(IN_A_CHAT)
+
+
+def test_what_is_typed_into_a_card_is_kept_without_a_save_button(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    character = account.import_card()
+    page.goto(f"/#/characters/{character['id']}")
+    page.get_by_label("Personality", exact=True).fill("Dry.")
+    page.get_by_text("More greetings").click()
+    page.get_by_role("button", name="Add a greeting").first.click()
+    page.keyboard.type("A knock.")
+    page.get_by_role("button", name="Move up").nth(1).click()
+    assert_accessible(page)
+
+    # Gone from the view before it saves by itself.
+    page.get_by_role("link", name="Characters").first.click()
+
+    expect(page.get_by_role("heading", level=1, name="Characters")).to_be_visible()
+    page.get_by_role("link", name="Marlena").click()
+    expect(page.get_by_label("Personality", exact=True)).to_have_value("Dry.")
+    page.get_by_text("More greetings").click()
+    expect(page.get_by_label("Greeting 1")).to_have_value("A knock.")
+
+
+def test_a_deleted_chat_can_be_had_back(page: Page, account: Account) -> None:
+    character = account.import_card()
+    account.new_chat(character_ids=[character["id"]], title="The storm")
+    page.goto("/#/")
+    main = page.get_by_role("main")
+    main.get_by_role("button", name="More about The storm").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(main.get_by_role("link", name="The storm")).to_have_count(0)
+
+    page.get_by_role("button", name="Undo").click()
+
+    expect(main.get_by_role("link", name="The storm")).to_be_visible()
+    assert len(account.get("/chats")["items"]) == 1
+
+
+def test_a_persona_is_made_and_becomes_the_default(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/personas")
+    page.get_by_role("button", name="New persona").click()
+    page.get_by_label("Name").fill("Kit")
+    page.keyboard.press("Enter")
+
+    page.get_by_role("button", name="Make it the default").click()
+
+    expect(page.get_by_text("Default", exact=True)).to_be_visible()
+    assert_accessible(page)
+    [kit] = account.get("/personas")["items"]
+    assert account.get("/me/settings")["persona_id"] == kit["id"]
+
+
+def held(page: Page, *files: tuple[str, str]) -> JSHandle:
+    """Files as somebody holds them over the page with the mouse."""
+    return page.evaluate_handle(FILES, files)

@@ -1,0 +1,114 @@
+"""Search, chronicles and what the agent did, as somebody uses them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import Account
+
+pytestmark = pytest.mark.browser
+
+FOUND = "I find the silver key under the altar of the flooded chapel."
+
+
+def test_what_the_agent_writes_appears_by_itself_and_can_be_undone(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat, chronicle = keeping(account)
+    page.goto(f"/#/chronicles/{chronicle}")
+    expect(page.get_by_text("No events yet.")).to_be_visible()
+
+    account.turn(chat, text=FOUND)
+    # As when somebody comes back to the tab.
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+    events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    expect(events).to_contain_text("finds the silver key")
+    events.get_by_text("Where it comes from (1)").click()
+    expect(events.get_by_role("link", name="The flooded chapel")).to_have_attribute(
+        "href", f"#/chats/{chat}?at=0"
+    )
+    assert_accessible(page)
+    page.get_by_role("link", name="What the agent did").click()
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("dialog").get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("Undone", exact=True)).to_be_visible()
+    assert_accessible(page)
+    assert account.get(f"/chronicles/{chronicle}/events")["items"] == []
+
+
+def test_events_are_written_found_and_merged_and_nothing_typed_is_lost(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chronicle = account.post("/chronicles", {"name": "Winter"})["id"]
+    path = f"/chronicles/{chronicle}/events"
+    account.post(path, {"summary": "The snow came early.", "who": ["Mara"], "day": 2})
+    account.post(path, {"summary": "Nobody minded.", "day": 3})
+    page.goto("/#/chronicles")
+    page.get_by_role("link", name="Winter").click()
+    dialog = page.get_by_role("dialog")
+
+    page.get_by_role("button", name="Add event").click()
+    dialog.get_by_label("What happened").fill("The river froze.")
+    assert_accessible(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Add event").click()
+    expect(dialog.get_by_label("What happened")).to_have_value("The river froze.")
+    dialog.get_by_label("Who").fill("Mara, Orla")
+    dialog.get_by_role("button", name="Save").click()
+
+    page.get_by_role("button", name="Mara", exact=True).first.click()
+    events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    expect(events).to_have_count(2)
+    expect(page).to_have_url(re.compile("who=Mara"))
+    page.get_by_role("button", name="More for Winter").click()
+    page.get_by_role("menuitem", name="Merge events").click()
+    for choice in page.get_by_role("checkbox").all():
+        choice.check()
+    page.get_by_role("button", name="Merge into one").click()
+    dialog.get_by_role("button", name="Save").click()
+    expect(events).to_have_count(1)
+    [merged, _] = account.get(path)["items"]
+    assert merged["summary"] == "The snow came early.\nThe river froze."
+    assert merged["who"] == ["Mara", "Orla"]
+
+
+def test_a_search_finds_messages_and_leads_to_them(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat = account.new_chat(title="The flooded chapel")["id"]
+    account.turn(chat, text=FOUND)
+    page.goto("/#/memory")
+    page.get_by_role("searchbox").fill("silver keys")
+
+    mark = page.locator("mark", has_text="silver").first
+    expect(mark).to_be_visible()
+    expect(page.get_by_text("Message in The flooded chapel").first).to_be_visible()
+    expect(page).to_have_url(re.compile(r"q=silver\+keys"))
+    assert_accessible(page)
+    page.get_by_role("button", name="Messages").click()
+    expect(page.get_by_text("Nothing found.")).to_be_visible()
+
+
+def test_a_rebuild_says_first_what_it_takes(page: Page, account: Account) -> None:
+    chat, chronicle = keeping(account)
+    account.turn(chat, text=FOUND)
+    page.goto(f"/#/chronicles/{chronicle}")
+    page.get_by_role("button", name="More for").click()
+    page.get_by_role("menuitem", name="Rebuild").click()
+    page.get_by_role("button", name="See what it takes").click()
+    expect(page.get_by_text("2 messages:")).to_be_visible()
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_text("Rebuilt.")).to_be_visible()
+
+
+def keeping(account: Account) -> tuple[str, str]:
+    """A chat that keeps a chronicle; its id and that of the chronicle."""
+    chat = account.new_chat(title="The flooded chapel")["id"]
+    answer = account.client.patch(f"/chats/{chat}/settings", json={"chronicle_enabled": True})
+    assert answer.is_success, answer.text
+    return chat, answer.json()["chronicle_id"]

@@ -1,0 +1,68 @@
+"""What somebody meets who opens the address for the first time, up to the first reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import dark, phone
+from tests.support.server import PASSWORD
+
+pytestmark = pytest.mark.browser
+
+
+def test_from_the_address_to_the_first_reply(
+    visitor: Page, assert_accessible: Callable[[Page], None]
+) -> None:
+    page = visitor
+    phone(page)
+    page.goto("/")
+    page.get_by_role("button", name="Make an account").click()
+    page.get_by_label("Name").fill(f"Bea {uuid4().hex[:8]}")
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
+    assert_accessible(page)
+    page.get_by_role("button", name="Make an account").click()
+    page.get_by_role("checkbox", name="I have kept it").check()
+    page.get_by_role("button", name="Go on").click()
+
+    expect(page.get_by_role("heading", name="Welcome")).to_be_visible()
+    assert_accessible(page)
+    page.get_by_role("button", name="Try the example").click()
+
+    messages = page.get_by_role("feed", name="Messages").get_by_role("article")
+    expect(messages).to_have_count(1)
+    line = page.get_by_role("textbox", name="Your line")
+    line.fill('*I sit down.* "Thank you."')
+    page.get_by_role("button", name="Send").click()
+
+    expect(messages).to_have_count(3)
+    expect(messages.nth(1).get_by_role("emphasis")).to_have_text("I sit down.")
+    expect(messages.nth(2).get_by_role("group", name="Tools of message 3")).to_be_visible()
+    expect(line).to_have_value("")
+    dark(page)
+    assert_accessible(page)
+    page.reload()
+    expect(messages).to_have_count(3)
+    expect(messages.nth(1)).to_contain_text('"Thank you."')
+
+
+def test_every_place_can_be_reached_and_has_one_heading(
+    page: Page, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/")
+    for place in ("Characters", "Lore", "Memory", "Activity", "Account", "Chats"):
+        page.get_by_role("link", name=place, exact=True).click()
+        link = page.get_by_role("link", name=place, exact=True)
+        expect(link).to_have_attribute("aria-current", "page")
+        expect(page.get_by_role("heading", level=1)).to_have_count(1)
+        expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
+        assert_accessible(page)
+
+
+def test_an_address_that_leads_nowhere_says_so(page: Page) -> None:
+    page.goto("/#/nowhere/at/all")
+
+    expect(page.get_by_role("alert")).to_contain_text("nothing at this address")

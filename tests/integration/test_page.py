@@ -1,0 +1,183 @@
+"""The page's files as browsers get them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backend.web.files import FOLDER, MEDIA_TYPES, PageFiles
+from tests.support.server import Running, problem, running
+
+pytestmark = pytest.mark.anyio
+
+LARGEST = 150_000
+"""Bytes of all of the page's own code together."""
+
+FILES = sorted(
+    path.relative_to(FOLDER).as_posix()
+    for path in FOLDER.rglob("*")
+    if path.is_file() and path.name != "index.html"
+)
+IMPORT = re.compile(
+    r"(?:^import\b[^;\"]*|^export [*{][^;\"]*|\bimport\(\s*)\"([^\"\n]+)\"", re.MULTILINE
+)
+ASSET = re.compile(r"new URL\(\s*[\"'`]([^\"'`$]+)[\"'`]\s*,\s*import\.meta\.url")
+SHEET = re.compile(r"\bstyle\(\s*\"([\w-]+)\"")
+ICON = re.compile(r"\bicon\(\s*\"([\w-]+)\"")
+LINK = re.compile(r"(?:href|src)=\"([^\"]+)\"")
+
+
+@pytest.fixture
+async def client(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[httpx.AsyncClient]:
+    async with running(sqlite_url, tmp_path) as server, browser(server) as client:
+        yield client
+
+
+def browser(server: Running) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, trust_env=False)
+
+
+def source(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def base() -> str:
+    """The folder that this version's files are in."""
+    return f"/page/{PageFiles().version}"
+
+
+async def test_the_address_alone_gives_the_page(client: httpx.AsyncClient, base: str) -> None:
+    answer = await client.get("/")
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["vary"] == "Accept-Encoding"
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "style-src 'self'" in policy
+    assert "connect-src 'self'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert "trusted-types 'none'" in policy
+    assert "{version}" not in answer.text
+    assert "set-cookie" not in answer.headers
+    links: list[str] = LINK.findall(answer.text)
+    assert f"{base}/main.js" in links
+    for link in links:
+        assert link.startswith(f"{base}/")
+        assert (await client.get(link)).status_code == 200, link
+
+
+async def test_what_a_browser_has_already_does_not_come_again(
+    client: httpx.AsyncClient, base: str
+) -> None:
+    for path in ("/", f"{base}/main.js"):
+        first = await client.get(path)
+        tag = first.headers["etag"]
+
+        for given in (tag, f'"other", {tag}'):
+            again = await client.get(path, headers={"If-None-Match": given})
+            assert again.status_code == 304
+            assert again.content == b""
+            for header in ("etag", "cache-control", "vary", "content-security-policy"):
+                assert again.headers[header] == first.headers[header]
+        other = await client.get(path, headers={"If-None-Match": '"other"'})
+        assert other.content == first.content
+
+
+async def test_files_come_plain_or_zipped_and_are_kept_for_good(
+    client: httpx.AsyncClient, base: str
+) -> None:
+    for name in FILES:
+        path = f"{base}/{name}"
+        zipped = await client.get(path, headers={"Accept-Encoding": "br, gzip;q=0.5"})
+        plain = await client.get(path, headers={"Accept-Encoding": "gzip;q=0, br"})
+
+        assert zipped.headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in plain.headers
+        for answer in (zipped, plain):
+            assert answer.status_code == 200
+            assert answer.content == (FOLDER / name).read_bytes()
+            media_type, _, charset = answer.headers["content-type"].partition("; ")
+            assert media_type == MEDIA_TYPES[Path(name).suffix]
+            assert charset == ("charset=utf-8" if media_type.startswith("text/") else "")
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert answer.headers["vary"] == "Accept-Encoding"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_who_asks_for_the_head_alone_gets_it(client: httpx.AsyncClient, base: str) -> None:
+    for path in ("/", f"{base}/main.js"):
+        head, whole = await client.head(path), await client.get(path)
+        assert head.status_code == 200
+        assert head.content == b""
+        for header in ("content-type", "content-length", "etag", "cache-control"):
+            assert head.headers[header] == whole.headers[header]
+
+
+async def test_nothing_else_is_given_out(client: httpx.AsyncClient, base: str) -> None:
+    for path in (
+        "/page/000000000000/main.js",
+        f"{base}",
+        f"{base}/",
+        f"{base}/core",
+        f"{base}/none.js",
+        f"{base}/MAIN.JS",
+        f"{base}/index.html",
+        "/index.html",
+        f"{base}/..%2ffiles.py",
+        f"{base}/%2e%2e/files.py",
+        f"{base}/%2e%2e%2ffiles.py",
+        f"{base}/..%5cfiles.py",
+        f"{base}/core/%2e%2e/main.js",
+        f"{base}/%2fetc%2fpasswd",
+        f"{base}/main.js%00",
+        f"{base}/.env",
+        f"{base}/.js",
+        f"{base}/files.py",
+    ):
+        answer = await client.get(path)
+        assert answer.status_code == 404, path
+        problem(answer, 404, "not-found")
+        assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
+def test_whatever_a_module_refers_to_is_there(name: str) -> None:
+    text = source(name)
+    folder = posixpath.dirname(name)
+    for target in IMPORT.findall(text):
+        assert target.startswith(("./", "../")), target
+    for target in (*IMPORT.findall(text), *ASSET.findall(text)):
+        assert posixpath.normpath(posixpath.join(folder, target)) in FILES, target
+    for sheet in SHEET.findall(text):
+        assert f"style/{sheet}.css" in FILES
+    icons = set(re.findall(r"<symbol[^>]* id=\"([\w-]+)\"", source("icons.svg")))
+    assert set(ICON.findall(text)) <= icons
+
+
+def test_nothing_of_the_page_comes_from_elsewhere() -> None:
+    for name in ("index.html", *FILES):
+        text = source(name)
+        for target in (
+            *IMPORT.findall(text),
+            *LINK.findall(text),
+            *re.findall(r"url\(([^)]+)", text),
+        ):
+            assert not re.match(r"[\"']?(?:[a-z]+:)?//", target), (name, target)
+
+
+def test_the_page_is_small() -> None:
+    sizes = {
+        name: (FOLDER / name).stat().st_size
+        for name in ("index.html", *FILES)
+        if name.endswith((".js", ".css", ".html"))
+    }
+    assert sum(sizes.values()) < LARGEST, sizes

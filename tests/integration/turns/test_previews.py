@@ -1,0 +1,157 @@
+"""Previews with other budgets and long drafts, and what they say beside the prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.turns import ratios
+from tests.integration.turns.seeding import seed
+from tests.support.memory import API, link, new_book
+from tests.support.server import Account, Running, ok, problem
+
+pytestmark = pytest.mark.anyio
+
+
+async def tried(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
+    return ok(await ada.client.post(f"{API}/chats/{chat}/context", json=body))  # type: ignore[no-any-return]
+
+
+async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
+    return ok(  # type: ignore[no-any-return]
+        await ada.client.get(f"{API}/messages/{message_id}/context", params=query)
+    )
+
+
+async def reply(ada: Account, chat: str, **body: Any) -> str:
+    events = await ada.turn(chat, **body)
+    assert events[-1].name == "turn.completed", events[-1]
+    return str(events[0].data["reply_id"])
+
+
+async def test_budgets_can_be_tried_without_keeping_them(
+    ada: Account, chat: str, server: Running
+) -> None:
+    await seed(server, ada, chat, [f"{n} " + "la " * 30 for n in range(60)])
+    ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json={"budgets": {"retrieval": 77}}))
+    before = await tried(ada, chat, text="Well?")
+    less = await tried(ada, chat, text="Well?", budgets={"history": 500, "total": 9_000})
+    assert less["totals"]["history"] <= 500 < before["totals"]["history"]
+    assert (less["budgets"]["history"], less["budgets"]["total"]) == (500, 9_000)
+    assert less["budgets"]["retrieval"] == before["budgets"]["retrieval"] == 77
+    assert less["left_out"][0]["reason"] == "budget"
+    assert await tried(ada, chat, text="Well?") == before
+    url = f"{API}/chats/{chat}/context"
+    assert ok(await ada.client.get(url, params={"text": "Well?"})) == before
+
+
+async def test_budgets_that_leave_no_room_are_refused_as_in_the_settings(
+    ada: Account, chat: str
+) -> None:
+    url = f"{API}/chats/{chat}/context"
+    for budgets in ({"total": 5_000, "reply_reserve": 5_000}, {"total": 10}, {"history": -1}):
+        answer = await ada.client.post(url, json={"budgets": budgets})
+        problem(answer, 422, "validation-failed")
+    ok(await ada.client.patch(f"{API}/me/settings", json={"budgets": {"reply_reserve": 3_000}}))
+    answer = await ada.client.post(url, json={"budgets": {"total": 2_000}})
+    problem(answer, 422, "validation-failed")
+    answer = await ada.client.post(url, json={"text": "word " * 3_000, "budgets": {"total": 4_000}})
+    body = problem(answer, 422, "context-overflow")
+    assert body["needed"] > body["available"]
+
+
+async def test_a_draft_that_no_address_could_hold_is_previewed(ada: Account, chat: str) -> None:
+    draft = "And then the tide came in again. " * 1_000
+    context = await tried(ada, chat, text=draft, prompt=True)
+    assert context["prompt"][-1] == {"role": "user", "text": draft}
+    blank = await tried(ada, chat, text=" \n ")
+    assert [item["kind"] for item in blank["items"]] == ["system_prompt"]
+    assert blank["prompt"] is None
+    assert len(await ada.messages(chat)) == 1
+
+
+async def test_a_preview_says_how_it_differs_from_the_last_reply_s_prompt(
+    ada: Account, chat: str
+) -> None:
+    assert (await tried(ada, chat, diff="previous"))["difference"] is None
+    first = await reply(ada, chat, text="Who is there?")
+    last = await reply(ada, chat, text="Come in.")
+    body = {"text": "Sit down.", "diff": "previous", "prompt": True}
+    preview = await tried(ada, chat, **body)
+    assert preview["difference"]["previous_message_id"] == last
+    assert [item["text"] for item in preview["difference"]["changed"]] == ["Sit down."]
+    # All that was sent, the line behind the history included: it is history now.
+    sent = (await context_of(ada, last))["prompt"]
+    assert preview["difference"]["shared_prefix"] == len(sent)
+    now = await context_of(ada, await reply(ada, chat, text="Sit down."), diff="previous")
+    assert now["prompt"] == preview["prompt"]
+    for name in ("previous_message_id", "shared_prefix", "shared_tokens", "history_last"):
+        assert now["difference"][name] == preview["difference"][name]
+    ok(await ada.client.patch(f"{API}/messages/{first}", json={"text": "Me."}))
+    assert (await tried(ada, chat, text="Well?", diff="previous"))["difference"] is None
+
+
+async def test_a_reply_of_another_branch_is_held_against_the_one_above_it(
+    ada: Account, chat: str
+) -> None:
+    first = await reply(ada, chat, text="Who is there?")
+    last = await reply(ada, chat, text="Come in.")
+    shown = await context_of(ada, last, diff="previous")
+    again = await reply(ada, chat, regenerate_of=last)
+    assert again != last
+    left = await context_of(ada, last, diff="previous")
+    assert left["difference"] == shown["difference"]
+    assert left["difference"]["previous_message_id"] == first
+
+
+async def test_a_reply_s_context_has_what_the_provider_reported(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="Who is there?")
+    turn = ok(await ada.client.get(f"{API}/turns/{events[0].data['turn_id']}"))
+    context = await context_of(ada, events[0].data["reply_id"])
+    assert context["usage"] == turn["usage"]
+    assert context["usage"]["prompt_tokens"] > 0
+    await ada.turn(chat, **{"continue": True})
+    went_on = await context_of(ada, events[0].data["reply_id"])
+    assert went_on["usage"]["prompt_tokens"] > context["usage"]["prompt_tokens"]
+    assert (await tried(ada, chat))["usage"] is None
+
+
+async def test_it_says_which_lorebook_an_entry_is_in(ada: Account, chat: str) -> None:
+    entry = {"title": "Light", "keys": ["lighthouse"], "content": "It is dark."}
+    book = await new_book(ada, entry)
+    await link(ada, chat, book)
+    context = await tried(ada, chat, text="To the lighthouse!")
+    (item,) = context["retrieved"]
+    assert context["containers"] == {item["source_id"]: book}
+    message = await reply(ada, chat, text="To the lighthouse!")
+    assert (await context_of(ada, message))["containers"] == {item["source_id"]: book}
+    ok(await ada.client.delete(f"{API}/lorebooks/{book}"), 204)
+    assert (await context_of(ada, message))["containers"] == {}
+
+
+async def test_a_key_that_may_only_read_may_preview(
+    ada: Account, chat: str, server: Running
+) -> None:
+    body = {"label": "reader", "scope": "read"}
+    key = ok(await ada.client.post(f"{API}/api-keys", json=body), 201)
+    async with server.program(key["token"]) as program:
+        ok(await program.post(f"{API}/chats/{chat}/context", json={"text": "Well?"}))
+    async with server.account(f"{ada.name}-eve") as eve:
+        answer = await eve.client.post(f"{API}/chats/{chat}/context", json={})
+        problem(answer, 404, "chat-not-found")
+
+
+async def test_budgets_are_shown_as_they_were_set_whatever_the_provider_counts(
+    ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ratios, "RELOAD_EVERY", 0.0)
+    budgets = {"total": 14_000, "history": 7_001, "retrieval": 333, "reply_reserve": 1_999}
+    for line in ("/demo long 400", "/demo long 100", "/demo long 250"):
+        await reply(ada, chat, text=line)
+    context = await tried(ada, chat, budgets=budgets)
+    assert context["ratio"] != 1
+    assert {name: context["budgets"][name] for name in budgets} == budgets
+    totals = context["totals"]
+    assert (totals["total"], totals["reply_reserve"]) == (14_000, 1_999)
+    assert totals["prompt"] + totals["free"] + 1_999 == 14_000
