@@ -27,6 +27,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
+from backend.logs import configure_logging
 from backend.settings import Settings
 from backend.web.files import FOLDER
 
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
+    configure_logging("error", "json")
     print("All of the page's files")
     for kind, files, plain, zipped in code():
         print(f"  {kind:<24}{files:>5} files{plain:>13} bytes{zipped:>10} zipped")

@@ -1,5 +1,8 @@
-/** Words and figures as people read them. All texts stand in texts.js. */
-import { texts, LANGUAGE } from "../texts.js";
+/** Words and figures as people read them. All texts stand in texts.json: a translation is another
+ * file of its form. */
+import texts from "../texts.json" with { type: "json" };
+
+const LANGUAGE = texts.language;
 
 const plural = new Intl.PluralRules(LANGUAGE);
 

@@ -1,8 +1,8 @@
-/** The fields of entries and books. Which there are, in groups, and in which order, texts.js says. */
+/** The fields of entries and books. Which there are, in groups, and in which order, texts.json says. */
 import { autoform } from "../core/form.js";
 import { h } from "../core/dom.js";
 import { has, t } from "../core/words.js";
-import { texts } from "../texts.js";
+import texts from "../texts.json" with { type: "json" };
 
 const { fields, help, options } = texts.lore;
 /** Null in these stands for what is set elsewhere. */
