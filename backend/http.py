@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import msgspec
 from litestar import Request, Response
 from litestar.enums import ParamType, ScopeType
 from litestar.exceptions import HTTPException
@@ -49,6 +50,9 @@ HEADERS: dict[str, str] = {
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
+IN_BODY = re.compile(r"(?P<message>.*) - at `\$\.data\.(?P<member>[^`]+)`", re.DOTALL)
+"""What msgspec says of a member of a body, which is an argument `data` to it."""
+
 _CHALLENGES = {errors.UnauthenticatedError.status: {"WWW-Authenticate": "Bearer"}}
 
 HUNG_UP = "client disconnected prematurely"
@@ -166,12 +170,9 @@ def _known(request: AnyRequest, error: AppError) -> AnyResponse:
 
 def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
     if isinstance(error, LitestarValidationException):
-        return _answer(
-            errors.ValidationError(
-                "The members named in `errors` are missing or not acceptable.",
-                extra={"errors": _faults(error)},
-            )
-        )
+        return _invalid(_faults(error))
+    if fault := _mistaken_fault(error):
+        return _invalid([fault])
     if error.detail == HUNG_UP:
         log.info("request.abandoned")
         return _answer(errors.BadRequestError("It ended before all of it had come."))
@@ -180,6 +181,25 @@ def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
     kind = _BY_STATUS.get(error.status_code, errors.BadRequestError)
     detail = "" if kind in {errors.NotFoundError, errors.MethodNotAllowedError} else error.detail
     return _answer(kind(detail), error.headers)
+
+
+def _invalid(faults: list[dict[str, str]]) -> AnyResponse:
+    return _answer(
+        errors.ValidationError(
+            "The members named in `errors` are missing or not acceptable.",
+            extra={"errors": faults},
+        )
+    )
+
+
+def _mistaken_fault(error: HTTPException) -> dict[str, str] | None:
+    """The fault of a body's member that is called like a dependency: `messages`, say.
+
+    Litestar knows them by that name alone, and takes the fault for the server's own.
+    """
+    cause = error.__cause__
+    found = IN_BODY.fullmatch(str(cause)) if isinstance(cause, msgspec.ValidationError) else None
+    return {"member": found["member"], "in": "body", "message": found["message"]} if found else None
 
 
 def _faults(error: LitestarValidationException) -> list[dict[str, str]]:

@@ -52,6 +52,7 @@ from backend.settings import Settings
 from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
+from backend.turns.gate import Gate
 from backend.turns.lore import LoreReader
 from backend.turns.lore_tester import LoreTester
 from backend.turns.opening import OpeningService
@@ -74,6 +75,7 @@ class Parts:
     memory: MemoryHouse
     searching: SearchService
     lore: LoreReader
+    gate: Gate
     instance: InstanceKeys
     accounts: AccountService
     sessions: SessionService
@@ -145,7 +147,7 @@ async def build_parts(
     open_keys.on_departure(lore.forget)
     prompts = load_prompts()
     behind = open_enrichment(settings, database, registry, prompts, memory)
-    counts = CountCache()
+    counts, gate = CountCache(), Gate(settings.max_turns_per_user)
     builder = PromptBuilder(database, prompts, settings, counts, lore, memory.search)
     turns = TurnService(
         database,
@@ -154,8 +156,8 @@ async def build_parts(
         chats,
         messages,
         TurnStore(database, index, EnrichmentOutbox(queue)),
+        gate,
         name_of=accounts.name_of,
-        max_per_user=settings.max_turns_per_user,
     )
     contexts = ContextService(database, builder, turns)
     kinds = {**memory.kinds, **behind.kinds}
@@ -168,6 +170,7 @@ async def build_parts(
         memory=memory,
         searching=SearchService(database, memory.search, sources),
         lore=lore,
+        gate=gate,
         instance=instance,
         accounts=accounts,
         sessions=sessions,
@@ -180,7 +183,7 @@ async def build_parts(
         lorebooks=LorebookService(database, index),
         lore_entries=LoreEntryService(database, index),
         lorebook_links=LorebookLinkService(database),
-        lore_tester=LoreTester(database, builder, lore, counts, chats, accounts),
+        lore_tester=LoreTester(database, builder, lore, counts, chats, accounts, gate),
         chronicles=ChronicleService(database, index),
         chronicle_events=EventService(database, index),
         chronicle_transfer=ChronicleTransfer(database, index),

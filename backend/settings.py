@@ -254,8 +254,8 @@ class Settings(BaseSettings):
         ge=1,
         le=10_000,
         description=(
-            "Turns, suggestions and previews of one user that may be under way at once, in one "
-            "process."
+            "Turns, suggestions, previews, trials of lorebooks and token counts of one user that "
+            "may be under way at once, in one process."
         ),
     )
     max_message_chars: int = Field(

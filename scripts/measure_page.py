@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import _bench as bench
 import httpx
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
@@ -30,6 +29,7 @@ from backend.database.migrate import upgrade
 from backend.logs import configure_logging
 from backend.settings import Settings
 from backend.web.files import FOLDER
+from scripts import _bench as bench
 
 NAME, PASSWORD = "bench", "a long bench password"
 FLAGS = (

@@ -119,7 +119,8 @@ def _route_rows(
     prefix: str, controller: type[Controller], handler: HTTPRouteHandler
 ) -> Iterator[tuple[str, str, str]]:
     options = {**vars(controller).get("opt", {}), **handler.opt}
-    for method in sorted(handler.http_methods):
+    # Where there is a HEAD, it is the same without the body.
+    for method in sorted(handler.http_methods - {"HEAD"}):
         needs = options.get(NEEDS, "read" if method == "GET" else "chat")
         for path in sorted(handler.paths or {""}):
             route = (prefix + vars(controller).get("path", "") + path).replace("//", "/") or "/"

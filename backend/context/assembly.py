@@ -213,7 +213,10 @@ def assemble(
         history_tokens += widest - omitted
         left_out.append(
             LeftOut(
-                kind="history", title=f"{gap.count} messages", tokens=omitted, reason="truncated"
+                kind="history",
+                title="1 message" if gap.count == 1 else f"{gap.count} messages",
+                tokens=omitted,
+                reason="truncated",
             )
         )
 

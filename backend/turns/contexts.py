@@ -197,7 +197,11 @@ async def _path(
         return await chats.path_to(session, message)
     # One range on an index, however long the chat is.
     return await repository.active_stretch(
-        session, message.chat_id, first=recorded.first, last=recorded.last
+        session,
+        message.chat_id,
+        owner_id=message.user_id,
+        first=recorded.first,
+        last=recorded.last,
     )
 
 

@@ -171,7 +171,7 @@ class TurnController(Controller):
 
     @get(
         "/context",
-        opt={RAISES: PREPARING},
+        opt={RAISES: (*PREPARING, MessageTooLongError)},
         operation_id="previewContext",
         summary="Preview the context",
     )
@@ -207,10 +207,10 @@ class TurnController(Controller):
         identity: NamedDependency[Identity],
         contexts: NamedDependency[ContextService],
     ) -> ContextView:
-        """The same with a draft of any length and with other budgets; nothing is stored.
+        """The context of the coming turn, with a draft of any length and other budgets.
 
-        `diff` adds how the prompt differs from that of the last reply on the active path; null
-        where that has none.
+        Nothing is stored. `diff` adds how the prompt differs from that of the last reply on the
+        active path; null where that has none.
         """
         return await contexts.preview(identity, chat_id, data)
 

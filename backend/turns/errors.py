@@ -32,7 +32,7 @@ class TurnInProgressError(ConflictError):
 
 
 class TooManyTurnsError(TooManyRequestsError):
-    """So many turns, suggestions and previews of one user at once are not taken."""
+    """So much of one user's expensive work at once is not taken."""
 
     slug, title = "too-many-turns", "Too many turns at once"
 

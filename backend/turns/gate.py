@@ -23,7 +23,7 @@ class Stay:
 
 
 class Gate:
-    """Counts turns, suggestions and previews by user, in this process."""
+    """Counts what prepares prompts or counts tokens, by user, in this process."""
 
     def __init__(self, per_user: int) -> None:
         self._per_user = per_user

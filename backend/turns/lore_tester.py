@@ -33,6 +33,8 @@ from backend.lorebooks.entries import Position
 from backend.lorebooks.errors import LorebookNotFoundError
 from backend.turns.builder import Measure, PromptBuilder
 from backend.turns.counting import CountCache
+from backend.turns.errors import TooManyTurnsError
+from backend.turns.gate import Gate
 from backend.turns.gather import NARRATOR, Gathered, Gatherer
 from backend.turns.inputs import macros_for, scene_of
 from backend.turns.lore import GatheredLore, LoreReader
@@ -145,6 +147,7 @@ class LoreTester:
         counts: CountCache,
         chats: ChatService,
         accounts: AccountService,
+        gate: Gate,
     ) -> None:
         self._database = database
         self._builder = builder
@@ -152,11 +155,16 @@ class LoreTester:
         self._counts = counts
         self._chats = chats
         self._accounts = accounts
+        self._gate = gate
 
     async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
-        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
+        """Raises `LorebookNotFoundError`, `TooManyTurnsError`, and what gathering a chat raises."""
         if sum(map(len, request.texts)) > MAX_CHARACTERS:
             raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
+        with self._gate.enter(identity.user_id):
+            return await self._test(identity, book_id, request)
+
+    async def _test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
         async with self._database.read() as session:
             if request.chat_id is None:
                 measure, scan = await self._alone(session, identity, book_id, request)
@@ -282,6 +290,7 @@ class LoreTesterController(Controller):
                 MacroLimitError,
                 UnknownModelError,
                 SettingNotTakenError,
+                TooManyTurnsError,
             ),
             EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
         },

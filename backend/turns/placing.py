@@ -138,10 +138,15 @@ def place(outcome: Outcome, note: Note) -> PlacedLore:
         )
         for each in outcome.left_out
     ]
-    if more := outcome.not_found + outcome.left_out_more:
-        left_out.append(
-            LeftOut(kind="lore", title=f"{more:,} entries", tokens=0, reason="no key was said")
-        )
+    for more, what, reason in (
+        (outcome.left_out_more, "more ", "not listed"),
+        (outcome.not_found, "", "no key was said"),
+    ):
+        if more:
+            noun = "entry" if more == 1 else "entries"
+            left_out.append(
+                LeftOut(kind="lore", title=f"{more:,} {what}{noun}", tokens=0, reason=reason)
+            )
     return PlacedLore(
         slots=LoreSlots(**slots),
         ranked=[item for _, item in ranked],

@@ -94,9 +94,8 @@ def _older(built: Built) -> RecordedLeftOut | None:
     tokens = max(0, built.path_tokens - sum(history.tokens))
     if tokens == 0:
         return None
-    return RecordedLeftOut(
-        kind="history", title=f"messages 1 to {first}", tokens=tokens, reason="budget"
-    )
+    title = "message 1" if first == 1 else f"messages 1 to {first}"
+    return RecordedLeftOut(kind="history", title=title, tokens=tokens, reason="budget")
 
 
 def _to_real(record: ContextRecord, built: Built) -> None:

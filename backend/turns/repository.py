@@ -132,14 +132,18 @@ async def last_recorded(
 
 
 async def active_stretch(
-    session: AsyncSession, chat_id: UUID, *, first: int, last: int
+    session: AsyncSession, chat_id: UUID, *, owner_id: UUID, first: int, last: int
 ) -> Sequence[Message]:
     """The active path's messages at positions `first` to `last`, hidden ones too."""
     return list(
         await session.scalars(
             select(Message)
-            .where(Message.chat_id == chat_id, Message.is_active)
-            .where(Message.position.between(first, last))
+            .where(
+                Message.chat_id == chat_id,
+                Message.user_id == owner_id,
+                Message.is_active,
+                Message.position.between(first, last),
+            )
             .order_by(Message.position)
         )
     )
@@ -153,8 +157,10 @@ async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -
             Turn.chat_id == message.chat_id,
             Turn.user_id == owner_id,
             Turn.reply_id == message.id,
+            # A turn that thought and said nothing left the reply, and its record, as they were.
+            Turn.segments.contains('"text"'),
         )
-        .order_by(Turn.id.desc())
+        .order_by(Turn.created_at.desc(), Turn.id.desc())
         .limit(1)
     )
 

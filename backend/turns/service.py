@@ -83,9 +83,9 @@ class TurnService:
         chat_service: ChatService,
         message_service: MessageService,
         store: TurnStore,
+        gate: Gate,
         *,
         name_of: Callable[[Identity], str],
-        max_per_user: int,
     ) -> None:
         self._database = database
         self._builder = builder
@@ -95,7 +95,7 @@ class TurnService:
         self._name_of = name_of
         self._store = store
         self._beginner = TurnBeginner(database, registry)
-        self._gate = Gate(max_per_user)
+        self._gate = gate
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 

@@ -13,6 +13,8 @@ from backend.accounts.identity import Identity
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.turns.errors import TooManyTurnsError
+from backend.turns.gate import Gate
 from backend.turns.models import TokenRatio
 from backend.turns.ratios import ratio_key, ratio_of
 from backend.wire import EXAMPLE, RAISES
@@ -55,7 +57,7 @@ class TokenController(Controller):
         status_code=200,
         opt={
             NEEDS: "read",
-            RAISES: (UnknownModelError,),
+            RAISES: (UnknownModelError, TooManyTurnsError),
             EXAMPLE: {"texts": ["The door creaks open.", ""]},
         },
         operation_id="countTokens",
@@ -67,13 +69,15 @@ class TokenController(Controller):
         identity: NamedDependency[Identity],
         database: NamedDependency[Database],
         registry: NamedDependency[ModelRegistry],
+        gate: NamedDependency[Gate],
     ) -> TokenCounts:
         """How many tokens texts are for a model. Nothing is sent anywhere, and nothing is kept."""
         spec = registry.spec(data.model or identity.settings.model or registry.default_id)
         name = best_tokenizer(spec.tokenizer)
-        async with database.read() as session:
-            ratio = ratio_of(await session.get(TokenRatio, ratio_key(spec, name)), spec, name)
-        counted = await asyncio.to_thread(lambda: get_tokenizer(name).count_many(data.texts))
+        with gate.enter(identity.user_id):
+            async with database.read() as session:
+                ratio = ratio_of(await session.get(TokenRatio, ratio_key(spec, name)), spec, name)
+            counted = await asyncio.to_thread(lambda: get_tokenizer(name).count_many(data.texts))
         return TokenCounts(counts=[round(count * ratio) for count in counted], tokenizer=name)
 
 

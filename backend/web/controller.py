@@ -68,6 +68,7 @@ def _answer(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes
 
 
 def _has(request: AnyRequest, tag: str) -> bool:
-    """Whether the browser says that it has the file already."""
-    given = request.headers.get("if-none-match", "")
-    return tag in (each.strip() for each in given.split(","))
+    """Whether the browser says that it has the file already, under whatever kind of tag."""
+    given = request.headers.get("if-none-match", "").split(",")
+    known = {each.strip().removeprefix("W/") for each in given}
+    return not known.isdisjoint({"*", tag.removeprefix("W/")})

@@ -59,10 +59,41 @@ def test_who_lost_the_password_comes_back_with_the_code(visitor: Page, account: 
     visitor.get_by_role("button", name="Go on").click()
     assert keep_the_code(visitor) != account.recovery_code
 
-    # To where they wanted to go, and out again.
+    # To where they wanted to go, and out again, but not without their drafts' being told of.
     expect(visitor.get_by_role("heading", name=account.name)).to_be_visible()
+    visitor.goto("/#/chronicles")
+    visitor.get_by_role("button", name="New chronicle").click()
+    visitor.get_by_role("dialog").get_by_label("Name").fill("The long winter")
+    visitor.keyboard.press("Escape")
+    visitor.goto("/#/account")
     visitor.get_by_role("button", name="Sign out").click()
+    question = visitor.get_by_role("dialog", name="drop your drafts")
+    question.get_by_role("button", name="Sign out").click()
     expect(visitor.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert "winter" not in visitor.evaluate("JSON.stringify(localStorage)")
+
+
+def test_whose_session_ended_comes_back_to_what_they_were_typing(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    watch.expected += ["/api/v1/me/settings$", "/api/v1/tokens$", "/api/v1/jobs$"]
+    page.goto("/#/account")
+    text = page.get_by_label("Instructions for the model")
+    expect(text).to_be_visible()
+    page.context.clear_cookies()
+    text.fill("Be brief.")
+    door = page.get_by_role("dialog", name="Sign in")
+    expect(door).to_contain_text("You are signed out.")
+    page.keyboard.press("Escape")
+    door.get_by_label("Name").fill(account.name)
+    door.get_by_label("Password", exact=True).fill(PASSWORD)
+    door.get_by_role("button", name="Sign in").click()
+
+    expect(door).to_be_hidden()
+    expect(text).to_have_value("Be brief.")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    assert account.get("/me/settings")["system_prompt"] == "Be brief."
 
 
 def test_an_api_key_is_shown_once_and_ended(

@@ -1,4 +1,5 @@
-"""Writing a line and reading the reply; a long chat; a server that goes down in between."""
+"""Writing a line and reading the reply; what the agent keeps of it; a long chat; a server that goes
+down in between."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.support.browser import Account, phone, signing_up
+from tests.support.browser import Account, Watch, phone, signing_up
 from tests.support.process import serving
 
 pytestmark = pytest.mark.browser
@@ -51,10 +52,15 @@ def test_a_line_is_answered_and_what_was_only_typed_is_there_after_a_reload(
     assert_accessible(page)
 
 
-def test_a_line_that_is_refused_says_why_and_is_still_there(page: Page, account: Account) -> None:
+def test_a_line_that_is_refused_says_why_and_is_still_there(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    # The empty reply may be gone again before it is read.
+    watch.expected.append("/api/v1/messages/")
     chat = account.new_chat(title="Nobody here")
     page.goto(f"/#/chats/{chat['id']}")
     expect(page.get_by_text("Nothing has been said yet.")).to_be_visible()
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
     line(page).fill("/demo fail")
     line(page).press("Enter")
     expect(page.get_by_text("The model cannot be reached.")).to_be_visible()
@@ -62,23 +68,44 @@ def test_a_line_that_is_refused_says_why_and_is_still_there(page: Page, account:
     expect(messages(page)).to_have_count(1)
 
 
+def test_what_the_agent_keeps_is_told_above_the_line_and_can_be_taken_back(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat = account.new_chat(title="The flooded chapel")
+    page.goto(f"/#/chats/{chat['id']}")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("checkbox", name="Keep a chronicle").check()
+    expect(page.get_by_text("The agent has read everything.")).to_be_visible()
+    line(page).fill("I find the silver key under the altar of the flooded chapel.")
+    line(page).press("Escape")
+    expect(page.get_by_role("checkbox", name="Keep a chronicle")).to_be_hidden()
+    line(page).press("Enter")
+
+    kept = page.get_by_role("link", name="finds the silver key")
+    expect(kept).to_have_attribute("href", re.compile("^#/chronicles/.+event="))
+    assert_accessible(page)
+    page.get_by_role("button", name="Undo").click()
+    expect(kept).to_be_hidden()
+    expect(page.get_by_text("1 taken back.")).to_be_visible()
+
+
 def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
     page: Page, account: Account
 ) -> None:
     chat = account.new_chat()
-    for number in range(25):
+    for number in range(16):
         account.turn(chat["id"], text=f"Line {number}.")
     page.goto(f"/#/chats/{chat['id']}")
-    expect(messages(page).last).to_have_attribute("aria-posinset", "50")
-    assert messages(page).count() < 30
+    expect(messages(page).last).to_have_attribute("aria-posinset", "32")
+    assert messages(page).count() < 25
 
     page.get_by_role("region", name="The story so far").press("Home")
     expect(page.get_by_text("Line 0.", exact=True)).to_be_in_viewport()
-    page.goto(f"/#/chats/{chat['id']}?at=24")
-    expect(page.get_by_text("Line 12.", exact=True)).to_be_in_viewport()
+    page.goto(f"/#/chats/{chat['id']}?at=16")
+    expect(page.get_by_text("Line 8.", exact=True)).to_be_in_viewport()
     page.get_by_role("button", name="messages below").click()
 
-    expect(messages(page).last).to_have_attribute("aria-posinset", "50")
+    expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     expect(page.get_by_role("button", name="messages below")).to_be_hidden()
 
 
@@ -105,6 +132,8 @@ def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(
         expect(page.get_by_text("The connection is lost.")).to_be_visible()
     port = urlsplit(first.url).port or 0
     with serving(tmp_path, port=port, demo_tokens_per_second="40"):
+        # As when the network is back: there is no waiting for the next attempt.
+        page.evaluate("dispatchEvent(new Event('online'))")
         expect(page.get_by_text("This reply stops here.")).to_be_visible()
         expect(messages(page).last).to_contain_text(said)
         messages(page).last.get_by_role("button", name="Continue", exact=True).click()

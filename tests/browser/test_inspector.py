@@ -73,20 +73,57 @@ def test_another_size_is_tried_before_it_is_kept_and_can_be_taken_back(
     expect(panel.get_by_text("Messages 1 to 5")).to_be_attached()
     assert account.get(settings) == before
 
+    expect(panel.get_by_text("Not kept yet")).to_be_visible()
     panel.get_by_role("button", name="Keep for this chat").click()
-    expect(page.get_by_text("Saved")).to_be_visible()
+    expect(panel.get_by_text("Kept for this chat")).to_be_visible()
     assert account.get(settings)["budgets"] == {"history": 0}
     panel.get_by_role("button", name="Back to the default").click()
     expect(history).to_be_visible()
+    expect(panel.get_by_text("Kept for this chat")).to_be_hidden()
     watch.expected.append("/chats/.*/context")
-    panel.get_by_role("spinbutton", name="Whole window").fill("1100")
+    whole = panel.get_by_role("spinbutton", name="Whole window")
+    whole.fill("7")
+    expect(whole).to_have_accessible_description(re.compile("1024"))
+    whole.fill("1100")
+    expect(whole).to_have_accessible_description(re.compile("leaves no room for a prompt"))
+    expect(panel.get_by_role("button", name="Keep for this chat")).to_be_disabled()
     panel.get_by_role("spinbutton", name="Kept for the reply").fill("1000")
     expect(panel.get_by_text(re.compile("It does not fit"))).to_be_visible()
-    panel.get_by_role("spinbutton", name="Whole window").fill("50000")
+    whole.fill("50000")
     expect(panel.get_by_text("of 50,000 tokens")).to_be_visible()
+    expect(whole).to_have_accessible_description("")
 
 
-def test_a_reply_has_the_prompt_that_it_came_from(
+REASONS = (
+    *("default", "settings", "card", "chat settings", "persona", "turn", "continue"),
+    *("impersonate", "suggestions", "opening", "next", "constant", "pinned", "disabled"),
+    *("trigger", "character filter", "secondary keys", "additional keys", "budget", "truncated"),
+    *("no room in the context", "budget, @@ignore_on_max_context", "not on the active path"),
+    *("empty content", "already in history", "not listed", "no key was said", "probability 12.5%"),
+    *("semantic 0.41, rank 2", "sticky, 1 message left", "sticky, 2 messages left"),
+    *("delay, 1 message to go", "delay, 2 messages to go", "cooldown, 1 message left"),
+    *("cooldown, 2 messages left", "recursion, waits for level 2", "recursion, excluded from it"),
+    *("decorator @@activate", "decorator @@keep_activate_after_match", "decorator @@is_greeting"),
+    *("decorator @@dont_activate", "decorator @@dont_activate_after_match"),
+    *("decorator @@activate_only_after, 1 reply to go", "decorator @@activate_only_every"),
+    *("decorator @@activate_only_after, 2 replies to go", 'exclude key "a b"'),
+    *('group "g" lost to "The inn"', 'budget of the book "B"', 'no field reads the outlet "o"'),
+    *("summary through message 5", "summary through message 5: no room for it"),
+    "summary through message 5: does not reach the oldest kept message",
+)
+KEYS = {
+    'key "lighthouse" in message 63': "Found by its key “lighthouse” in message 63",
+    'semantic 0.41, rank 2; key "lamp; oil" in the line; secondary key /in (.+)/ in the scenario': (
+        "Found by its key “lamp; oil” in your message; with /in (.+)/ in the scenario; "
+        "close in meaning to what is said (match 2)"
+    ),
+    'key "a" in entry "Alice in the tower" (recursion 1)': (
+        "Found by its key “a” in the entry “Alice in the tower”"
+    ),
+}
+
+
+def test_a_reply_has_the_prompt_that_it_came_from_and_reasons_are_in_words(
     page: Page, account: Account, chat: dict[str, Any], watch: Watch
 ) -> None:
     greeting, *_, reply = account.get(f"/chats/{chat['id']}/messages")["items"]
@@ -104,4 +141,17 @@ def test_a_reply_has_the_prompt_that_it_came_from(
     page.goto(f"/#/chats/{chat['id']}?panel=context&message={greeting['id']}")
     expect(panel.get_by_text("No model wrote this message here")).to_be_visible()
     panel.get_by_role("link", name="See the next prompt").click()
-    expect(panel.get_by_text("The prompt for the next reply")).to_be_visible()
+    expect(panel.get_by_text("All that the model reads")).to_be_visible()
+
+    source = page.locator("script[type=module]").get_attribute("src") or ""
+    read = """async ([address, reasons]) => {
+      const { why } = await import(address);
+      return reasons.map(why);
+    }"""
+    address = source.replace("main.js", "inspector/why.js")
+    said = page.evaluate(read, [address, [*KEYS, *REASONS]])
+    assert said[: len(KEYS)] == list(KEYS.values())
+    bare = [
+        one for one, other in zip(REASONS, said[len(KEYS) :], strict=True) if one == other.lower()
+    ]
+    assert not bare, "these have no words of their own"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.support.browser import Account, Watch
 
@@ -35,12 +35,13 @@ def test_files_become_lorebooks_and_one_that_is_none_says_why(page: Page, watch:
     files = {"Harbour.json": json.dumps(world).encode(), "letter.json": b"Dear sir,"}
     chooser.value.set_files(
         [
-            {"name": name, "mimeType": "application/json", "buffer": data}
+            FilePayload(name=name, mimeType="application/json", buffer=data)
             for name, data in files.items()
         ]
     )
-    expect(page.get_by_role("log")).to_contain_text("This is no lorebook")
-    page.get_by_role("log").get_by_role("link", name="Harbour").click()
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports).to_contain_text("This is no lorebook")
+    imports.get_by_role("link", name="Harbour").click()
     expect(page.get_by_role("heading", name="Harbour")).to_be_visible()
     expect(page.get_by_role("button", name="Inn inn", exact=True)).to_be_visible()
 
@@ -51,8 +52,8 @@ def test_a_text_shows_what_comes_in_and_what_nearly_did(page: Page, account: Acc
     expect(page.get_by_role("heading", name="1 entry comes in")).to_be_visible()
     expect(page.locator("mark")).to_have_text(["Lighthouse"])
     details = page.get_by_role("region", name="Details")
-    expect(details).to_contain_text('key "lighthouse" in the text')
-    expect(details).to_contain_text("disabled")
+    expect(details).to_contain_text("Found by its key “lighthouse” in the text")
+    expect(details).to_contain_text("Switched off")
     details.get_by_role("button", name="The navy").click()
     page.get_by_role("checkbox", name="On", exact=True).check()
     expect(details).to_contain_text("Saved")
@@ -84,9 +85,9 @@ def test_entries_are_put_in_order_and_deletions_taken_back(page: Page, account: 
     page.goto(address)
     rows = page.get_by_role("list", name="Entries").get_by_role("listitem")
     expect(rows).to_have_count(2)
-    page.get_by_role("button", name="The light lighthouse").focus()
+    page.get_by_role("button", name="More for The light").press("Enter")
     with page.expect_response(lambda answer: answer.url.endswith("/entries/order")):
-        page.keyboard.press("Alt+ArrowDown")
+        page.get_by_role("menuitem", name="Move down").press("Enter")
     expect(rows.first).to_contain_text("The navy")
     titles = [entry["title"] for entry in account.get(f"{address[3:]}/entries")["items"]]
     assert titles == ["The navy", "The light"]

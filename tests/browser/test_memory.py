@@ -41,13 +41,15 @@ def test_what_the_agent_writes_appears_by_itself_and_can_be_undone(
     assert account.get(f"/chronicles/{chronicle}/events")["items"] == []
 
 
-def test_events_are_written_found_and_merged_and_nothing_typed_is_lost(
+def test_events_are_written_found_merged_and_deleted_and_nothing_typed_is_lost(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
     chronicle = account.post("/chronicles", {"name": "Winter"})["id"]
     path = f"/chronicles/{chronicle}/events"
     account.post(path, {"summary": "The snow came early.", "who": ["Mara"], "day": 2})
-    account.post(path, {"summary": "Nobody minded.", "day": 3})
+    old = account.post(path, {"summary": "Nobody minded.", "day": 3})["id"]
+    new = account.post(path, {"summary": "Everybody minded.", "day": 4})["id"]
+    account.client.patch(f"{path}/{old}", json={"superseded_by": new})
     page.goto("/#/chronicles")
     page.get_by_role("link", name="Winter").click()
     dialog = page.get_by_role("dialog")
@@ -65,16 +67,28 @@ def test_events_are_written_found_and_merged_and_nothing_typed_is_lost(
     events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
     expect(events).to_have_count(2)
     expect(page).to_have_url(re.compile("who=Mara"))
-    page.get_by_role("button", name="More for Winter").click()
-    page.get_by_role("menuitem", name="Merge events").click()
-    for choice in page.get_by_role("checkbox").all():
-        choice.check()
+    page.get_by_role("button", name="More for The river froze.").click()
+    page.get_by_role("menuitem", name="Merge with others").click()
+    page.get_by_role("checkbox", name="The snow came early.").check()
     page.get_by_role("button", name="Merge into one").click()
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Merge into one").click()
     expect(events).to_have_count(1)
+    expect(dialog.get_by_label("What happened")).to_have_value(
+        "The snow came early.\nThe river froze."
+    )
+    dialog.get_by_label("Who").fill("Mara")
+    dialog.get_by_role("button", name="Save").click()
+    expect(events.get_by_role("button", name="Orla", exact=True)).to_have_count(0)
     [merged, _] = account.get(path)["items"]
-    assert merged["summary"] == "The snow came early.\nThe river froze."
-    assert merged["who"] == ["Mara", "Orla"]
+    assert merged["who"] == ["Mara"]
+
+    page.get_by_role("searchbox", name="Who").fill("")
+    expect(events).to_have_count(2)
+    page.get_by_role("button", name="More for Everybody").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(events).to_have_count(1)
+    page.get_by_role("button", name="Dismiss").click()
+    expect(events.get_by_text("Nobody minded.")).to_be_visible()
 
 
 def test_a_search_finds_messages_and_leads_to_them(
@@ -90,7 +104,7 @@ def test_a_search_finds_messages_and_leads_to_them(
     expect(page.get_by_text("Message in The flooded chapel").first).to_be_visible()
     expect(page).to_have_url(re.compile(r"q=silver\+keys"))
     assert_accessible(page)
-    page.get_by_role("button", name="Messages").click()
+    page.get_by_role("combobox").select_option("Events")
     expect(page.get_by_text("Nothing found.")).to_be_visible()
 
 
@@ -98,12 +112,12 @@ def test_a_rebuild_says_first_what_it_takes(page: Page, account: Account) -> Non
     chat, chronicle = keeping(account)
     account.turn(chat, text=FOUND)
     page.goto(f"/#/chronicles/{chronicle}")
-    page.get_by_role("button", name="More for").click()
+    page.get_by_role("button", name="More for The flooded").click()
     page.get_by_role("menuitem", name="Rebuild").click()
     page.get_by_role("button", name="See what it takes").click()
     expect(page.get_by_text("2 messages:")).to_be_visible()
     page.get_by_role("button", name="Start").click()
-    expect(page.get_by_text("Rebuilt.")).to_be_visible()
+    expect(page.get_by_text("Events written: 1")).to_be_visible()
 
 
 def keeping(account: Account) -> tuple[str, str]:

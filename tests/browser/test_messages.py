@@ -81,11 +81,14 @@ def test_settings_are_kept_whenever_one_leaves_them(
     assert_accessible: Callable[[Page], None],
 ) -> None:
     account.post("/lorebooks", {"name": "Tides"})
+    account.client.patch("/me/settings", json={"budgets": {"history": 9000}})
     page.goto(f"/#/chats/{chat['id']}?panel=settings")
+    page.get_by_text("How much the model reads").click()
+    expect(page.get_by_label("Tokens for messages")).to_have_attribute("placeholder", "9000")
     page.get_by_label("Keep a chronicle").check()
     expect(page.get_by_role("link", name="Open the chronicle")).to_be_visible()
     page.get_by_label("Add a lorebook").select_option(label="Tides")
-    expect(page.get_by_role("switch", name="Use Tides")).to_be_checked()
+    expect(page.get_by_role("button", name="Take Tides out")).to_be_visible()
     page.get_by_text("How the model writes").click()
     page.get_by_label("Temperature").fill("3")
     expect(page.get_by_text("must be less than or equal to 2")).to_be_visible()

@@ -28,6 +28,7 @@ def test_errors_and_requests_to_elsewhere_are_seen(
     visitor.evaluate("fetch('https://elsewhere.example/').catch(() => {})")
     visitor.evaluate("setTimeout(() => { document.body.innerHTML = 'Hello.'; })")
     visitor.evaluate("console.warn('careful')")
+    watch.expected.append("/favicon.ico$")  # a browser looks for it where a document names none
     elsewhere = server.url.replace("127.0.0.1", "localhost") + "/health"
     visitor.goto(elsewhere)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +82,16 @@ def operations(document: dict[str, Any]) -> Iterator[Operation]:
     for path, item in document["paths"].items():
         for method, said in item.items():
             yield Operation(method.upper(), path, said)
+
+
+def members_of(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
+    """What the JSON body of a route may have in it."""
+    schema = operation.body.get("schema", {})
+    found: dict[str, dict[str, Any]] = {}
+    for each in (schema, *schema.get("oneOf", ())):
+        name = each.get("$ref", "").rpartition("/")[2]
+        found |= (document["components"]["schemas"][name] if name else each).get("properties", {})
+    return found
 
 
 def operation(document: dict[str, Any], name: str) -> Operation:
@@ -201,6 +212,22 @@ async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any
     answers = operation(document, "ready").said["responses"]
     assert answers["503"]["content"] == answers["200"]["content"]
     assert answers["503"]["content"][JSON]["schema"]["$ref"].endswith("/Readiness")
+
+
+async def test_a_member_of_the_wrong_kind_is_named_whatever_it_is_called(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    asked = 0
+    for each in operations(document):
+        for name, schema in members_of(document, each).items():
+            odd: Any = 1 if '"array"' in json.dumps(schema) else [[[]]]
+            answer = await ada.client.request(each.method, filled(each.path), json={name: odd})
+            asked += 1
+            if each.method == "PATCH" and answer.status_code == 404:
+                continue  # some look for the thing before they look at what it is to be
+            body = problem(answer, 422, "validation-failed")
+            assert name in answer.text, (each.id, body)
+    assert asked > 150
 
 
 async def test_a_patch_may_hold_each_member_that_is_described_or_null(

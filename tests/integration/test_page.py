@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import AsyncGenerator
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -16,7 +18,7 @@ from tests.support.server import Running, problem, running
 pytestmark = pytest.mark.anyio
 
 LARGEST = 150_000
-"""Bytes of all of the page's own code together."""
+"""Bytes of all scripts together, as they go out and before they are zipped."""
 
 FILES = sorted(
     path.relative_to(FOLDER).as_posix()
@@ -29,6 +31,10 @@ IMPORT = re.compile(
 ASSET = re.compile(r"new URL\(\s*[\"'`]([^\"'`$]+)[\"'`]\s*,\s*import\.meta\.url")
 SHEET = re.compile(r"\bstyle\(\s*\"([\w-]+)\"")
 ICON = re.compile(r"\bicon\(\s*\"([\w-]+)\"")
+COMMENT = {
+    ".css": re.compile(r"/\*.*?\*/", re.DOTALL),
+    ".js": re.compile(r"^\s*(?://|/\*|\*).*|\s//\s.*", re.MULTILINE),
+}
 LINK = re.compile(r"(?:href|src)=\"([^\"]+)\"")
 
 
@@ -44,6 +50,18 @@ def browser(server: Running) -> httpx.AsyncClient:
 
 def source(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@cache
+def served(name: str) -> bytes:
+    files = PageFiles()
+    found = files.find(files.version, name)
+    assert found is not None
+    return found.plain
+
+
+def unspaced(text: str) -> str:
+    return "".join(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +100,7 @@ async def test_what_a_browser_has_already_does_not_come_again(
         first = await client.get(path)
         tag = first.headers["etag"]
 
-        for given in (tag, f'"other", {tag}'):
+        for given in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
             again = await client.get(path, headers={"If-None-Match": given})
             assert again.status_code == 304
             assert again.content == b""
@@ -104,13 +122,28 @@ async def test_files_come_plain_or_zipped_and_are_kept_for_good(
         assert "content-encoding" not in plain.headers
         for answer in (zipped, plain):
             assert answer.status_code == 200
-            assert answer.content == (FOLDER / name).read_bytes()
+            assert answer.content == served(name)
             media_type, _, charset = answer.headers["content-type"].partition("; ")
             assert media_type == MEDIA_TYPES[Path(name).suffix]
             assert charset == ("charset=utf-8" if media_type.startswith("text/") else "")
             assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
             assert answer.headers["vary"] == "Accept-Encoding"
             assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_as_they_were_written_but_for_comments_and_blanks(name: str) -> None:
+    out, written = served(name).decode(), source(name)
+    match Path(name).suffix:
+        case ".css" | ".js" as suffix:
+            code = COMMENT[suffix].sub("", written)
+            assert unspaced(out) == unspaced(code).replace(";}", "}" if suffix == ".css" else ";}")
+            assert not re.search(r"^\s|^//|/\*", out, re.MULTILINE)
+        case ".json":
+            assert json.loads(out) == json.loads(written)
+            assert "\n" not in out
+        case _:
+            assert out == written
 
 
 async def test_who_asks_for_the_head_alone_gets_it(client: httpx.AsyncClient, base: str) -> None:
@@ -175,9 +208,5 @@ def test_nothing_of_the_page_comes_from_elsewhere() -> None:
 
 
 def test_the_page_is_small() -> None:
-    sizes = {
-        name: (FOLDER / name).stat().st_size
-        for name in ("index.html", *FILES)
-        if name.endswith((".js", ".css", ".html"))
-    }
+    sizes = {name: len(served(name)) for name in FILES if name.endswith(".js")}
     assert sum(sizes.values()) < LARGEST, sizes

@@ -53,16 +53,17 @@ def talekeeper(folder: Path, *arguments: str, **settings: str) -> subprocess.Com
 
 
 @contextmanager
-def serving(folder: Path, *, port: int = 0, **settings: str) -> Generator[Served]:
-    """A server, on a free port by default; killed at the end of the block where it still runs."""
+def serving(folder: Path, **settings: str | int) -> Generator[Served]:
+    """A server, on a free port where none is named; killed at the end of the block."""
     log = folder / "server.log"
-    command = [str(TALEKEEPER), "serve", "--port", str(port), "--data-dir", str(folder)]
+    port = str(settings.pop("port", 0))
+    command = [str(TALEKEEPER), "serve", "--port", port, "--data-dir", str(folder)]
     with (
         log.open("w") as errors,
         subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(**settings),
+            env=environment(**{name: str(value) for name, value in settings.items()}),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -11,11 +11,11 @@ from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.draws import fraction
 from backend.lorebooks.activation.keys import Key, classify
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.patterns import PATTERN_SECONDS, Pattern
+from backend.lorebooks.activation.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 from backend.lorebooks.activation.words import is_whole
 
-MAX_LOOKED_FOR: Final = 5_000
-"""Keys that are looked for; of entries beyond these no places are named."""
+LOOK: Final = 1_000
+"""What a look costs beside the text it reads: into a message, or at the ends of a word."""
 
 _WORD: Final = re.compile(r"\S*")
 
@@ -34,14 +34,15 @@ class PlaceFinder:
     """Finds where keys first stand in the messages of a scan, newest message first.
 
     A regex is looked for in each message by itself. Of one that may not be searched in this process
-    just the start is known: its place is the word there.
+    just the start is known: its place is the word there. All looks together come to no more work
+    than the regexes of a scan may; of keys behind that no place is named.
     """
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
         self._texts = [unicodedata.normalize("NFC", message.text) for message in scan.messages]
         self._folded: dict[int, tuple[str, list[int]]] = {}
-        self._left = MAX_LOOKED_FOR
+        self._work_left = MAX_SCAN_WORK
         self._seconds_left = scan.process_seconds
 
     def places(self, entry: CompiledEntry) -> list[Place]:
@@ -61,10 +62,11 @@ class PlaceFinder:
         return fraction(self._scan.seed, "probability", entry.entry_id) * 100
 
     def _first(self, entry: CompiledEntry, key: Key) -> tuple[int, int, int] | None:
-        expanded = classify(self._scan.expand(key.raw)) if key.has_macro else key
-        if expanded is None or self._left <= 0:
+        if self._work_left <= 0:
             return None
-        self._left -= 1
+        expanded = classify(self._scan.expand(key.raw)) if key.has_macro else key
+        if expanded is None:
+            return None
         for number in range(self._reach(entry)):
             span = self._in_message(entry, expanded, number)
             if span is not None:
@@ -79,6 +81,7 @@ class PlaceFinder:
         return min(depth, len(self._texts))
 
     def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
+        self._work_left -= LOOK + len(self._texts[number])
         if key.pattern is not None:
             return self._by_pattern(entry, key.pattern, self._texts[number])
         settings = self._scan.settings
@@ -86,9 +89,9 @@ class PlaceFinder:
         whole = settings.match_whole_words if entry.whole is None else entry.whole
         if sensitive:
             text = self._texts[number]
-            return next(_occurrences(key.exact, text, whole=whole and key.is_word), None)
+            return next(self._occurrences(key.exact, text, whole=whole and key.is_word), None)
         folded, origin = self._fold(number)
-        for start, end in _occurrences(key.folded, folded, whole=whole and key.is_word):
+        for start, end in self._occurrences(key.folded, folded, whole=whole and key.is_word):
             return origin[start], origin[end - 1] + 1
         return None
 
@@ -97,6 +100,7 @@ class PlaceFinder:
     ) -> tuple[int, int] | None:
         data = text.encode(errors="replace")
         if pattern.is_quick(len(data)):
+            self._work_left -= pattern.work(len(data))
             start, end = (len(data[:at].decode(errors="replace")) for at in pattern.span(data))
             return (start, end) if end > start else None
         if (
@@ -126,11 +130,11 @@ class PlaceFinder:
             self._folded[number] = "".join(parts), origin
         return self._folded[number]
 
-
-def _occurrences(key: str, text: str, *, whole: bool) -> Iterator[tuple[int, int]]:
-    start = text.find(key) if key else -1
-    while start >= 0:
-        end = start + len(key)
-        if not whole or is_whole(text, start, end):
-            yield start, end
-        start = text.find(key, start + 1)
+    def _occurrences(self, key: str, text: str, *, whole: bool) -> Iterator[tuple[int, int]]:
+        start = text.find(key) if key else -1
+        while start >= 0 and self._work_left > 0:
+            end = start + len(key)
+            if not whole or is_whole(text, start, end):
+                yield start, end
+            self._work_left -= LOOK
+            start = text.find(key, start + 1)

@@ -7,9 +7,11 @@ import { kept } from "./core/store.js";
 import { ago, dateTime, has, t } from "./core/words.js";
 
 /** A text where there is one, and else the name itself, as words. */
-const said = (name) => (has(`activity.${name}`) ? t(`activity.${name}`) : name.split(".").at(-1).replaceAll("-", " "));
+const said = (name) =>
+  has(`activity.${name}`) ? t(`activity.${name}`) : name.split(".").at(-1).replaceAll("-", " ");
 
-function row(job, read) {
+/** A job in a list, with what can be done about it; `read()` hears that something was. */
+export function row(job, read) {
   const { state, error, progress: { done, total } } = job;
   const kind = job.kind.split(".").at(-1);
   const name = said(`kinds.${kind}`);

@@ -1,8 +1,8 @@
 /** The page's start: who is signed in, and which view an address shows. */
 import { api } from "./core/api.js";
-import { complain, explain, toast } from "./core/dialogs.js";
-import { fill, h, style } from "./core/dom.js";
-import { forget, kept, session } from "./core/store.js";
+import { complain, explain } from "./core/dialogs.js";
+import { fill, h, restyle, style } from "./core/dom.js";
+import { session, theme } from "./core/store.js";
 import { t } from "./core/words.js";
 import { shell } from "./shell.js";
 
@@ -41,6 +41,8 @@ async function show() {
   const { signal } = leaving;
   const [pattern, load, sheet] = VIEWS.find(([each]) => each.test(path)) ?? [];
   frame.at(path);
+  const dressed = restyle();
+  const first = !frame.main.hasChildNodes();
   const waiting = setTimeout(() => {
     fill(frame.main, h("p.waiting", { role: "status" }, t("common.loading")));
   }, 250);
@@ -56,15 +58,17 @@ async function show() {
     });
   } catch (error) {
     if (signal.aborted) return;
+    shown = null;
     element = failed(error);
   } finally {
     clearTimeout(waiting);
   }
   if (signal.aborted) return;
   fill(frame.main, element);
+  dressed();
   frame.main.scrollTop = 0;
   // Who gets about by keyboard or by ear goes on in the new view, not in the old link.
-  if (!frame.main.contains(document.activeElement)) frame.main.focus({ preventScroll: true });
+  if (!first && !frame.main.contains(document.activeElement)) frame.main.focus({ preventScroll: true });
 }
 
 function title(text) {
@@ -72,53 +76,62 @@ function title(text) {
 }
 
 function failed(error, again = show) {
-  if (!error.body && error.slug !== "no-view") console.error(error);
-  const text = error.body ? explain(error) : t(error.slug === "no-view" ? "errors.nowhere" : "errors.page");
-  return h(
-    "div.page",
-    {},
-    h(
-      "div.empty",
-      { role: "alert" },
-      h("p", {}, text),
-      h("button", { onclick: again }, t("common.retry")),
-    ),
-  );
+  const nowhere = error.slug === "no-view";
+  const text = nowhere ? t("errors.nowhere") : explain(error);
+  const retry = h("button", { onclick: again }, t("common.retry"));
+  return h("div.page", {}, h("div.empty", { role: "alert" }, h("p", {}, text), retry));
 }
 
+/** Put something in place of the page; what passes over it stays. */
+const put = (element) => fill(document.body, element, document.querySelector(".toasts"));
+
 async function start() {
-  const theme = kept.get("theme");
-  if (theme) document.documentElement.dataset.theme = theme;
-  removeEventListener("hashchange", show);
   try {
     session.instance = await api.get("/instance");
   } catch (error) {
-    return void fill(document.body, failed(error, start), toasts());
+    return put(failed(error, start));
   }
   session.user = session.instance.user;
-  if (!session.user) return enter();
+  if (!session.user) return put(await door(start));
   frame = shell();
-  fill(document.body, frame.element, toasts());
+  put(frame.element);
   addEventListener("hashchange", show);
   await show();
 }
 
-const toasts = () => document.querySelector(".toasts");
-
 /** The door: signing up, in, and back in. */
-async function enter() {
-  leaving.abort();
-  session.user = null;
-  forget();
-  const [{ default: door }] = await Promise.all([import("./account/door.js"), style("account")]);
-  fill(document.body, await door({ title, entered: start }), toasts());
+async function door(entered, said) {
+  const [{ default: view }] = await Promise.all([import("./account/door.js"), style("account")]);
+  return view({ title, entered, said });
+}
+
+/** Have whoever was signed in come back in, before the page as they left it. */
+async function comeBack() {
+  const before = document.title;
+  const entered = async () => {
+    const { user } = await api.get("/instance");
+    if (user.id !== session.user.id) return location.reload();
+    Object.assign(session, { user, away: false });
+    // Messages that pass may lie in it.
+    over.replaceWith(...over.querySelectorAll(".toasts"));
+    document.title = before;
+    if (shown === null) show();
+  };
+  const over = h("dialog.over", { "aria-label": t("account.sign_in"), onclose: () => over.showModal() });
+  fill(over, await door(entered, t("errors.signed_out")));
+  document.body.append(over);
+  over.showModal();
 }
 
 addEventListener("signed-out", () => {
-  if (!session.user) return;
-  toast(t("errors.signed_out"));
-  enter();
+  if (!session.user || session.away) return;
+  session.away = true;
+  comeBack();
 });
 addEventListener("unhandledrejection", (event) => complain(event.reason));
+// A file that is dropped beside its place must not take the page's.
+const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
+for (const each of ["dragover", "drop"]) addEventListener(each, miss);
 
+theme.set(theme.get());
 start();

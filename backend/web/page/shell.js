@@ -1,6 +1,6 @@
 /** The frame around every view: where one can go, the latest chats, and the place for the view. */
 import { api } from "./core/api.js";
-import { fill, h, icon, pause } from "./core/dom.js";
+import { fill, h, icon, pause, set } from "./core/dom.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 
@@ -26,30 +26,19 @@ export function shell() {
   );
   const activity = place("activity", "activity", "#/activity");
   const account = place("account", "person", "#/account");
-  const rail = h(
-    "div.rail",
-    {},
-    h("a.brand", { href: "#/" }, h("img", { src: new URL("icon.svg", import.meta.url).pathname, alt: "" }), "Talekeeper"),
-    places,
-    recent,
-    activity,
-    account,
-  );
-  const element = h(
-    "div.shell",
-    {},
-    h("a.skip.button", { href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, t("shell.skip")),
-    rail,
-    main,
-  );
+  const src = new URL("icon.svg", import.meta.url).pathname;
+  const brand = h("a.brand", { href: "#/" }, h("img", { src, alt: "" }), "Talekeeper");
+  const rail = h("div.rail", {}, brand, places, recent, activity, account);
+  const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
+  const element = h("div.shell", {}, skip, rail, main);
 
   let path = "";
   const mark = () => {
     const area = path.split("/")[0];
-    for (const each of rail.querySelectorAll(".place")) {
-      current(each, each.dataset.area === (AREAS[area] ?? area));
+    for (const each of rail.querySelectorAll("a")) {
+      const is = each.dataset.area === (AREAS[area] ?? area) || each.hash === `#/${path}`;
+      set(each, { "aria-current": is && "page" });
     }
-    for (const each of recent.querySelectorAll("a")) current(each, each.hash === `#/${path}`);
   };
   const list = async () => {
     const items = await chats.all().catch(() => []);
@@ -79,11 +68,6 @@ export function shell() {
 
 function place(name, sign, href) {
   return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
-}
-
-function current(link, is) {
-  if (is) link.setAttribute("aria-current", "page");
-  else link.removeAttribute("aria-current");
 }
 
 /** Mark a place with a dot while work goes on, or where some gave up since it was last looked at. */

@@ -110,7 +110,7 @@ async def test_a_seed_makes_the_same_draw_again(ada: Account) -> None:
     rolls: dict[int, float] = {}
     for seed in range(12):
         answer = await tried(ada, book, "A coin.", seed=seed)
-        (entry,) = [*answer["entries"], *answer["left_out"]]
+        (entry,) = answer["entries"] + answer["left_out"]
         rolls[seed] = entry["roll"]
         assert bool(answer["entries"]) == (entry["roll"] < 50)
         again = await tried(ada, book, "A coin.", seed=seed)
@@ -183,6 +183,16 @@ async def test_texts_books_and_chats_that_can_t_be_tried_are_refused(ada: Accoun
     problem(await ask(book, texts=["x"], chat_id=str(uuid4())), 404, "chat-not-found")
     problem(await ask(book, texts=[]), 422, "validation-failed")
     problem(await ask(book, texts=["x" * 60_000] * 2), 422, "validation-failed")
+
+
+async def test_a_lorebook_is_not_tried_in_somebody_elses_chat(
+    ada: Account, chat: str, server: Running
+) -> None:
+    async with server.account(f"eve-of-{ada.name}") as eve:
+        book = await new_book(eve, {"keys": ["inn"], "content": "An inn."})
+        body = {"texts": ["The inn."], "chat_id": chat}
+        answer = await eve.client.post(f"{API}/lorebooks/{book}/test", json=body)
+        problem(answer, 404, "chat-not-found")
 
 
 async def test_a_key_that_only_looks_may_try_a_lorebook(ada: Account, server: Running) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -111,7 +113,9 @@ async def test_a_reply_s_context_has_what_the_provider_reported(ada: Account, ch
     context = await context_of(ada, events[0].data["reply_id"])
     assert context["usage"] == turn["usage"]
     assert context["usage"]["prompt_tokens"] > 0
-    await ada.turn(chat, **{"continue": True})
+    # An id of the client's own says nothing of when the turn was.
+    low = f"00000000-0000-4000-8000-{uuid4().hex[:12]}"
+    await ada.turn(chat, **{"continue": True, "turn_id": low})
     went_on = await context_of(ada, events[0].data["reply_id"])
     assert went_on["usage"]["prompt_tokens"] > context["usage"]["prompt_tokens"]
     assert (await tried(ada, chat))["usage"] is None
@@ -140,6 +144,24 @@ async def test_a_key_that_may_only_read_may_preview(
     async with server.account(f"{ada.name}-eve") as eve:
         answer = await eve.client.post(f"{API}/chats/{chat}/context", json={})
         problem(answer, 404, "chat-not-found")
+
+
+async def test_whoever_has_too_much_under_way_waits_with_looking_too(
+    ada: Account, chat: str, server: Running
+) -> None:
+    book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
+    looks: dict[str, dict[str, Any]] = {
+        f"{API}/chats/{chat}/context": {},
+        f"{API}/lorebooks/{book}/test": {"texts": ["The inn."]},
+        f"{API}/tokens": {"texts": ["The inn."]},
+    }
+    with contextlib.ExitStack() as stays:
+        for _ in range(server.parts.settings.max_turns_per_user):
+            stays.enter_context(server.parts.gate.enter(UUID(ada.user["id"])))
+        for path, body in looks.items():
+            problem(await ada.client.post(path, json=body), 429, "too-many-turns")
+    for path, body in looks.items():
+        ok(await ada.client.post(path, json=body))
 
 
 async def test_budgets_are_shown_as_they_were_set_whatever_the_provider_counts(

@@ -162,8 +162,10 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
     found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
     assert [(each.title, each.reason) for each in found.left_out] == [
         ("Rain", "cooldown"),
-        ("4,999 entries", "no key was said"),
+        ("9 more entries", "not listed"),
+        ("4,990 entries", "no key was said"),
     ]
+    assert [each.title for each in placed(left_out=[], not_found=1).left_out] == ["1 entry"]
 
 
 def test_memories_stand_in_the_order_in_which_they_were_said() -> None:

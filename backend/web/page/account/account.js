@@ -3,15 +3,17 @@ import { api } from "../core/api.js";
 import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { autoform } from "../core/form.js";
-import { forget, kept, personas, session } from "../core/store.js";
+import { kept, personas, session, theme } from "../core/store.js";
 import { ago, date, has, t } from "../core/words.js";
 import { a, doorform, field, NEW, OLD, recovery, secret } from "./door.js";
 
 const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));
 const button = (name, act, more) => h("button", { onclick: () => attempt(act), ...more }, a(name));
-const part = (name, ...content) => h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
-const device = (label) =>
-  [/Android|iP\w+|Windows|Mac|Linux/, /Firefox|Chrome|Safari/].map((each) => each.exec(label)).join(" ").trim() || label;
+const part = (name, ...content) =>
+  h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
+const DEVICE = [/Android|iP\w+|Windows|Mac|Linux(?!; Android)/, /Firefox|Chrome|Safari/];
+const device = (label) => DEVICE.map((each) => each.exec(label)).join(" ").trim() || label;
+const day = (name, at) => a(name, { date: date(at) });
 const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
 /** One of several, which holds as soon as it is chosen; `act` gives what holds then. */
@@ -27,7 +29,8 @@ function choice(name, values, value, act) {
 /** Ask for something in a dialog, and show there what `send` gives. */
 const ask = (name, fields, send) =>
   dialog(a(name), (close) => {
-    const form = doorform({ fields, submit: a(name), send: async (values) => fill(box, await send(values, close)) });
+    const show = async (values) => fill(box, await send(values, close));
+    const form = doorform({ fields, submit: a(name), send: show });
     // Whoever keeps passwords has to know whose this is.
     form.prepend(h("input", { hidden: true, autocomplete: "username", value: session.user.username }));
     const box = h("div.stack", { class: name }, help(name), form);
@@ -41,7 +44,11 @@ function listing(name, path, row, make, act) {
   const line = (item) => {
     const [label, about, other] = row(item);
     const named = a("end_named", { name: label });
-    const end = async () => (await sure(named, a("end_help"), a("end"))) && (await api.delete(`${path}/${item.id}`), read());
+    const end = async () => {
+      if (!(await sure(named, a("end_help"), a("end")))) return;
+      await api.delete(`${path}/${item.id}`);
+      await read();
+    };
     return h("li", {},
       h("div.grow", {}, h("div.clip", {}, label), h("small.help", {}, about)),
       other ?? button("end", end, { "aria-label": named }));
@@ -50,64 +57,88 @@ function listing(name, path, row, make, act) {
   return part(name, list, make && h("div", {}, button(make, async () => (await act(), read()))));
 }
 
-const leave = () => (kept.clear(), forget(), location.replace(location.pathname));
-const signOut = async () => (await api.delete("/sessions/current"), leave());
-const look = (theme) => (kept.set("theme", theme), (document.documentElement.dataset.theme = theme));
+function leave() {
+  for (const name of kept.names()) kept.set(name, null);
+  location.replace(location.pathname);
+}
+
+async function signOut() {
+  const drafts = kept.names().some((name) => /^(draft|edit|event|chronicle)\b/.test(name));
+  if (drafts && !(await sure(a("drafts"), a("drafts_help"), a("sign_out")))) return;
+  await api.delete("/sessions/current");
+  leave();
+}
+
+const look = (name) => (theme.set(name), name);
 const lend = async (mode) => {
   session.user = (await attempt(() => api.patch("/me", { key_mode: mode }))) ?? session.user;
   if (session.user.key_mode === mode) toast(t("form.saved"));
   return session.user.key_mode;
 };
 
-const change = () => ask("change", [field("current_password", OLD), field("new_password", NEW)], async (values, close) => {
-  await api.post("/me/password", values);
-  toast(a("changed"));
-  close();
-});
-const renew = () => ask("renew", [field("password", OLD)], async (values, close) =>
-  recovery(await api.post("/me/recovery-code", values), session.user.username, close));
-const remove = () => ask("remove", [field("password", OLD)], async (values) => (await api.delete("/me", values), leave()));
+const change = () =>
+  ask("change", [field("current_password", OLD), field("new_password", NEW)], async (values, close) => {
+    await api.post("/me/password", values);
+    toast(a("changed"));
+    close();
+  });
+const renew = () =>
+  ask("renew", [field("password", OLD)], async (values, close) =>
+    recovery(await api.post("/me/recovery-code", values), session.user.username, close));
+const remove = () =>
+  ask("remove", [field("password", OLD)], async (values) => {
+    await api.delete("/me", values);
+    leave();
+  });
 const makeKey = () => {
   const options = ["chat", "read", "manage"].map((each) => [each, a(each)]);
-  return ask("make_key", [field("label"), { ...field("scope"), kind: "select", value: "chat", options }], async (values) =>
+  const scope = { ...field("scope"), kind: "select", value: "chat", options };
+  return ask("make_key", [field("label"), scope], async (values) =>
     [h("p", {}, a("once")), secret((await api.post("/api-keys", values)).token)]);
 };
 const invite = async () => {
   const { code } = await api.post("/admin/invitations", {});
-  await dialog(a("invitation"), () => h("div.stack", {}, h("p", {}, a("invited"), " ", a("once")), secret(code)));
+  const said = h("p", {}, a("invited"), " ", a("once"));
+  await dialog(a("invitation"), () => h("div.stack", {}, said, secret(code)));
 };
 
 /** What an administrator says about somebody else. */
 const powers = ({ id, username, ...now }) =>
   h("div", {}, id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
-    const onchange = async ({ target: box }) =>
-      (await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }))) ?? (box.checked = !box.checked);
-    const named = { "aria-label": `${username}: ${a(name)}` };
-    return h("label.row", {}, h("input", { type: "checkbox", checked: now[name], onchange, ...named }), a(name));
+    const onchange = async ({ target: box }) => {
+      const done = await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }));
+      if (!done) box.checked = !box.checked;
+    };
+    const label = `${username}: ${a(name)}`;
+    const box = h("input", { type: "checkbox", checked: now[name], onchange, "aria-label": label });
+    return h("label.row", {}, box, a(name));
   }));
 
 /** What holds in all chats. */
 async function defaults(signal) {
-  let [{ value, tag }, models, people] = await Promise.all([
-    api.get("/me/settings", { withTag: true, signal }), api.all("/models"), personas.all(),
+  const path = "/me/settings";
+  const [value, models, people] = await Promise.all([
+    api.get(path, { signal }), api.all("/models"), personas.all(),
   ]);
-  const flat = () => ({ model: null, persona_id: null, ...value, ...value.budgets });
-  const pick = (name, none, items) => (
-    { name, label: a(name), kind: "select", options: [[null, a(none)], ...items.map((each) => [each.id, each.title ?? each.name])] });
-  const figure = (name) => ({ name, label: a(name), kind: "number", min: 1, step: 1, placeholder: a("default") });
+  const pick = (name, none, items) => {
+    const options = [[null, a(none)], ...items.map((each) => [each.id, each.title ?? each.name])];
+    return { name, label: a(name), kind: "select", options };
+  };
+  const placeholder = a("default");
+  const figure = (name) => ({ name, label: a(name), kind: "number", min: 1, step: 1, placeholder });
   const text = { name: "system_prompt", label: a("system_prompt"), kind: "area", count: true };
   return autoform({
     signal,
-    value: flat(),
+    value: { model: null, persona_id: null, ...value, ...value.budgets },
     groups: [
       { fields: [pick("model", "default", models), pick("persona_id", "nobody", people), text] },
       { title: a("budgets"), fields: ["total", "history", "retrieval", "reply_reserve"].map(figure) },
     ],
-    async save({ total, history, retrieval, reply_reserve, ...patch }) {
+    // Only what was changed is sent, so what was set elsewhere meanwhile stays.
+    save({ total, history, retrieval, reply_reserve, ...patch }) {
       if (patch.system_prompt === "") patch.system_prompt = null;
       patch.budgets = { total, history, retrieval, reply_reserve };
-      ({ value, tag } = await api.patch("/me/settings", patch, { ifMatch: tag, withTag: true }));
-      return flat();
+      return api.patch(path, patch, { keepalive: true });
     },
   }).element;
 }
@@ -119,15 +150,15 @@ export default async function ({ signal, title }) {
     h("header", {},
       h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
       button("sign_out", signOut)),
-    choice("theme", ["auto", "light", "dark"], kept.get("theme", "auto"), look),
+    choice("theme", ["auto", "light", "dark"], theme.get(), look),
     part("defaults", await defaults(signal)),
     choice("mode", ["per_job", "managed", "sealed"], user.key_mode, lend),
     part("security", h("div.row", {}, button("change", change), button("renew", renew))),
-    listing("sessions", "/sessions", (each) => [device(each.label), used(each), each.is_current ? a("here") : null]),
-    listing("keys", "/api-keys", (each) => [each.label, `${a(each.scope)}, ${used(each)}`], "make_key", makeKey),
+    listing("sessions", "/sessions", (it) => [device(it.label), used(it), it.is_current ? a("here") : null]),
+    listing("keys", "/api-keys", (it) => [it.label, `${a(it.scope)}, ${used(it)}`], "make_key", makeKey),
     user.is_administrator && [
-      listing("invitations", "/admin/invitations", (each) => [a("until", { date: date(each.expires_at) })], "invite", invite),
-      listing("people", "/admin/users", (each) => [each.username, a("since", { date: date(each.created_at) }), powers(each)]),
+      listing("invitations", "/admin/invitations", (it) => [day("until", it.expires_at)], "invite", invite),
+      listing("people", "/admin/users", (it) => [it.username, day("since", it.created_at), powers(it)]),
     ],
     part("remove", h("div", {}, button("remove", remove, { class: "danger" }))));
 }

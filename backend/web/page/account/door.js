@@ -10,7 +10,7 @@ export const a = (name, values) => t(`account.${name}`, values);
 
 /** A field that has to be filled in. */
 export const field = (name, autocomplete, type = name.includes("password") ? "password" : "text") => ({
-  name, label: a(name), required: true, autocomplete, type, help: autocomplete === "new-password" && a("password_help"),
+  name, label: a(name), required: true, autocomplete, type, help: autocomplete === NEW && a("password_help"),
 });
 export const [OLD, NEW] = ["current-password", "new-password"];
 
@@ -20,7 +20,8 @@ export function doorform(options) {
   for (const { input } of controls.values()) {
     if (input.type !== "password") continue;
     const onclick = () => (input.type = (show.ariaPressed = input.type === "password") ? "text" : "password");
-    const show = h("button.tag", { type: "button", onclick, "aria-pressed": "false", "aria-label": a("show_password") }, a("show"));
+    const attributes = { type: "button", onclick, "aria-pressed": "false", "aria-label": a("show_password") };
+    const show = h("button.tag", attributes, a("show"));
     input.after(show);
   }
   return element;
@@ -28,7 +29,10 @@ export function doorform(options) {
 
 /** What is shown once, to copy and, where there is a `file` for it, to save. */
 export function secret(text, file) {
-  const onclick = async () => (await navigator.clipboard.writeText(text), fill(copy, icon("check"), t("common.copied")));
+  const onclick = async () => {
+    await navigator.clipboard.writeText(text);
+    fill(copy, icon("check"), t("common.copied"));
+  };
   const copy = h("button", { type: "button", onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
   const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${a("recovery_code")}:\n${text}\n`)}`;
   return [
@@ -50,8 +54,8 @@ export function recovery({ recovery_code: code }, name, done) {
   return form;
 }
 
-/** The door. `entered()` is called when somebody has come in. */
-export default async function ({ title, entered }) {
+/** The door. `entered()` is called when somebody has come in; `said` tells why they stand before it. */
+export default function ({ title, entered, said }) {
   const { sign_up: may } = session.instance;
   const name = field("username", "username");
   const WAYS = {
@@ -63,7 +67,7 @@ export default async function ({ title, entered }) {
   const card = h("section.card");
   const show = (way) => {
     const [path, ...fields] = WAYS[way];
-    const help = may === "first" ? "hello" : way === "recover" && "recover_help";
+    const help = may === "first" ? a("hello") : way === "recover" ? a("recover_help") : said;
     const send = async (values) => {
       const made = await api.post(path, values);
       if (!made.recovery_code) return entered();
@@ -73,7 +77,7 @@ export default async function ({ title, entered }) {
     title(a(way));
     fill(card,
       h("h2", {}, a(way)),
-      help && h("p.help", {}, a(help)),
+      help && h("p.help", {}, help),
       doorform({ fields, send, submit: a(way === "recover" ? "go_on" : way) }),
       h("div.row", {}, ways.map((each) => each !== way && h("button.quiet", { onclick: () => show(each) }, a(each)))));
     setTimeout(() => card.querySelector("input").focus());

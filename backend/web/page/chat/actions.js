@@ -1,21 +1,17 @@
 /** What can be done with messages: under each, by key, by finger, and beside the composer. */
 import { api } from "../core/api.js";
 import { attempt, dialog, menu, toast } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
+import { act, fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { branch, choose, fork, goOn, lead, remove, versions } from "./branches.js";
 import { edit } from "./editing.js";
 
 const say = (name, values) => t(`message.${name}`, values);
-const button = (label, sign, onclick, more) =>
-  h("button.quiet", { type: "button", "aria-label": label, title: label, onclick, ...more }, icon(sign));
 
 /** Do what must not happen while a reply is written. */
-const alone = (room, act) => (room.busy ? toast(say("wait")) : attempt(act));
+const alone = (room, does) => (room.busy ? toast(say("wait")) : attempt(does));
 const isReply = (message) => message?.role === "assistant";
-const again = (room) => alone(room, () => room.take({ regenerate_of: room.path.last().id }));
-
-const further = (room) => alone(room, () => room.take({ continue: true }));
+const again = (room) => room.take({ regenerate_of: room.path.last().id });
 
 /** Go to another version of a message; behind those of the last reply a new one is made. */
 const swipe = (message, room, step) =>
@@ -25,57 +21,56 @@ const swipe = (message, room, step) =>
     if (to > count && position && isReply(message) && position === room.path.total - 1) return again(room);
     const next = (await versions(id))[to - 1];
     if (!next) return;
-    const { activeElement: pressed } = document;
-    const place = pressed.closest(".tools")?.closest(".message");
-    await lead(room, position, next.id);
+    await lead(room, next.id);
     room.announce(say("version", { n: to, count }));
-    // The message is drawn anew: whoever pressed a button goes on from the same one.
-    setTimeout(() => {
-      const same = place?.querySelector(`[aria-label="${pressed.ariaLabel}"]`);
-      (same?.disabled ? place : same)?.focus();
-    }, 50);
   });
 
-const entry = (room, name, sign, act, values) => ({
-  label: say(name, values), icon: sign, danger: name === "delete", act: () => alone(room, act),
+const entry = (room, name, sign, does, values) => ({
+  label: say(name, values), icon: sign, danger: name === "delete", act: () => alone(room, does),
 });
 
 /** What stands under a message. What is for the last one alone, the style sheet hides elsewhere. */
 export function toolbar(message, room) {
   const { id, position, sibling, sibling_count: count, hidden } = message;
-  const put = async () => room.path.put(await api.patch(`/messages/${id}`, { hidden: !hidden }));
+  const button = (name, sign, does, look = "") =>
+    act(sign, say(name), () => alone(room, does), `quiet ${look}`);
+  const hide = async () => room.path.put(await api.patch(`/messages/${id}`, { hidden: !hidden }));
   const more = ({ currentTarget }) => {
+    const item = (...what) => [entry(room, ...what)];
+    const among = (name, sign, one) => {
+      const values = { count: one?.sibling_count };
+      return values.count > 1 ? item(name, sign, () => choose(one, room, say(name, values)), values) : [];
+    };
+    const visibility = hidden ? "show" : "hide";
     const below = room.path.at(position + 1);
-    const ways = { count: below?.sibling_count };
-    const items = [
-      hidden ? ["show", "show", put] : ["hide", "hide", put],
-      count > 1 && ["versions", "memory", () => choose(message, room, say("versions", { count })), { count }],
+    menu(currentTarget, [
+      item(visibility, visibility, hide),
+      among("versions", "memory", message),
       null,
-      below ? ["branch", "branch", () => branch(message, room)] : ["back", "down", () => goOn(message, room)],
-      ways.count > 1 && ["branches", "merge", () => choose(below, room, say("branches", ways)), ways],
-      ["fork", "copy", () => fork(message, room)],
+      below
+        ? item("branch", "branch", () => branch(message, room))
+        : item("back", "down", () => goOn(message, room)),
+      among("branches", "merge", below),
+      item("fork", "copy", () => fork(message, room)),
       null,
-      ["delete", "delete", () => remove(message, room)],
-    ];
-    menu(currentTarget, items.filter((item) => item !== false).map((item) => item && entry(room, ...item)));
+      item("delete", "delete", () => remove(message, room)),
+    ].flat());
   };
-  const atEnd = sibling === count && { class: "last-only", disabled: !(position && isReply(message)) };
+  const previous = button("previous", "left", () => swipe(message, room, -1));
+  previous.disabled = sibling === 1;
+  const next = button("next", "right", () => swipe(message, room, 1), sibling === count ? "last-only" : "");
+  next.disabled = sibling === count && !(position && isReply(message));
   return h("div.tools", { role: "group", "aria-label": say("tools", { n: position + 1 }) },
-    count > 1 && h("span.swipes", {},
-      button(say("previous"), "left", () => swipe(message, room, -1), { disabled: sibling === 1 }),
-      h("span.figure", {}, `${sibling} / ${count}`),
-      button(say("next"), "right", () => swipe(message, room, 1), atEnd)),
+    count > 1 && h("span.swipes", {}, previous, h("span.figure", {}, `${sibling} / ${count}`), next),
     isReply(message) && [
-      button(say("again"), "again", () => again(room), { class: "last-only" }),
-      button(say("continue"), "continue", () => further(room), { class: "last-only" }),
-      position > 0 && button(say("why"), "layers", () => room.open("context", { message: id })),
+      button("again", "again", () => again(room), "last-only"),
+      button("continue", "continue", () => room.take({ continue: true }), "last-only"),
+      position > 0 && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
     ],
-    button(t("common.edit"), "edit", (event) => {
-      const place = event.target.closest(".message");
-      alone(room, () => edit(message, room, place));
-    }),
-    button(t("common.copy"), "copy", () => copy(message.text)),
-    button(t("common.more"), "more", more));
+    act("edit", t("common.edit"), ({ target }) =>
+      alone(room, () => edit(message, room, target.closest(".message"))), "quiet"),
+    act("copy", t("common.copy"), () => copy(message.text), "quiet"),
+    act("more", t("common.more"), more, "quiet"));
 }
 
 async function copy(text) {
@@ -89,7 +84,6 @@ async function copy(text) {
 
 /** Swiping the last message with a finger. Who scrolls, scrolls. */
 export function gestures(element, message, room) {
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
   let from = null;
   let by = 0;
   const end = () => {
@@ -104,7 +98,7 @@ export function gestures(element, message, room) {
     if (!from) return;
     by = clientX - from.clientX;
     if (Math.abs(clientY - from.clientY) > Math.max(12, Math.abs(by))) end();
-    else if (!still.matches) element.style.translate = `${by / 3}px`;
+    else element.style.translate = `${by / 3}px`;
   };
   element.onpointerup = () => {
     if (Math.abs(by) > 60) swipe(room.path.last(), room, -Math.sign(by));
@@ -120,57 +114,64 @@ export function keys(room) {
   const turn = (step) => isReply(room.path.last()) && swipe(room.path.last(), room, step);
   const editOwn = () => {
     const own = [...document.querySelectorAll(".message.user")].at(-1);
-    return own && alone(room, () => edit(room.path.at(own.position), room, own));
+    if (own) alone(room, () => edit(room.path.at(own.position), room, own));
   };
   const both = { ArrowLeft: () => turn(-1), ArrowRight: () => turn(1) };
   const composing = { ...both, ArrowUp: editOwn };
-  const reading = { ...both, "/": () => (room.open("find"), true), "?": help };
+  const reading = { ...both, "/": () => room.open("find"), "?": help };
   const onkey = (event) => {
     const { key, target } = event;
-    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    const elsewhere = target.closest("dialog, [role=menu]");
-    if (key === "Escape") return room.busy && !elsewhere && !target.closest(".panel") && attempt(room.stop);
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.defaultPrevented) return;
+    if (target.closest("dialog, [role=menu], .panel")) return;
+    if (key === "Escape") return room.busy && attempt(room.stop);
     const empty = target.matches(".desk textarea") && !room.composer.text;
-    if (elsewhere || (!empty && target.matches("input, textarea, select"))) return;
-    if ((empty ? composing : reading)[key]?.()) event.preventDefault();
+    const does = empty ? composing[key] : !target.matches("input, textarea, select") && reading[key];
+    if (!does) return;
+    event.preventDefault();
+    does();
   };
   addEventListener("keydown", onkey, { signal: room.signal });
 }
 
 /** What stands beside the composer: help with one's own line, and who speaks. */
 export function tools(room) {
-  const { signal } = room;
+  const { signal, events } = room;
   const chips = h("div.chips", { role: "group", "aria-label": say("suggest") });
   const clear = () => fill(chips);
   const speak = (speaker) => {
     const { text } = room.composer;
-    const ontaken = () => (room.composer.text = "");
+    const ontaken = () => {
+      if (room.composer.text === text) room.composer.text = "";
+    };
     return room.take(text.trim() ? { text, speaker } : { speaker }, { ontaken });
   };
-  const use = (line) => {
-    room.composer.text = `${room.composer.text}\n\n${line}`.trim();
-    clear();
-    room.composer.focus();
+  const chip = (line) => {
+    const onclick = () => {
+      room.composer.text = `${room.composer.text}\n\n${line}`.trim();
+      clear();
+      room.composer.focus();
+    };
+    return h("button.tag", { type: "button", onclick }, line);
   };
-  const plain = (name, more, ...children) => h(name, { type: "button", ...more }, children);
   const suggest = async () => {
-    bar.parentElement.prepend(chips);
-    fill(chips, h("span.soft", { role: "status" }, say("suggesting")));
+    const waiting = h("span.soft", { role: "status" }, say("suggesting"));
+    fill(chips, waiting);
     const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal }));
-    const lines = found?.items.map((line) => plain("button.tag", { onclick: () => use(line) }, line));
-    fill(chips, lines && [lines, button(t("common.close"), "close", clear)]);
-    lines?.[0].focus();
+    // They are for what was said last: once more is said, they come too late.
+    if (!waiting.isConnected) return;
+    fill(chips, found && [found.items.map(chip), act("close", t("common.close"), clear, "quiet")]);
+    if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();
   };
+  events.addEventListener("busy", clear);
   const more = ({ currentTarget }) =>
     menu(currentTarget, [
       ...room.members.map(({ id, name }) => entry(room, "speaks", "chat", () => speak(id), { name })),
       null,
-      entry(room, "keys", "key", help),
+      { label: say("keys"), icon: "key", act: help },
     ]);
-  const named = (name, sign, act) =>
-    plain("button.quiet", { onclick: () => alone(room, act) }, icon(sign), say(name));
-  const bar = h("div.row.composing", {}, named("suggest", "spark", suggest),
-    named("mine", "edit", () => room.take({ impersonate: true })), button(t("common.more"), "more", more));
-  room.events.addEventListener("turn", clear, { signal });
-  return bar;
+  const named = (name, sign, does) => act(sign, say(name), () => alone(room, does));
+  return h("div", {}, chips, h("div.row.composing", {},
+    named("suggest", "spark", suggest),
+    named("mine", "edit", () => room.take({ impersonate: true })),
+    act("more", t("common.more"), more, "quiet")));
 }

@@ -8,7 +8,10 @@ import { tools } from "./actions.js";
 /** @returns {{element, text, focus, notice}} `notice(text, again)` says something; bare, nothing more. */
 export function composer(room) {
   const draft = `draft.${room.chat.id}`;
-  const keep = () => kept.set(draft, area.value || null);
+  const keep = () => {
+    kept.set(draft, area.value || null);
+    weigh();
+  };
   const area = h("textarea", {
     rows: 1,
     value: kept.get(draft, ""),
@@ -27,11 +30,11 @@ export function composer(room) {
   const button = h("button.primary", { type: "submit" });
   const said = h("div.notice", { role: "status" });
 
-  const notice = (text, again) =>
-    fill(said, text && [h("span", {}, text), again && h("button.quiet", { type: "button", onclick: again }, t("common.retry"))]);
+  const retry = (again) => h("button.quiet", { type: "button", onclick: again }, t("common.retry"));
+  const notice = (text, again) => fill(said, text && [h("span", {}, text), again && retry(again)]);
 
   async function submit() {
-    if (room.busy) return;
+    if (room.busy || button.disabled) return;
     const text = area.value.trim() && area.value;
     // It stays, and may not change, until the server has it.
     area.readOnly = true;
@@ -50,11 +53,19 @@ export function composer(room) {
     area.readOnly = false;
   }
 
+  /** An empty line is for having one's last line answered. */
+  const weigh = () => {
+    const nothing = !room.busy && !area.value.trim() && room.path.last()?.role !== "user";
+    if (nothing && button.matches(":focus-visible")) area.focus();
+    button.disabled = nothing;
+  };
   const draw = () => {
     fill(button, icon(room.busy ? "stop" : "send"));
     button.ariaLabel = button.title = t(room.busy ? "chat.stop" : "chat.send");
+    weigh();
   };
   room.events.addEventListener("busy", draw);
+  room.path.addEventListener("change", weigh);
   draw();
   const onsubmit = (event) => {
     event.preventDefault();

@@ -1,7 +1,7 @@
 /** Changing a message where it stands. What is typed is kept until it is saved or thrown away. */
 import { api } from "../core/api.js";
 import { attempt, explain } from "../core/dialogs.js";
-import { h, settled } from "../core/dom.js";
+import { h } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { lead, told } from "./branches.js";
@@ -11,39 +11,39 @@ const say = (name) => t(`message.${name}`);
 /** Put a textarea in the place of a message's text; `place` is the message's element. */
 export function edit(message, room, place) {
   if (place.matches(".edited")) return;
-  const { id, position } = message;
+  const { id, position, text } = message;
+  const name = `edit.${id}`;
+  const draft = kept.get(name);
   const before = document.activeElement;
-  const draft = kept.get(`edit.${id}`);
-  const area = h("textarea.prose", { "aria-label": say("text"), value: draft ?? message.text });
-  const keep = settled((text = area.value) => kept.set(`edit.${id}`, text === message.text ? null : text));
+  const oninput = () => kept.set(name, area.value === text ? null : area.value);
+  const area = h("textarea.prose", { "aria-label": say("text"), value: draft ?? text, oninput });
   const trouble = h("p.trouble", { role: "alert" });
   const leave = () => {
-    keep.now();
     form.remove();
     place.classList.remove("edited");
     (before.isConnected ? before : place).focus();
   };
   const drop = () => {
-    keep(message.text);
+    kept.set(name, null);
     leave();
   };
   const save = async (answers) => {
+    if (area.readOnly) return;
     if (room.busy) return (trouble.textContent = say("wait"));
     const followed = position < room.path.total - 1;
-    if (area.value === message.text) {
-      leave();
-      if (answers && followed) await lead(room, position, id, false);
-    } else {
-      try {
-        await api.patch(`/messages/${id}`, { text: area.value });
-      } catch (error) {
-        return (trouble.textContent = explain(error));
-      }
-      drop();
-      await room.path.reload(position);
-      if (followed && !answers) told(say("edited"), message, room);
+    const changed = area.value !== text;
+    area.readOnly = true;
+    try {
+      if (changed) await api.patch(`/messages/${id}`, { text: area.value });
+      else if (answers && followed) await lead(room, id, false);
+    } catch (error) {
+      area.readOnly = false;
+      return (trouble.textContent = explain(error));
     }
+    drop();
+    if (changed) await room.path.reload();
     if (answers) await room.take({});
+    else if (changed && followed) told(say("edited"), message, room);
   };
   const onkeydown = (event) => {
     if (event.isComposing) return;
@@ -61,9 +61,6 @@ export function edit(message, room, place) {
       message.role === "user" && button(say("answer"), () => attempt(() => save(true))),
       button(t("common.cancel"), leave, "quiet"),
       draft != null && button(say("discard"), drop, "quiet danger")));
-  area.addEventListener("input", () => keep());
-  room.signal.addEventListener("abort", keep.now);
-  addEventListener("pagehide", keep.now, { signal: room.signal });
   place.querySelector(".prose").after(form);
   place.classList.add("edited");
   area.focus();

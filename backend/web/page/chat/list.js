@@ -1,41 +1,48 @@
 /** The start page: the latest chats, or the way to the first one. */
 import { api } from "../core/api.js";
-import { attempt, dialog, menu } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { control, sendform } from "../core/form.js";
+import { dialog, menu } from "../core/dialogs.js";
+import { act, fill, h, refill } from "../core/dom.js";
+import { control, finder, sendform } from "../core/form.js";
 import { characters, chats, personas, session } from "../core/store.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
-import { act, finder, remove } from "../library/parts.js";
-import { card, importButton, imports, offer, play } from "../library/start.js";
+import { card, cards, importButton, offer, play } from "../library/start.js";
 
 const rename = (chat) =>
-  dialog(t("chats.rename"), (close) =>
-    sendform({
-      fields: [{ name: "title", label: t("chats.name"), value: chat.title, most: 300, help: t("chats.name_help") }],
+  dialog(t("chats.rename"), (close) => {
+    const { element, controls } = sendform({
+      fields: [
+        { name: "title", label: t("chats.name"), value: chat.title, most: 300, help: t("chats.name_help") },
+      ],
       submit: t("common.save"),
       async send(values) {
         await api.patch(`/chats/${chat.id}`, values);
         chats.changed();
         close();
       },
-    }).element,
-  );
+    });
+    controls.get("title").input.onfocus = ({ target }) => target.select();
+    return element;
+  });
 
 function line(chat, cast) {
   const title = chat.title || t("chats.untitled");
   const names = cast.map((each) => each.name).join(", ");
-  const below = names !== title && h("small.soft.clip", {}, names);
   const more = [
     { label: t("chats.rename"), icon: "edit", act: () => rename(chat) },
-    { label: t("common.delete"), icon: "delete", danger: true, act: () => remove(chats, "/chats", chat, title) },
+    { label: t("common.delete"), icon: "delete", danger: true, act: () => chats.remove(chat.id, title) },
   ];
   const element = h(
     "li",
     {},
     h("span.faces", {}, (cast.length ? cast : [{ name: title }]).slice(0, 2).map((each) => face(each))),
-    h("div.grow", {}, h("a.clip", { href: `#/chats/${chat.id}` }, title), below),
-    h("time.figure", { title: dateTime(chat.updated_at) }, ago(chat.updated_at)),
+    h(
+      "div.grow",
+      {},
+      h("a.clip", { href: `#/chats/${chat.id}`, dir: "auto" }, title),
+      names !== title && h("small.soft.clip", { dir: "auto" }, names),
+      h("small.soft", { title: dateTime(chat.updated_at) }, ago(chat.updated_at)),
+    ),
     act("more", t("chats.more", { title }), (event) => menu(event.currentTarget, more), "quiet"),
   );
   return [element, `${title}\n${names}`];
@@ -59,7 +66,9 @@ async function choose() {
     list.onchange = () => (start.disabled = !chosen().length);
     const submit = async (event) => {
       event.preventDefault();
+      start.disabled = true;
       if (await play(chosen(), { persona_id: persona.read() })) close();
+      start.disabled = false;
     };
     const foot = h("footer", {}, h("small.soft.grow", {}, t("chats.group_help")), start);
     return h("form.stack", { onsubmit: submit }, find.input, list, own.length > 0 && persona.element, foot);
@@ -70,7 +79,7 @@ async function choose() {
 export default async function ({ signal, title }) {
   title(t("shell.chats"));
   const heading = h("h1");
-  const create = act("plus", t("chats.new"), () => attempt(choose), "primary");
+  const create = act("plus", t("chats.new"), choose, "primary");
   const found = h("p.soft", { role: "status" });
   const find = finder(t("chats.search"), (count) => (found.textContent = count ? "" : t("chats.none")));
   const list = h("ul.list.talks");
@@ -83,8 +92,9 @@ export default async function ({ signal, title }) {
     if (all.length) {
       const cast = new Map(people.map((each) => [each.id, each]));
       all.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
-      find.items = all.map((chat) => line(chat, chat.character_ids.map((id) => cast.get(id)).filter(Boolean)));
-      fill(list, find.items.map(([element]) => element));
+      const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
+      find.items = all.map((chat) => line(chat, castOf(chat)));
+      refill(list, find.items.map(([element]) => element));
       find.run();
       if (!list.isConnected) fill(body, find.input, found, list);
     } else if (people.length) {
@@ -92,8 +102,9 @@ export default async function ({ signal, title }) {
       fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton()));
     } else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
   };
-  for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, () => attempt(draw), { signal });
+  for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, draw, { signal });
   await draw();
-  const view = h("div.page");
-  return fill(view, h("header", {}, heading, create), imports(view, signal), body);
+  const view = h("div.page", {}, h("header", {}, heading, create), cards.element, body);
+  cards.at(view, signal);
+  return view;
 }

@@ -20,10 +20,14 @@ export function drawn(first, room) {
     thoughts.hidden = !message.thinking;
     musing.textContent = message.thinking;
     if (grows && text && id === message.id) return text.write(message.text);
+    // What is being changed here is not drawn away.
+    if (id === message.id && element.matches(".edited")) return;
     id = message.id;
     element.className = `message ${role} ${hidden ? "left-out" : ""}`;
     element.ariaLabel = author;
     element.ariaBusy = String(grows);
+    const { activeElement } = document;
+    const pressed = element.contains(activeElement) && activeElement.closest(".tools button");
     const prose = h("div.prose", {}, !grows && markdown(message.text));
     text = grows ? growing(prose) : null;
     text?.write(message.text);
@@ -41,9 +45,12 @@ export function drawn(first, room) {
       thoughts,
       prose,
       grows
-        ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) }, h("i"), h("i"), h("i"))
+        ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
+            h("i"), h("i"), h("i"))
         : [remains(message, room), toolbar(message, room)],
     );
+    // Whoever pressed a button goes on from the same one.
+    if (pressed) (element.querySelector(`[aria-label="${pressed.ariaLabel}"]:enabled`) ?? element).focus();
   };
   update(first);
   gestures(element, first, room);

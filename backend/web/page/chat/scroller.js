@@ -22,6 +22,7 @@ export function scroller(room) {
   let [anchor, offset] = [0, 0];
   let stuck = true;
   let [seen, view, width, frame, loading] = [0, 0, 0, 0, 0];
+  let near;
 
   const track = h("div.track", { role: "feed", "aria-label": t("chat.messages") });
   const nothing = h("p.empty", {}, t("chat.empty"));
@@ -43,6 +44,7 @@ export function scroller(room) {
   };
 
   function place(position, top) {
+    const { total } = path;
     let item = items.get(position);
     const message = path.at(position) ?? item?.message;
     if (item && !item.message !== !message) item = drop(position);
@@ -50,15 +52,14 @@ export function scroller(room) {
       item = message ? drawn(message, room) : { element: h("article.blank", { "aria-busy": "true" }) };
       items.set(position, item);
       item.element.position = position;
+      item.element.ariaPosInSet = position + 1;
       track.insertBefore(item.element, [...track.children].find((each) => each.position > position) ?? null);
       if (message) sizes.observe(item.element);
     } else if (item.message !== message) item.update(message);
     item.message = message;
-    const { element } = item;
-    element.style.top = `${top}px`;
-    element.ariaPosInSet = position + 1;
-    element.ariaSetSize = path.total;
-    element.classList.toggle("last", position === path.total - 1);
+    item.element.style.top = `${top}px`;
+    item.element.classList.toggle("last", position === total - 1);
+    if (item.total !== total) item.element.ariaSetSize = item.total = total;
   }
 
   function drop(position) {
@@ -73,7 +74,8 @@ export function scroller(room) {
   function layout() {
     cancelAnimationFrame(frame);
     frame = 0;
-    if (log.scrollTop !== seen) look();
+    const before = log.scrollTop;
+    if (before !== seen) look(before);
     view = log.clientHeight;
     if (!view) return;
     const { total } = path;
@@ -92,17 +94,24 @@ export function scroller(room) {
       if (each < total && element.querySelector("textarea")) place(each, above(each));
       else drop(each);
     }
-    if (Math.abs(log.scrollTop - seen) > 0.9) log.scrollTop = seen;
-    seen = log.scrollTop;
-    loading ||= setTimeout(async () => {
-      loading = 0;
-      await path.load(first - AHEAD, position + AHEAD).catch(() => setTimeout(soon, 2000));
-    }, 60);
-    const rest = total - 1 - find(seen + view - MARGIN)[0];
+    // To read it back costs a layout of the whole page: most frames do without.
+    if (Math.abs(before - seen) > 0.9) {
+      log.scrollTop = seen;
+      seen = log.scrollTop;
+    } else seen = before;
     jump.hidden = stuck;
-    below.textContent = rest > 0 ? t("chat.below", { count: rest }) : t("chat.to_end");
+    near = [first - AHEAD, position + AHEAD];
+    loading ||= setTimeout(around, 60);
   }
   const soon = () => (frame ||= requestAnimationFrame(layout));
+
+  /** Read what is near, and say how much is below. */
+  function around() {
+    loading = 0;
+    path.load(...near).catch(() => setTimeout(soon, 2000));
+    const count = path.total - 1 - find(seen + view - MARGIN)[0];
+    below.textContent = count > 0 ? t("chat.below", { count }) : t("chat.to_end");
+  }
 
   const sizes = new ResizeObserver((entries) => {
     for (const { target, borderBoxSize } of entries) {
@@ -120,12 +129,11 @@ export function scroller(room) {
   sizes.observe(log);
 
   /** See where one is. */
-  function look() {
-    const before = seen;
-    seen = log.scrollTop;
-    if (seen + log.clientHeight >= log.scrollHeight - 4) stuck = true;
+  function look(now) {
+    if (now + log.clientHeight >= log.scrollHeight - 4) stuck = true;
     // It also moves when the place for it changes: nobody scrolled then.
-    else if (seen < before - 1 && log.clientHeight === view) stuck = false;
+    else if (now < seen - 1 && log.clientHeight === view) stuck = false;
+    seen = now;
     [anchor, offset] = find(seen - MARGIN);
     offset -= seen;
   }
@@ -145,7 +153,7 @@ export function scroller(room) {
     layout();
   }
 
-  async function show(position, { mark = false } = {}) {
+  async function show(position, { mark } = {}) {
     position = Math.max(0, Math.min(position, path.total - 1));
     await path.load(position - AHEAD, position + AHEAD);
     if (!log.clientHeight) await new Promise(requestAnimationFrame);

@@ -1,8 +1,8 @@
 /** The settings of one chat. What is not set here is as the account says. */
 import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
-import { autoform } from "../core/form.js";
+import { attempt, explain, sure } from "../core/dialogs.js";
+import { act, fill, h, refill } from "../core/dom.js";
+import { autoform, control } from "../core/form.js";
 import { chats, chronicles, lorebooks } from "../core/store.js";
 import { has, t } from "../core/words.js";
 
@@ -10,149 +10,154 @@ import { has, t } from "../core/words.js";
 const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
 /** A field whose name is its path in the settings. */
 const field = (kind, name, more) => ({ kind, name, label: word(name.split(".").at(-1)), ...more });
-const text = (name, placeholder = word("usual"), most = 200_000) =>
-  field("area", name, { count: true, most, placeholder });
-const select = (name, options, more) => field("select", name, { options, ...more });
-const among = (name, ...values) => select(name, values.map((each) => [each, word(each)]));
+const text = (name, most, help) => field("area", name, { count: true, most, help });
+/** Values to choose among: null is what holds where the chat says nothing. */
+const among = (name, ...values) =>
+  field("select", name, { options: values.map((each) => [each, word(each)]) });
 /** A select of things, or none of them. */
-const one = (name, items, more, none = "usual") =>
-  select(name, [["usual", word(none)], ...items.map((each) => [each.id, each.title ?? each.name])], more);
+const one = (name, items, more, none = null) => {
+  const options = items.map((each) => [each.id, each.title ?? each.name]);
+  return field("select", name, { options: [[null, word(none)], ...options], ...more });
+};
 const numbers = (group, ranges) =>
-  Object.entries(ranges).map(([name, [min, max, step = 1, placeholder = word("usual")]]) =>
+  Object.entries(ranges).map(([name, [min, max, step = 1, placeholder = word(null)]]) =>
     field("number", `${group}.${name}`, { min, max, step, placeholder }));
-
 const DETAILS = {
   keeping: [
-    among("enrichment.may_edit_lore", "usual", "on", "off"),
+    among("enrichment.may_edit_lore", null, true, false),
     ...numbers("summary", { words: [50, 2000, 1, 250], interval: [2, 500, 1, 20] }),
   ],
   authors_note: [
-    text("authors_note.text", word("note_help"), 20_000),
+    text("authors_note.text", 20_000, word("note_help")),
     ...numbers("authors_note", { depth: [0, 10_000, 1, 4] }),
     among("authors_note.role", "system", "user", "assistant"),
   ],
-  instructions: [text("system_prompt"), text("post_history_instructions")],
+  instructions: [text("system_prompt", 200_000), text("post_history_instructions", 200_000)],
   sampling: [
     ...numbers("sampling", {
       temperature: [0, 2, "any"], top_p: [0.01, 1, "any"], top_k: [1, 1000], max_output_tokens: [1, 1e6],
       presence_penalty: [-2, 2, "any"], frequency_penalty: [-2, 2, "any"], thinking_budget: [-1, 1e6],
       seed: [0, 2 ** 31 - 1],
     }),
-    among("sampling.reasoning_effort", "usual", "none", "minimal", "low", "medium", "high"),
+    among("sampling.reasoning_effort", null, "none", "minimal", "low", "medium", "high"),
     field("lines", "sampling.stop"),
   ],
   budgets: [
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
     }),
-    among("memory.enabled", "usual", "on", "off"),
+    among("memory.enabled", null, true, false),
     ...numbers("memory", { max_items: [0, 200, 1, 40], min_relevance: [0, 1, "any"] }),
     among("memory_placement", "after_history", "before_history"),
-    among("names", "usual", "on", "off"),
+    among("names", null, true, false),
   ],
 };
-const STATES = { usual: null, on: true, off: false };
+
+const at = (settings, name) => name.split(".").reduce((found, part) => found?.[part], settings);
 
 /** The panel: all that can be set for a chat, saved as it is typed. */
 export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
   const own = `${path}/settings`;
-  let [{ value: settings, tag }, models, books] = await Promise.all([
-    api.get(own, { withTag: true, signal }), api.all("/models"), lorebooks.all(),
+  let [settings, account, models, books] = await Promise.all([
+    api.get(own, { signal }), api.get("/me/settings", { signal }), api.all("/models"), lorebooks.all(),
   ]);
-  // A chat's name and cast have the same revision as its settings, and may be changed beside them.
-  room.events.addEventListener("chat", () => (tag = room.chat.revision), { signal });
+  account.model ??= models.find((each) => each.is_default)?.id;
 
-  const shown = ({ name, kind, options }) => {
-    const value = name.split(".").reduce((found, part) => found?.[part], { ...room.chat, ...settings });
-    if (kind !== "select") return value;
-    const state = Object.keys(STATES).find((each) => STATES[each] === value);
-    return state ?? value ?? options[0][0];
+  const stored = ({ name, options }) =>
+    at({ ...settings, persona_id: room.chat.persona_id }, name) ?? options?.[0][0];
+  /** A field that tells what holds where the chat says nothing. */
+  const telling = ({ options, ...field }) => {
+    const value = stored({ ...field, options });
+    const usual = at(account, field.name);
+    const named = options?.find(([each]) => each === usual);
+    if (usual != null && !options) field.placeholder = usual;
+    if (named) options = options.with(0, [null, word("usual_is", { value: named[1] })]);
+    // A model that is there no longer.
+    if (options?.every(([each]) => each !== value)) options = [...options, [value, word("gone", { value })]];
+    return { options, ...field };
   };
+
   const change = async (what) => {
     await api.patch(path, what);
     chats.changed();
     await room.refresh();
   };
+  /** A patch names what was changed and nothing else, so what was set elsewhere meanwhile stays. */
+  const write = async (patch) => {
+    settings = await api.patch(own, patch, { keepalive: true });
+    if ("model" in patch) suit();
+    if ("chronicle_enabled" in patch || "chronicle_id" in patch) {
+      chronicles.changed();
+      await drawTale();
+    }
+    if (patch.summary) await drawSummary();
+  };
+  const save = async ({ persona_id: persona, ...changes }) => {
+    if (persona !== undefined) await change({ persona_id: persona });
+    const patch = {};
+    for (const [name, now] of Object.entries(changes)) {
+      const parts = name.split(".");
+      const last = parts.pop();
+      parts.reduce((found, part) => (found[part] ??= {}), patch)[last] = now?.length === 0 ? null : now;
+    }
+    try {
+      await write(patch);
+    } catch (error) {
+      // Most faults are of one field's making: it is told there.
+      if (error.status === 422 && !error.faults.length) {
+        error.faults = Object.keys(changes).map((member) => ({ member, message: explain(error) }));
+      }
+      throw error;
+    }
+  };
 
-  const main = h("div");
-  const details = h("div");
-  const draw = async () => {
-    const model = models.find((each) => each.id === settings.model) ?? models.find((each) => each.is_default);
-    const taken = ({ name }) => !name.startsWith("sampling.") || model?.accepts.includes(name.slice(9));
-    const tale = settings.chronicle_id;
-    const help = tale && h("a", { href: `#/chronicles/${tale}` }, word("open_chronicle"));
-    const basics = [
-      { fields: [one("persona_id", room.personas), one("model", models)] },
-      {
-        fields: [
-          field("check", "chronicle_enabled", { wide: true, help: word("chronicle_help") }),
-          one("chronicle_id", await chronicles.all(), { help }, "none"),
-          one("enrichment.model", models, { label: word("agent") }),
-          field("check", "summary.enabled", { label: word("summary"), wide: true, help: word("summary_help") }),
-        ],
-      },
-    ];
-    const folded = Object.entries(DETAILS).map(([name, fields]) =>
-      ({ title: word(name), fields: fields.filter(taken) }));
-    const all = [...basics, ...folded].flatMap(({ fields }) => fields);
-    const value = () => Object.fromEntries(all.map((each) => [each.name, shown(each)]));
-    const save = async ({ persona_id: persona, ...changes }) => {
-      if (persona) await change({ persona_id: persona === "usual" ? null : persona });
-      const patch = {};
-      for (const [name, now] of Object.entries(changes)) {
-        const parts = name.split(".");
-        const last = parts.pop();
-        const state = STATES[all.find((each) => each.name === name).kind === "select" && now];
-        parts.reduce((found, part) => (found[part] ??= {}), patch)[last] =
-          state !== undefined ? state : now?.length === 0 ? null : now;
-      }
-      if (Object.keys(patch).length) {
-        const keepalive = JSON.stringify(patch).length < 6e4;
-        ({ value: settings, tag } = await api.patch(own, patch, { ifMatch: tag, withTag: true, keepalive }));
-      }
-      if (patch.summary) await drawSummary();
-      const anew = ["model", "chronicle_enabled", "chronicle_id"].find((each) => each in patch);
-      if (anew) {
-        chronicles.changed();
-        await draw();
-        main.querySelector(`[name=${anew}]`).focus();
-      }
-      return value();
-    };
-    const form = (groups) => autoform({ groups, signal, value: value(), save }).element;
-    fill(main, form(basics));
-    fill(details, form(folded));
+  /** Show what the model takes. The account's sampling goes with the account's model alone. */
+  const suit = () => {
+    const model = models.find((each) => each.id === (settings.model ?? account.model));
+    for (const { name } of DETAILS.sampling) {
+      const input = form.querySelector(`[name="${name}"]`);
+      input.closest(".field").hidden = !model?.accepts.includes(name.slice(9));
+      input.placeholder = (!settings.model && at(account, name)) || word(null);
+    }
+  };
+
+  const tale = h("div.field.wide");
+  const drawTale = async () => {
+    const { chronicle_id: chosen = null, chronicle_enabled: keeps } = settings;
+    const help = chosen && h("a", { href: `#/chronicles/${chosen}` }, word("open_chronicle"));
+    const none = keeps ? "new_chronicle" : "none";
+    const made = control(one("chronicle_id", await chronicles.all(), { help }, none));
+    made.write(chosen);
+    made.input.onchange = () => attempt(() => write({ chronicle_id: made.read() }));
+    refill(tale, made.element);
   };
 
   const summary = h("div.stack");
   const drawSummary = async () => {
     let [found] = (await api.get(`${path}/summaries`, { query: { limit: 1 }, signal })).items;
-    if (!found) return fill(summary, settings.summary.enabled && h("p.help", {}, word("no_summary")));
+    if (!found) return fill(summary);
     const label = word("summary_now", { n: found.through_position + 1 });
-    const save = async (what) => (found = await api.put(`${path}/summary`, what, { ifMatch: found.revision }));
     const groups = [{ fields: [{ name: "text", kind: "area", count: true, label }] }];
-    const hide = (is) => () => (summary.hidden = is);
-    const act = async (options) => {
-      await api.delete(`${path}/summary`, undefined, options);
-      summary.hidden = false;
-      if (!signal.aborted) await drawSummary();
+    const store = async (what) => {
+      found = await api.put(`${path}/summary`, what, { ifMatch: found.revision });
     };
-    const drop = () => undoable(word("dropped"), { act, hide: hide(true), show: hide(false) });
-    fill(summary, autoform({ signal, value: found, groups, save }).element,
+    const drop = () => attempt(async () => {
+      if (!(await sure(word("drop"), label, word("drop")))) return;
+      await api.delete(`${path}/summary`);
+      await drawSummary();
+    });
+    fill(summary, autoform({ signal, value: found, groups, save: store }).element,
       h("div", {}, h("button", { onclick: drop }, word("drop"))));
   };
 
   /** A list with a select below it that adds what is chosen. */
-  const listed = (place, rows, label, items, act) =>
-    fill(place, h("ul.list", {}, rows), items.length > 0 &&
-      h("select", { "aria-label": label, onchange: ({ target }) => attempt(() => act(target.value)) },
+  const listed = (where, rows, label, items, add) =>
+    refill(where, rows.length > 0 && h("ul.list", {}, rows), items.length > 0 &&
+      h("select", { "aria-label": label, onchange: ({ target }) => attempt(() => add(target.value)) },
         h("option", { value: "" }, label), items.map((each) => h("option", { value: each.id }, each.name))));
-  const away = (name, act) => {
-    const label = word("leave", { name });
-    return h("button.quiet", { "aria-label": label, title: label, onclick: () => attempt(act) }, icon("close"));
-  };
+  const away = (name, leave) => act("close", word("leave", { name }), () => attempt(leave), "quiet");
 
   const lore = h("div.stack");
   const drawLore = async () => {
@@ -163,13 +168,15 @@ export default async function (room, { signal }) {
       await drawLore();
     };
     const row = ({ lorebook: { id: book, name }, source, is_off: off }) => {
-      const onchange = () => attempt(() => say(book, off ? source === "chat" && "linked" : "off"));
-      const label = word("use", { name });
+      const onchange = () => attempt(() => say(book, off ? null : "off"));
+      const named = { "aria-label": word("use", { name }) };
+      // What is linked here alone is taken out; what comes from elsewhere can be off here.
+      const here = source === "chat";
       return h("li", {},
-        h("input", { type: "checkbox", role: "switch", checked: !off, onchange, "aria-label": label }),
+        !here && h("input", { type: "checkbox", role: "switch", checked: !off, onchange, ...named }),
         h("a.grow", { href: `#/lorebooks/${book}` }, name),
         h("small.soft", {}, word(`from_${source}`)),
-        source === "chat" && away(name, () => say(book)));
+        here && away(name, () => say(book)));
     };
     const others = books.filter((each) => !items.some(({ lorebook }) => lorebook.id === each.id));
     listed(lore, items.map(row), word("link"), others, (book) => say(book, "linked"));
@@ -189,16 +196,29 @@ export default async function (room, { signal }) {
     listed(cast, room.members.map(row), word("join"), others, (other) => put([...ids, other]));
   };
 
-  const remove = () =>
-    undoable(word("deleted"), {
-      hide: () => (chats.hide(id), (location.hash = "#/")),
-      act: async (options) => (await api.delete(path, undefined, options), chats.changed()),
-      show: () => chats.hide(id, false),
-    });
-
+  const basics = [one("persona_id", room.personas), one("model", models)];
+  const keeping = [
+    field("check", "chronicle_enabled", { wide: true, help: word("chronicle_help") }),
+    { control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },
+    field("check", "summary.enabled", { label: word("summary"), wide: true, help: word("summary_help") }),
+    one("enrichment.model", models, { label: word("agent"), wide: true }),
+  ];
+  const details = Object.entries(DETAILS).map(([name, fields]) => ({ title: word(name), fields }));
+  const groups = [{ fields: basics }, { fields: keeping }, ...details];
+  for (const group of groups) group.fields = group.fields.map((each) => (each.name ? telling(each) : each));
+  const fields = groups.flatMap((group) => group.fields).filter(({ name }) => name);
+  const value = Object.fromEntries(fields.map((each) => [each.name, stored(each)]));
+  const form = autoform({ groups, signal, value, save }).element;
+  suit();
   drawCast();
-  await Promise.all([draw(), drawSummary(), drawLore()]);
-  return h("div.settings.stack", {}, main, summary, h("h3", {}, word("characters")), cast,
-    h("h3", {}, word("lorebooks")), lore, details,
-    h("div", {}, h("button.danger", { onclick: remove }, icon("delete"), word("delete"))));
+  await Promise.all([drawTale(), drawSummary(), drawLore()]);
+  const remove = () => {
+    chats.remove(id, room.chat.title || t("chats.untitled"));
+    location.hash = "#/";
+  };
+  return h("div.settings.stack", {},
+    h("h3", {}, word("characters")), cast,
+    h("h3", {}, word("lorebooks")), lore,
+    form, summary,
+    h("div", {}, act("delete", word("delete"), remove, "danger")));
 }

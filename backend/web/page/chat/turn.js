@@ -13,6 +13,13 @@ const newId = () =>
     (digit ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (digit / 4)))).toString(16),
   );
 
+/** A text, and what comes of one that was begun elsewhere: some of it may stand there already. */
+function joined(before, more) {
+  let shared = more.length;
+  while (!before.endsWith(more.slice(0, shared))) shared--;
+  return before + more.slice(shared);
+}
+
 /** @returns {{take, takeUp, stop, isBusy}} The turns of a room, one at a time. */
 export function turns(room) {
   const { path, signal } = room;
@@ -26,9 +33,10 @@ export function turns(room) {
     const alive = settled(() => link.abort(), SILENCE);
     const options = { signal: AbortSignal.any([link.signal, turn.quit.signal]) };
     try {
-      const answer = turn.begun
-        ? await send(`/turns/${turn.id}/events`, { headers: { "Last-Event-ID": turn.heard }, ...options })
-        : await send(`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...turn.body, turn_id: turn.id }, ...options });
+      const { id, begun, heard, body } = turn;
+      const answer = begun
+        ? await send(`/turns/${id}/events`, { headers: { "Last-Event-ID": heard }, ...options })
+        : await send(`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...body, turn_id: id }, ...options });
       if (!answer.ok) throw await problemOf(answer);
       for await (const event of events(answer, alive)) {
         calm(turn);
@@ -64,7 +72,8 @@ export function turns(room) {
       room.totals = data.totals;
       tell("totals");
     } else if (event.endsWith(".delta")) {
-      turn[event.split(".")[0]] += data.text;
+      const [kind] = event.split(".");
+      turn[kind] = turn.partly?.delete(kind) ? joined(turn[kind], data.text) : turn[kind] + data.text;
       turn.frame ||= requestAnimationFrame(() => grow(turn));
     } else turn.over ||= event === "turn.completed" || event === "turn.failed";
   }
@@ -77,11 +86,14 @@ export function turns(room) {
       if (error.status !== 404) throw error;
       return [];
     });
+    // Another window may have led the path elsewhere.
+    const { position, parent_id: parent } = line ?? reply ?? {};
+    if (position && path.at(position - 1)?.id !== parent) await path.reload();
     if (line) path.put(line);
     if (line && turn.taken && room.composer.text === line.text) room.composer.text = "";
-    // What comes of one that goes on, and was begun elsewhere, is partly there: it waits for the end.
-    if (!reply || (turn.taken && turn.kind === "continue")) return;
+    if (!reply) return;
     const before = turn.kind === "continue" ? (path.at(reply.position) ?? reply) : {};
+    if (turn.taken && before.text) turn.partly = new Set(["text", "thinking"]);
     Object.assign(turn, { reply, text: before.text ?? "", thinking: before.thinking ?? "" });
     path.cut(reply.position);
     grow(turn);
@@ -102,7 +114,7 @@ export function turns(room) {
     if (view.reply) {
       path.put(view.reply);
       room.announce(`${view.reply.author}: ${view.reply.text}`);
-    } else if (turn.kind !== "impersonate") await path.reload(turn.reply?.position ?? Math.max(0, path.total - 1));
+    } else if (turn.kind !== "impersonate") await path.reload();
     return view;
   }
 
@@ -139,7 +151,8 @@ export function turns(room) {
   function ended(view, { text, ...body } = {}) {
     if (view.state !== "failed" && (view.state !== "interrupted" || view.reply)) return;
     const again = () => take(body).catch(complain);
-    room.composer.notice(explain(new Problem(view.problem ?? { title: t("chat.cut_off") })), !view.reply && again);
+    const problem = new Problem(view.problem ?? { title: t("chat.cut_off") });
+    room.composer.notice(explain(problem), !view.reply && again);
   }
 
   async function take(body, { ontaken } = {}) {
@@ -160,8 +173,9 @@ export function turns(room) {
 
   /** Follow a turn that was begun elsewhere, or before the page was loaded. */
   function takeUp(view) {
-    if (view?.state === "running") run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
-    else if (view && path.last()?.id === view.user_message_id) ended(view);
+    if (view?.state === "running") {
+      run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
+    } else if (view && path.last()?.id === view.user_message_id) ended(view);
   }
 
   /** End the turn where it is. */

@@ -5,6 +5,7 @@ import { fill, h, icon, style } from "../core/dom.js";
 import { characters, chats, personas } from "../core/store.js";
 import { t } from "../core/words.js";
 import { face } from "../library/faces.js";
+import { chronicleWatch } from "../memory/watch.js";
 import { keys } from "./actions.js";
 import { composer } from "./composer.js";
 import { Path } from "./path.js";
@@ -31,11 +32,13 @@ export default async function view({ params: { id }, query, signal, title }) {
     const find = (list, id) => list.find((one) => one.id === id);
     room.members = room.chat.character_ids.map((each) => find(room.people, each)).filter(Boolean);
     room.persona = find(room.personas, room.chat.persona_id) ?? null;
+    chats.put(room.chat);
     title(room.chat.title || t("chats.untitled"));
     room.events.dispatchEvent(new Event("chat"));
   };
-  const latest = api.get(`/chats/${id}/turns`, { query: { limit: 1 }, signal });
-  const [{ items: [turn] }] = await Promise.all([latest, room.refresh(), path.reload()]);
+  const latest = async () =>
+    (await api.get(`/chats/${id}/turns`, { query: { limit: 1 }, signal })).items[0];
+  const [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
   const { element: reading, ...scrolling } = scroller(room);
@@ -43,7 +46,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   Object.defineProperty(room, "busy", { get: isBusy });
   Object.assign(room, scrolling, { take, stop });
   room.composer = composer(room);
-  const talk = h("section.talk", {}, header(room), reading, room.composer.element, voice);
+  const talk = h("section.talk", {}, header(room), reading, chronicleWatch(room), room.composer.element, voice);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);
 
@@ -68,7 +71,8 @@ export default async function view({ params: { id }, query, signal, title }) {
     const close = () => room.open(null);
     const head = h("h2", { tabindex: -1 }, (aside.ariaLabel = t(`${open}.title`)));
     const body = h("div.body", {}, h("p.waiting", {}, t("common.loading")));
-    fill(aside, h("header", {}, head, h("button.quiet", { onclick: close, "aria-label": t("common.close") }, icon("close"))), body);
+    const cross = h("button.quiet", { onclick: close, "aria-label": t("common.close") }, icon("close"));
+    fill(aside, h("header", {}, head, cross), body);
     if (before !== open) head.focus({ preventScroll: true });
     const [, sheet, load] = PANELS[open];
     try {
@@ -85,7 +89,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   const settle = (search) => {
     const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
     attempt(() => panel(name, options));
-    if (at) attempt(() => room.show(Number(at), { mark: true }));
+    if (at) attempt(() => room.show(Number(at) || 0, { mark: true }));
   };
   room.open = (name, options) => {
     if (name) location.hash = `${place}?${new URLSearchParams({ panel: name, ...options })}`;
@@ -97,17 +101,22 @@ export default async function view({ params: { id }, query, signal, title }) {
   };
   addEventListener("moved", moved, { signal });
   element.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && open && !event.defaultPrevented) room.open(null);
+    if (event.key !== "Escape" || !open || event.defaultPrevented) return;
+    event.preventDefault();
+    room.open(null);
   });
   keys(room);
   settle(query);
   takeUp(turn);
 
-  // What was said elsewhere meanwhile is here when one comes back.
+  // What was said elsewhere meanwhile, or is being said, is here when one comes back.
   const back = async () => {
     if (document.hidden || room.busy) return;
     await room.refresh();
-    if (!room.busy && room.chat.leaf_id !== (path.last()?.id ?? null)) await path.reload();
+    const { id: leaf = null, status } = path.last() ?? {};
+    if (room.busy || (room.chat.leaf_id === leaf && status !== "streaming")) return;
+    await path.reload();
+    takeUp(await latest());
   };
   document.addEventListener("visibilitychange", () => back().catch(() => {}), { signal });
   requestAnimationFrame(() => !open && matchMedia("(hover: hover)").matches && room.composer.focus());
@@ -123,9 +132,11 @@ function header(room) {
     chats.changed();
     await room.refresh();
   };
-  const onkeydown = ({ key }) => {
-    if (key === "Escape") name.value = room.chat.title;
-    if (key === "Enter" || key === "Escape") name.blur();
+  const onkeydown = (event) => {
+    if (event.key === "Escape") name.value = room.chat.title;
+    else if (event.key !== "Enter") return;
+    event.preventDefault();
+    name.blur();
   };
   const words = { placeholder: t("chats.untitled"), "aria-label": t("chat.name"), maxlength: 300 };
   const name = h("input.name", { ...words, onkeydown, onchange: () => attempt(save) });

@@ -2,6 +2,7 @@
 import { t } from "./words.js";
 
 const API = "/api/v1";
+const MOST_AT_THE_END = 20_000;
 
 /** What the API answered when it did not do what was asked (RFC 9457), or that nobody answered. */
 export class Problem extends Error {
@@ -11,8 +12,10 @@ export class Problem extends Error {
     this.status = status;
     this.title = body.title;
     this.slug = (body.type ?? "").split(":").at(-1);
+    // What is wrong with a patch is told in the text alone.
+    const [, message, member] = /^(.*) - at `\$\.(.+)`/.exec(body.detail) ?? [];
     /** [{member, message}] where members of a request were refused. */
-    this.faults = body.errors ?? [];
+    this.faults = body.errors ?? (member ? [{ member, message }] : []);
   }
 
   get isOffline() {
@@ -26,27 +29,28 @@ function broken(error) {
   throw error.name === "AbortError" ? error : offline();
 }
 
-const csrf = () => /(?:^|; )csrftoken=([^;]*)/.exec(document.cookie)?.[1] ?? "";
+const csrf = () => document.cookie.match(/(?:^|; )csrftoken=([^;]*)/)?.[1] ?? "";
 
 /**
  * Send a request; its `Response`, whatever it says. Throws a `Problem` where none comes, and
  * `AbortError` where the signal ended it.
  *
  * @param {string} path Below /api/v1.
- * @param {object} options `method`, `query`, `json`, `body`, `ifMatch` (a revision), `accept`,
- *   `headers`, `signal`, `keepalive`.
+ * @param {object} options `method`, `query`, `json`, `ifMatch` (a revision), `headers`,
+ *   `signal`, `keepalive`: it may outlive the page, if it is not too long.
  */
 export async function send(path, options = {}) {
-  const { method = "GET", query, json, body, ifMatch, accept, headers = {}, ...rest } = options;
+  const { method = "GET", query, json, ifMatch, headers = {}, ...rest } = options;
   const given = Object.entries(query ?? {}).filter(([, value]) => value != null && value !== "");
   const address = API + path + (given.length ? `?${new URLSearchParams(given)}` : "");
   if (json !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET") headers["x-csrftoken"] = csrf();
   if (ifMatch != null) headers["If-Match"] = `"${ifMatch}"`;
-  if (accept) headers.Accept = accept;
   try {
-    const content = json === undefined ? body : JSON.stringify(json);
-    return await fetch(address, { method, headers, body: content, ...rest });
+    const body = JSON.stringify(json);
+    // A page on its way out may send only so much.
+    if (body?.length > MOST_AT_THE_END) delete rest.keepalive;
+    return await fetch(address, { method, headers, body, ...rest });
   } catch (error) {
     return broken(error);
   }
@@ -63,18 +67,17 @@ function raised(problem) {
   return problem;
 }
 
-async function ask(path, { withTag, ...options } = {}) {
+async function ask(path, options) {
   const response = await send(path, options);
   if (!response.ok) throw await problemOf(response);
-  const value = await response.json().catch(() => null);
-  return withTag ? { value, tag: response.headers.get("etag")?.replace(/^W\/|"/g, "") } : value;
+  return response.json().catch(() => null);
 }
 
 const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
 
 export const api = {
-  /** `api.get("/chats", { query: { limit: 50 }, signal })`; `withTag`: `{ value, tag }` for `ifMatch`. */
-  get: (path, options) => ask(path, options),
+  /** `api.get("/chats", { query: { limit: 50 }, signal })` */
+  get: ask,
   /** `api.post("/chats", { title })` */
   post: asking("POST"),
   patch: asking("PATCH"),
@@ -120,6 +123,9 @@ export const api = {
 
   /** The address of a file or a picture. */
   url: (path) => API + path,
+
+  /** Have the browser save a file. */
+  download: (path) => Object.assign(document.createElement("a"), { href: API + path, download: "" }).click(),
 };
 
 /**

@@ -1,9 +1,15 @@
 /** What lies over the page: messages that pass, questions, menus; and acts that can be undone. */
-import { fill, h, icon } from "./dom.js";
+import { act, fill, h, icon, set } from "./dom.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
 document.body.append(shelf);
+
+/** Where the shelf can be seen and used: in what lies on top. */
+function shelve() {
+  const top = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
+  if (shelf.parentNode !== top) top.append(shelf);
+}
 
 /**
  * Show a message for some seconds.
@@ -11,37 +17,43 @@ document.body.append(shelf);
  * @param {string} text
  * @param {object} [options] `action`, a label, and `onaction`; `kind`: "error" stays longer;
  *   `seconds`; `onover`, once it has passed without the action.
+ * @returns a function that has it pass at once.
  */
 export function toast(text, { action, onaction, kind = "", seconds, onover } = {}) {
+  const isError = kind === "error";
   let timer;
+  let isOver = false;
   const close = (then) => {
     clearTimeout(timer);
-    if (!item.isConnected) return;
+    if (isOver) return;
+    isOver = true;
     item.remove();
     then?.();
   };
-  const item = h(
-    "div.toast",
-    { class: kind, role: kind === "error" ? "alert" : null },
-    h("span", {}, text),
-    action && h("button.quiet", { onclick: () => close(onaction) }, action),
-    h("button.quiet", { onclick: () => close(onover), "aria-label": t("common.dismiss") }, icon("close")),
-  );
-  shelf.append(item);
+  const pass = () => close(onover);
+  const wait = () => clearTimeout(timer);
   const start = () => {
-    timer = setTimeout(() => close(onover), (seconds ?? (kind === "error" ? 12 : 6)) * 1000);
+    wait();
+    timer = setTimeout(pass, (seconds ?? (isError ? 12 : 6)) * 1000);
   };
   // Whoever reads or reaches for it has the time that it takes.
-  item.addEventListener("pointerenter", () => clearTimeout(timer));
-  item.addEventListener("focusin", () => clearTimeout(timer));
-  item.addEventListener("pointerleave", start);
-  item.addEventListener("focusout", start);
+  const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
+  const item = h("div.toast", { class: kind, role: isError ? "alert" : null, ...patience },
+    h("span", {}, text),
+    action && h("button.quiet", { onclick: () => close(onaction) }, action),
+    act("close", t("common.dismiss"), pass, "quiet"));
+  shelve();
+  shelf.append(item);
   start();
-  return { close: () => close(), finish: () => close(onover) };
+  return pass;
 }
 
-/** What a problem says, and what can be done about it. */
+/** What an error says, and what can be done about it. One of our own making goes to the console. */
 export function explain(problem) {
+  if (!problem.body) {
+    console.error(problem);
+    return t("errors.page");
+  }
   const own = `problems.${problem.slug}`;
   if (has(own)) return t(own, problem.body);
   const title = problem.title ?? t("errors.strange");
@@ -49,11 +61,9 @@ export function explain(problem) {
   return detail && detail !== title ? `${title}. ${detail}` : title;
 }
 
-/** Tell of an error. One of our own making goes to the console as well. */
+/** Tell of an error; not of what was given up because its view was left. */
 export function complain(error) {
-  if (error.name === "AbortError") return;
-  if (!error.body) console.error(error);
-  toast(error.body ? explain(error) : t("errors.page"), { kind: "error" });
+  if (error.name !== "AbortError") toast(explain(error), { kind: "error" });
 }
 
 /** Do something, and tell of it where it fails; its result, or undefined. */
@@ -67,7 +77,7 @@ export async function attempt(act) {
 }
 
 const waiting = new Set();
-addEventListener("pagehide", () => waiting.forEach((each) => each.finish()));
+addEventListener("pagehide", () => waiting.forEach((finish) => finish()));
 
 /**
  * Do something that can be taken back for some seconds: `hide` at once, `act` when nobody took it
@@ -76,12 +86,12 @@ addEventListener("pagehide", () => waiting.forEach((each) => each.finish()));
  */
 export function undoable(text, { hide, act, show }) {
   hide();
-  const item = toast(text, {
+  const finish = toast(text, {
     action: t("common.undo"),
     seconds: 8,
-    onaction: () => (waiting.delete(item), show()),
+    onaction: () => (waiting.delete(finish), show()),
     onover: async () => {
-      waiting.delete(item);
+      waiting.delete(finish);
       try {
         await act({ keepalive: true });
       } catch (error) {
@@ -90,7 +100,7 @@ export function undoable(text, { hide, act, show }) {
       }
     },
   });
-  waiting.add(item);
+  waiting.add(finish);
 }
 
 /**
@@ -101,26 +111,28 @@ export function dialog(title, build, { wide = false } = {}) {
   return new Promise((resolve) => {
     const before = document.activeElement;
     let result;
-    const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "" });
     const close = (value) => {
       result = value;
       box.close();
     };
-    box.addEventListener("close", () => {
+    const dismiss = () => box.close();
+    const onclose = () => {
+      removeEventListener("hashchange", dismiss);
+      shelve();
       box.remove();
-      before?.focus?.();
+      (before?.isConnected ? before : document.querySelector("main"))?.focus();
       resolve(result);
-    });
-    box.addEventListener("click", (event) => event.target === box && close());
-    const head = h(
-      "header",
-      {},
-      h("h2", {}, title),
-      h("button.quiet", { onclick: () => close(), "aria-label": t("common.close") }, icon("close")),
-    );
-    fill(box, head, build(close));
+    };
+    // What a key does on the page, it does not do behind a dialog.
+    const onkeydown = (event) => event.stopPropagation();
+    const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
+    addEventListener("hashchange", dismiss);
+    fill(box, h("header", {}, h("h2", {}, title), act("close", t("common.close"), dismiss, "quiet")), build(close));
+    // A press beside it must not cost what was typed.
+    set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
     document.body.append(box);
     box.showModal();
+    shelve();
     (box.querySelector("[autofocus]") ?? box.querySelector("input, textarea, select"))?.focus();
   });
 }
@@ -128,18 +140,11 @@ export function dialog(title, build, { wide = false } = {}) {
 /** Ask whether to do what can't be undone. */
 export function sure(title, text, action) {
   return dialog(title, (close) =>
-    h(
-      "div.stack",
-      {},
+    h("div.stack", {},
       h("p", {}, text),
-      h(
-        "footer",
-        {},
+      h("footer", {},
         h("button", { onclick: () => close(false), autofocus: true }, t("common.cancel")),
-        h("button.danger", { onclick: () => close(true) }, action),
-      ),
-    ),
-  );
+        h("button.danger", { onclick: () => close(true) }, action))));
 }
 
 /**
@@ -150,26 +155,15 @@ export function sure(title, text, action) {
  */
 export function menu(anchor, items) {
   const box = h("div.menu", { role: "menu", popover: "auto" });
-  for (const item of items) {
-    if (!item) box.append(h("hr"));
-    else {
-      const act = () => (box.hidePopover(), anchor.focus(), item.act());
-      box.append(
-        h(
-          "button",
-          {
-            role: item.checked === undefined ? "menuitem" : "menuitemradio",
-            "aria-checked": item.checked === undefined ? null : String(item.checked),
-            class: item.danger ? "danger" : "",
-            onclick: act,
-          },
-          item.icon && icon(item.icon),
-          item.label,
-        ),
-      );
-    }
-  }
+  const entry = ({ label, icon: sign, act: does, danger, checked }) => {
+    const onclick = () => (box.hidePopover(), anchor.focus(), does());
+    const radio = checked !== undefined && { role: "menuitemradio", "aria-checked": String(checked) };
+    const attributes = { role: "menuitem", ...radio, class: danger ? "danger" : "", onclick };
+    return h("button", attributes, sign && icon(sign), label);
+  };
+  fill(box, items.map((item) => (item ? entry(item) : h("hr"))));
   box.addEventListener("keydown", (event) => {
+    event.stopPropagation();
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
@@ -188,11 +182,7 @@ export function menu(anchor, items) {
   const size = box.getBoundingClientRect();
   const left = Math.max(8, Math.min(at.left, innerWidth - size.width - 8));
   const below = at.bottom + 4 + size.height < innerHeight;
-  place(box, left, below ? at.bottom + 4 : Math.max(8, at.top - size.height - 4));
+  const top = below ? at.bottom + 4 : Math.max(8, at.top - size.height - 4);
+  Object.assign(box.style, { left: `${left}px`, top: `${top}px` });
   box.querySelector("button").focus();
-}
-
-function place(box, left, top) {
-  box.style.left = `${left}px`;
-  box.style.top = `${top}px`;
 }

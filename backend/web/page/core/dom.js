@@ -46,6 +46,14 @@ export function fill(element, ...children) {
 const flat = (children) =>
   children.flat(Infinity).filter((child) => child != null && child !== false && child !== true);
 
+/** Put these children in place of others; the focus stays where it was, or goes to the first button. */
+export function refill(box, ...children) {
+  const at = document.activeElement;
+  const had = box.contains(at);
+  fill(box, ...children);
+  if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 const SPRITE = new URL("../icons.svg", import.meta.url).pathname;
 
@@ -58,6 +66,13 @@ export function icon(name) {
   use.setAttribute("href", `${SPRITE}#${name}`);
   svg.append(use);
   return svg;
+}
+
+/** A button with an icon; one that is "quiet" shows nothing else. */
+export function act(sign, label, onclick, look = "") {
+  const quiet = look.includes("quiet");
+  const attributes = { type: "button", class: look, onclick, "aria-label": quiet && label, title: quiet && label };
+  return h("button", attributes, icon(sign), !quiet && label);
 }
 
 /** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once. */
@@ -91,15 +106,27 @@ export const pause = (milliseconds, signal) =>
   });
 
 const sheets = new Map();
+const wanted = new Set();
 
 /** Have a style sheet of style/ apply; a promise for when it does. */
 export function style(name) {
   if (!sheets.has(name)) {
     const href = new URL(`../style/${name}.css`, import.meta.url).pathname;
     const link = h("link", { rel: "stylesheet", href });
-    const loaded = new Promise((resolve) => (link.onload = link.onerror = resolve));
-    sheets.set(name, loaded);
+    link.loaded = new Promise((resolve) => (link.onload = link.onerror = resolve));
+    sheets.set(name, link);
     document.head.append(link);
   }
-  return sheets.get(name);
+  const { sheet, loaded } = sheets.get(name);
+  if (sheet) sheet.disabled = false;
+  wanted.add(name);
+  return loaded;
+}
+
+/** Begin another view. What it gives is called once the view stands, and ends the sheets of others. */
+export function restyle() {
+  wanted.clear();
+  return () => {
+    for (const [name, { sheet }] of sheets) if (sheet) sheet.disabled = !wanted.has(name);
+  };
 }

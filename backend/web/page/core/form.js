@@ -1,20 +1,22 @@
 /** Forms, from a description of their fields: labels, help, token counts, and saving by itself. */
 import { api } from "./api.js";
-import { explain } from "./dialogs.js";
+import { complain, explain } from "./dialogs.js";
 import { fill, h, icon, set, settled } from "./dom.js";
 import { number, t } from "./words.js";
 
 let ids = 0;
 
 const KINDS = {
-  text: (field) => h("input", { type: field.type ?? "text", maxlength: field.most, placeholder: field.placeholder }),
-  area: (field) => h("textarea", { rows: field.rows ?? 3, maxlength: field.most, placeholder: field.placeholder }),
-  number: (field) => h("input", { type: "number", min: field.min, max: field.max, step: field.step ?? "any", placeholder: field.placeholder }),
+  text: ({ type = "text", most, placeholder }) => h("input", { type, maxlength: most, placeholder }),
+  area: ({ rows = 3, most, placeholder }) => h("textarea", { rows, maxlength: most, placeholder }),
+  number: ({ min, max, step = "any", placeholder }) =>
+    h("input", { type: "number", min, max, step, placeholder }),
   check: () => h("input", { type: "checkbox" }),
-  select: (field) => h("select", {}, field.options.map(([value, label]) => h("option", { value: String(value) }, label))),
+  select: ({ options }) =>
+    h("select", {}, options.map(([value, label]) => h("option", { value: String(value) }, label))),
   // One a line, or with commas between.
-  lines: (field) => h("textarea", { rows: field.rows ?? 2, placeholder: field.placeholder }),
-  words: (field) => h("input", { type: "text", placeholder: field.placeholder ?? t("form.commas") }),
+  lines: ({ rows = 2, placeholder }) => h("textarea", { rows, placeholder }),
+  words: ({ placeholder = t("form.commas") }) => h("input", { type: "text", placeholder }),
 };
 
 const READ = {
@@ -37,7 +39,8 @@ const WRITE = {
  * A field: a label with its input in one block.
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
- *   `help`, `count` (show tokens; a "counted" event tells how many), and what the kind takes (`options`, `min`, `max`, `rows`...).
+ *   `help`, `count` (show tokens; a "counted" event tells how many), and what the kind takes
+ *   (`options`, `min`, `max`, `rows`...).
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -114,15 +117,19 @@ const counting = {
  *
  * @param {object} options
  *   `groups`: `[{ title, open, fields }]`; without a title the fields just stand there, with one
- *   they fold away; a field's `control` makes one that is not as others. `value`: what is there. `save(changes)`: a promise; what it gives is the new
- *   value. `signal`: when the view is left, what is not saved is saved.
+ *   they fold away; a field's `control` makes one that is not as others. `value`: what is there.
+ *   `save(changes)`: a promise. `signal`: when the view is left, what is not saved is saved.
  * @returns {{element, flush, write}} `flush()` saves now; `write(value)` shows another value.
  */
 export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
   const controls = new Map();
-  let known = value;
   let running = Promise.resolve();
+
+  const show = (each, now) => {
+    each.write(now);
+    each.known = JSON.stringify(each.read());
+  };
 
   const changes = () => {
     const found = {};
@@ -130,7 +137,7 @@ export function autoform({ groups, value, save, signal }) {
       const now = each.read();
       each.fault(each.input?.validationMessage);
       if (each.input && !each.input.validity.valid) continue;
-      if (JSON.stringify(now) !== JSON.stringify(known[name] ?? empty(now))) found[name] = now;
+      if (JSON.stringify(now) !== each.known) found[name] = now;
     }
     return found;
   };
@@ -140,16 +147,16 @@ export function autoform({ groups, value, save, signal }) {
     if (!Object.keys(changed).length) return;
     state.textContent = t("form.saving");
     try {
-      known = (await save(changed)) ?? { ...known, ...changed };
-      for (const name of Object.keys(changed)) controls.get(name).fault();
+      await save(changed);
+      for (const [name, now] of Object.entries(changed)) controls.get(name).known = JSON.stringify(now);
       fill(state, icon("check"), t("form.saved"));
     } catch (error) {
       if (error.name === "AbortError") return;
-      fill(state, icon("alert"), error.body ? explain(error) : t("errors.page"));
-      if (!error.body) console.error(error);
-      for (const { member, message } of error.faults ?? []) {
-        controls.get(member.split(/[.[]/)[0])?.fault(message);
-      }
+      // Whoever has left does not see it here.
+      if (!element.isConnected) return complain(error);
+      const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
+      fill(state, icon("alert"), explain(error), again);
+      blame(controls, error);
     }
   };
   // One after the other: each carries the revision that the one before it made.
@@ -158,14 +165,14 @@ export function autoform({ groups, value, save, signal }) {
   const element = h(
     "form.autoform",
     { onsubmit: (event) => event.preventDefault(), oninput: soon, onchange: soon },
-    groups.map(({ title, open, fields, note }) => {
+    groups.map(({ title, open, fields }) => {
       const made = fields.map((field) => {
         const each = (field.control ?? control)(field);
-        each.write(value[field.name]);
+        show(each, value[field.name]);
         controls.set(field.name, each);
         return each.element;
       });
-      const body = h("div.fields", {}, note && h("p.help", {}, note), made);
+      const body = h("div.fields", {}, made);
       return title ? h("details.group", { open }, h("summary", {}, title), body) : body;
     }),
     state,
@@ -177,13 +184,18 @@ export function autoform({ groups, value, save, signal }) {
     element,
     flush,
     write(next) {
-      known = next;
-      for (const [name, each] of controls) each.write(next[name]);
+      for (const [name, each] of controls) show(each, next[name]);
     },
   };
 }
 
-const empty = (like) => (Array.isArray(like) ? [] : typeof like === "boolean" ? false : like === null ? null : "");
+/** Show what was wrong beside the fields that it was about. */
+function blame(controls, { faults = [] }) {
+  for (const { member, message } of faults) {
+    const of = (end) => controls.get(member.split(end)[0]);
+    (of("[") ?? of(/[.[]/))?.fault(message);
+  }
+}
 
 /**
  * A form that is sent with a button.
@@ -193,7 +205,7 @@ const empty = (like) => (Array.isArray(like) ? [] : typeof like === "boolean" ? 
  */
 export function sendform({ fields, submit, send, extra }) {
   const controls = new Map(fields.map((field) => [field.name, control(field)]));
-  for (const field of fields) controls.get(field.name).write(field.value ?? (field.kind === "check" ? false : ""));
+  for (const field of fields) controls.get(field.name).write(field.value ?? "");
   const trouble = h("p.trouble", { role: "alert" });
   const button = h("button.primary", { type: "submit" }, submit);
   const element = h(
@@ -207,11 +219,11 @@ export function sendform({ fields, submit, send, extra }) {
         try {
           await send(Object.fromEntries([...controls].map(([name, each]) => [name, each.read()])));
         } catch (error) {
-          if (!error.body) console.error(error);
-          trouble.textContent = error.body ? explain(error) : t("errors.page");
-          for (const { member, message } of error.faults ?? []) controls.get(member)?.fault(message);
+          trouble.textContent = explain(error);
+          blame(controls, error);
         }
         button.disabled = false;
+        element.querySelector("[aria-invalid]")?.focus();
       },
     },
     [...controls.values()].map((each) => each.element),
@@ -234,4 +246,22 @@ export function progress(label) {
       figure.textContent = text ?? (share == null ? "" : `${number(Math.round(share * 100))} %`);
     },
   };
+}
+
+/** A search field over `items`, [[element, text]]; what lacks a word of it, or of `also`, is hidden. */
+export function finder(label, told, also = []) {
+  const attributes = { type: "search", "aria-label": label, placeholder: label };
+  const input = h("input.finder", { ...attributes, oninput: () => self.run() });
+  const self = {
+    input,
+    items: [],
+    run() {
+      const words = [...input.value.toLowerCase().split(/\s+/), ...also];
+      const shown = self.items.filter(
+        ([element, text]) => !(element.hidden = !words.every((word) => text.toLowerCase().includes(word))),
+      );
+      told?.(shown.length);
+    },
+  };
+  return self;
 }

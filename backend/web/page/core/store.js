@@ -1,30 +1,49 @@
 /** What the page knows of who is signed in, and what it keeps in this browser. */
 import { api } from "./api.js";
+import { undoable } from "./dialogs.js";
+import { t } from "./words.js";
 
 /** Who is signed in, or null, and what the server says of itself: set by main.js. */
 export const session = { user: null, instance: null };
 
-/** Values kept in this browser, by name; a browser that keeps nothing is fine, too. */
-export const kept = {
-  get(name, otherwise = null) {
-    try {
-      return JSON.parse(localStorage.getItem(`talekeeper.${name}`)) ?? otherwise;
-    } catch {
-      return otherwise;
-    }
-  },
-  set(name, value) {
-    try {
-      if (value == null) localStorage.removeItem(`talekeeper.${name}`);
-      else localStorage.setItem(`talekeeper.${name}`, JSON.stringify(value));
-    } catch {
-      // Full, or forbidden: then it is not kept.
-    }
-  },
-  /** Drop everything: somebody else may sign in here next. */
-  clear() {
-    for (const name of Object.keys(localStorage)) {
-      if (name.startsWith("talekeeper.")) localStorage.removeItem(name);
+/** Values in this browser's keeping, by name; a browser that keeps nothing is fine, too. */
+function keeping(prefix) {
+  return {
+    get(name, otherwise = null) {
+      try {
+        return JSON.parse(localStorage.getItem(prefix() + name)) ?? otherwise;
+      } catch {
+        return otherwise;
+      }
+    },
+    set(name, value) {
+      try {
+        if (value == null) localStorage.removeItem(prefix() + name);
+        else localStorage.setItem(prefix() + name, JSON.stringify(value));
+      } catch {
+        // Full, or forbidden: then it is not kept.
+      }
+    },
+    names: () => Object.keys({ ...localStorage }).flatMap((key) => key.split(prefix())[1] ?? []),
+  };
+}
+
+/** What is kept for whoever is signed in: others who sign in here don't come to see it. */
+export const kept = keeping(() => `talekeeper.${session.user.id}.`);
+
+const device = keeping(() => "talekeeper.");
+
+/** How the page looks in this browser: "auto", "light" or "dark". */
+export const theme = {
+  get: () => device.get("theme", "auto"),
+  set(chosen) {
+    device.set("theme", chosen);
+    document.documentElement.dataset.theme = chosen;
+    // The browser's own bars go with it.
+    for (const meta of document.querySelectorAll("meta[data-theme]")) {
+      const own = meta.dataset.theme;
+      const other = chosen === own ? "all" : "not all";
+      meta.media = chosen === "auto" ? `(prefers-color-scheme: ${own})` : other;
     }
   },
 };
@@ -33,38 +52,54 @@ export const kept = {
  * A list that several views show, read once and read again after `changed()`.
  * Whoever shows it listens for the event of its name at the window.
  */
-function list(name, path) {
-  let reading = null;
+function list(name, sort = (items) => items) {
+  const path = `/${name}`;
+  const tell = () => dispatchEvent(new CustomEvent(`${name}-changed`));
   const away = new Set();
-  return {
+  let reading = null;
+  const store = {
+    path,
     async all() {
       reading ??= api.all(path).catch((error) => {
         reading = null;
         throw error;
       });
-      return (await reading).filter((item) => !away.has(item.id));
+      return sort((await reading).filter((item) => !away.has(item.id)));
     },
     /** Leave an item out, or no longer: one whose deletion may still be undone. */
     hide(id, is = true) {
       if (is) away.add(id);
       else away.delete(id);
-      dispatchEvent(new CustomEvent(name));
+      tell();
+    },
+    /** Put an item in place of what was known of it. */
+    put(item) {
+      reading = reading?.then((items) => items.map((each) => (each.id === item.id ? item : each)));
+      tell();
     },
     changed() {
       reading = null;
-      dispatchEvent(new CustomEvent(name));
+      tell();
     },
     drop: () => (reading = null),
+    /** Delete an item; for some seconds it can be had back. */
+    remove: (id, title) =>
+      undoable(t("common.deleted", { name: title }), {
+        hide: () => store.hide(id),
+        act: async (options) => {
+          await api.delete(`${path}/${id}`, undefined, options);
+          store.changed();
+        },
+        show: () => store.hide(id, false),
+      }),
   };
+  return store;
 }
 
-export const characters = list("characters-changed", "/characters");
-export const personas = list("personas-changed", "/personas");
-export const chats = list("chats-changed", "/chats");
-export const lorebooks = list("lorebooks-changed", "/lorebooks");
-export const chronicles = list("chronicles-changed", "/chronicles");
+const latest = (items) => items.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
 
-/** Forget what was read: somebody else signed in. */
-export function forget() {
-  for (const each of [characters, personas, chats, lorebooks, chronicles]) each.drop();
-}
+export const characters = list("characters");
+export const personas = list("personas");
+export const chats = list("chats", latest);
+export const lorebooks = list("lorebooks");
+export const chronicles = list("chronicles");

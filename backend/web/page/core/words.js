@@ -30,15 +30,12 @@ export function has(path) {
 const shown = (value) => (typeof value === "number" ? number(value) : String(value));
 
 const whole = new Intl.NumberFormat(LANGUAGE);
-const short = new Intl.NumberFormat(LANGUAGE, { notation: "compact", maximumFractionDigits: 1 });
 const day = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium" });
 const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyle: "short" });
 const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
 /** `12,345`. */
 export const number = (value) => whole.format(value);
-/** `12.3K`. */
-export const compact = (value) => short.format(value);
 /** `21 Nov 2026`. */
 export const date = (value) => day.format(new Date(value));
 /** `21 Nov 2026, 18:03`. */

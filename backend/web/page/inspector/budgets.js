@@ -1,97 +1,145 @@
 /** How a window is shared out: sliders that try it, and ways to keep what was tried. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
+import { h, set } from "../core/dom.js";
+import { control } from "../core/form.js";
 import { t } from "../core/words.js";
 
 /** The first stop of each slider, and the least that may be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };
+const NONE = Object.fromEntries(Object.keys(BUDGETS).map((name) => [name, null]));
+const STEPS = 99;
 
-/** @returns {{element, tried, show}} `tried` is what was moved; `show(view)` sets what was not. */
+/**
+ * @returns {{element, tried, show, refuse}} `tried` is what was moved; `show(view)` sets what was
+ *   not; `refuse(why)` says there that these budgets can't be.
+ */
 export function budgets(room, onchange) {
   const own = `/chats/${room.chat.id}/settings`;
-  const models = api.get("/models").catch(() => ({ items: [] }));
   const tried = {};
+  let kept = {};
   let spec;
+  const known = attempt(async () => {
+    const [{ items }, settings] = await Promise.all([api.get("/models"), api.get(own)]);
+    kept = settings.budgets;
+    return items;
+  });
+  let moved;
+  let isRefused = false;
 
   const rows = Object.entries(BUDGETS).map(([name, [low, least]]) => {
-    const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
-    const step = () => Math.log(most() / low) / 99;
-    const say = (value) => range.setAttribute("aria-valuetext", t("common.tokens", { count: value }));
-    const point = (value) => {
-      range.value = value < low ? 0 : 1 + Math.log(value / low) / step();
-      say(value);
-    };
-    const take = (value) => {
-      tried[name] = value;
-      draw();
-      onchange();
-    };
-    const slide = () => {
-      const at = range.valueAsNumber;
-      const exact = low * Math.exp((at - 1) * step());
-      const unit = Math.max(1, 10 ** Math.floor(Math.log10(exact)) / 20);
-      const value = at === 0 ? least : at === 100 ? most() : Math.round(exact / unit) * unit;
-      count.value = value;
-      say(value);
-      take(value);
-    };
-    const type = () => {
-      if (!count.value || !count.checkValidity()) return;
-      point(count.valueAsNumber);
-      take(count.valueAsNumber);
-    };
     const label = t(`context.${name}`);
-    const range = h("input", { type: "range", "aria-label": label, oninput: slide });
-    const count = h("input", { id: `budget-${name}`, type: "number", min: least, max: 1e7, oninput: type });
+    const count = control({ name, label, kind: "number", min: least, step: 1, required: true });
+    const state = h("small.soft");
+    const range = h("input", { type: "range", "aria-label": label });
+    const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
+    // From each step to the next it becomes so many times as much.
+    const factor = () => (most() / low) ** (1 / STEPS);
+    const point = (value) => {
+      range.value = value < low ? 0 : 1 + Math.log(value / low) / Math.log(factor());
+      range.ariaValueText = t("common.tokens", { count: value });
+    };
+    const take = () => {
+      const { input } = count;
+      count.fault(input.validationMessage);
+      if (input.validity.valid) {
+        moved = count;
+        tried[name] = count.read();
+        onchange();
+      }
+      draw();
+    };
+    count.input.addEventListener("input", () => {
+      point(count.read());
+      take();
+    });
+    range.addEventListener("input", () => {
+      const at = range.valueAsNumber;
+      const exact = low * factor() ** (at - 1);
+      const unit = Math.max(1, 10 ** Math.floor(Math.log10(exact)) / 20);
+      const value = at === 0 ? least : at > STEPS ? most() : Math.round(exact / unit) * unit;
+      count.write(value);
+      point(value);
+      range.value = at;
+      take();
+    });
+    const element = set(count.element, { class: "budget" });
+    element.append(state, range);
+    moved ??= count;
     return {
-      element: h("div.budget", {}, h("label", { for: count.id }, label), count, range),
-      show(budgets) {
-        if (name in tried) return;
-        count.value = budgets[name];
-        point(budgets[name]);
+      element,
+      draw() {
+        state.textContent = name in tried ? t("context.tried") : name in kept ? t("context.own") : "";
+        return name in tried || name in kept;
+      },
+      show(values) {
+        count.input.max = most();
+        if (name in tried || count.input.matches(":invalid:focus")) return;
+        count.fault();
+        count.write(values[name]);
+        point(values[name]);
       },
     };
   });
 
+  const put = async (budgets) => {
+    ({ budgets: kept } = await api.patch(own, { budgets }));
+  };
   const button = (name, act) => {
     const onclick = () =>
       attempt(async () => {
-        const undo = await act();
-        for (const each of Object.keys(tried)) delete tried[each];
+        const these = { ...tried };
+        const before = { ...NONE, ...kept };
+        const also = await act(these);
+        for (const each in these) if (tried[each] === these[each]) delete tried[each];
         draw();
         onchange();
-        toast(t("form.saved"), undo ? { action: t("common.undo"), onaction: () => attempt(undo) } : {});
+        const undo = async () => {
+          await also?.();
+          await put(before);
+          onchange();
+        };
+        toast(t("form.saved"), { action: t("common.undo"), onaction: () => attempt(undo) });
       });
     return h("button", { onclick }, t(`context.${name}`));
   };
-  const keep = button("keep", () => api.patch(own, { budgets: tried }).then(() => null));
-  const everywhere = button("keep_all", async () => {
-    await api.patch("/me/settings", { budgets: tried });
+  const keep = button("keep", put);
+  const everywhere = button("keep_all", async (these) => {
+    const { budgets } = await api.get("/me/settings");
+    await api.patch("/me/settings", { budgets: these });
     // What the chat has of its own would stand before it.
-    const none = Object.fromEntries(Object.keys(tried).map((name) => [name, null]));
-    await api.patch(own, { budgets: none });
+    await put(Object.fromEntries(Object.keys(these).map((name) => [name, null])));
+    return () => api.patch("/me/settings", { budgets: { ...NONE, ...budgets } });
   });
-  const back = button("reset", async () => {
-    const before = await api.get(own);
-    await api.patch(own, { budgets: null });
-    return () => api.patch(own, { budgets: before.budgets }).then(onchange);
-  });
-  const draw = () => (keep.disabled = everywhere.disabled = !Object.keys(tried).length);
+  const back = button("reset", () => put(NONE));
+  const element = h(
+    "details.group",
+    { open: true },
+    h("summary", {}, t("context.budgets")),
+    h("p.help", {}, t("context.budgets_help")),
+    rows.map((row) => row.element),
+    h("div.row", {}, keep, everywhere, back),
+  );
+  const draw = () => {
+    back.disabled = !rows.filter((row) => row.draw()).length;
+    keep.disabled = !Object.keys(tried).length || isRefused || element.querySelector(":invalid") !== null;
+    everywhere.disabled = keep.disabled;
+  };
   draw();
   return {
     tried,
-    element: h(
-      "details.group",
-      { open: true },
-      h("summary", {}, t("context.budgets")),
-      h("p.help", {}, t("context.budgets_help")),
-      rows.map((row) => row.element),
-      h("div.row", {}, keep, everywhere, back),
-    ),
+    element,
     async show(view) {
-      spec = (await models).items.find((each) => each.id === view.model);
+      spec = (await known)?.find((each) => each.id === view.model);
+      if (isRefused) moved.fault();
+      isRefused = false;
       for (const row of rows) row.show(view.budgets);
+      draw();
+    },
+    refuse(why) {
+      isRefused = true;
+      moved.fault(why);
+      draw();
     },
   };
 }

@@ -1,12 +1,14 @@
 /** The context inspector: what the model sees, why, and what is left out. */
 import { api } from "../core/api.js";
 import { attempt, explain, toast } from "../core/dialogs.js";
-import { fill, h, icon, settled } from "../core/dom.js";
+import { act, fill, h, settled } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 import { budgets } from "./budgets.js";
-import { grouped, GROUPS, piece, upper } from "./pieces.js";
+import { grouped, GROUPS, piece } from "./pieces.js";
+import { upper } from "./why.js";
 
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
+const HEAVIEST = 6;
 
 /** The panel for one reply (`options.message`), or for the turn that would come now. */
 export default async function panel(room, { options: { message }, signal }) {
@@ -18,27 +20,33 @@ export default async function panel(room, { options: { message }, signal }) {
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
   const reuse = h("small.soft");
   const trouble = h("div", { role: "alert" });
-  const rows = Object.keys(GROUPS).map((name) => group(name, bar, room, opened));
+  const groups = Object.keys(GROUPS).map((name) => group(name, bar, room, opened));
   const sliders = message ? null : budgets(room, () => soon());
   const change = fold("since");
   const left = fold("left_out");
   const exact = fold("exact");
   const notes = h("ul.notes.soft");
-  const folds = [change, left, exact].map((each) => each.element);
-  const parts = [rows.map((row) => row.element), notes, sliders?.element, folds];
-  const top = h("div.top", {}, which, sum, bar, reuse);
-  const element = h("div.inspector", { "aria-busy": "true" }, top, trouble, parts);
+  const element = h(
+    "div.inspector",
+    { "aria-busy": "true" },
+    h("div.top", {}, which, sum, bar, reuse),
+    trouble,
+    groups.map((each) => each.element),
+    notes,
+    [left.element, sliders?.element, change.element, exact.element],
+  );
 
-  let prompt = null;
-  function show(view) {
+  let view;
+  function show(answer) {
+    view = answer;
     const { totals, difference, usage } = view;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
     fill(sum, h("strong", {}, number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
-    const groups = grouped(view);
+    const found = grouped(view);
     let same = usage?.cached_tokens || difference?.shared_tokens || 0;
-    for (const row of rows) {
-      const { tokens } = groups[row.name];
-      row.show(groups[row.name], view, row.isPlain ? 0 : Math.min(1, same / tokens || 0));
+    for (const each of groups) {
+      const { tokens } = found[each.name];
+      each.show(found[each.name], view, each.isPlain ? 0 : Math.min(1, same / tokens || 0));
       same = Math.max(0, same - tokens);
     }
     const shared = { count: difference?.shared_prefix, tokens: difference?.shared_tokens };
@@ -47,10 +55,9 @@ export default async function panel(room, { options: { message }, signal }) {
       shared.count > 0 && `${t("context.shared", shared)} `,
       usage && t("context.reported", { tokens: usage.prompt_tokens, cached: usage.cached_tokens }),
     );
-    left.show(view.left_out.map((item) => piece(item, room)));
+    left.show(view.left_out.map((item) => piece(item, room, view.containers)));
     change.element.hidden = !difference;
-    if (difference) change.show(...changes(view));
-    prompt = view.prompt;
+    if (difference) showChanges();
     if (exact.element.open) showPrompt();
     fill(notes, view.notes.map((note) => h("li", {}, upper(note))));
     fill(trouble);
@@ -58,7 +65,8 @@ export default async function panel(room, { options: { message }, signal }) {
     sliders?.show(view);
   }
 
-  function changes({ difference, containers }) {
+  function showChanges() {
+    const { difference, containers } = view;
     const { history_first: [was, is], history_last: [before, now], previous_message_id: id } = difference;
     const lines = Object.entries(SIGNS).flatMap(([name, sign]) =>
       difference[name].filter(({ kind }) => kind !== "user_line").map((item) => {
@@ -67,19 +75,22 @@ export default async function panel(room, { options: { message }, signal }) {
         return line;
       }),
     );
-    return [lines, [
+    const grown = { from: (before ?? -1) + 2, to: now + 1 };
+    change.show(lines, [
       !lines.length && h("p", {}, t("context.same")),
       is !== was && is != null && was != null && h("p", {}, t("context.moved", { was: was + 1, is: is + 1 })),
-      now !== before && now != null && h("p", {}, t("context.grown", { from: (before ?? -1) + 2, to: now + 1 })),
+      now != null && grown.to >= grown.from && h("p", {}, t("context.grown", grown)),
       h("a", { href: `#${chat}?panel=context&message=${id}` }, t("context.previous")),
-    ]];
+    ]);
   }
 
   let lines = [];
   function showPrompt() {
-    if (!prompt) return exact.show([h("li", {}, t("common.loading"))]);
+    if (!view?.prompt) return exact.show([h("li", {}, t("common.loading"))]);
+    const { prompt } = view;
     const json = JSON.stringify(prompt.map(({ role, text }) => ({ role, content: text })), null, 2);
-    const copy = () => attempt(() => navigator.clipboard.writeText(json).then(() => toast(t("common.copied"))));
+    const copy = () =>
+      attempt(() => navigator.clipboard.writeText(json).then(() => toast(t("common.copied"))));
     // What stays the same stays open.
     lines = prompt.map(({ role, text }, at) => {
       if (lines[at]?.text === text && lines[at].role === role) return lines[at];
@@ -88,12 +99,12 @@ export default async function panel(room, { options: { message }, signal }) {
       const head = h("summary.clip", {}, h("b", {}, `${number(at + 1)} ${role}`), ` ${text.slice(0, 120)}`);
       return { role, text, element: h("li", {}, h("details", { ontoggle }, head, whole)) };
     });
-    exact.show(lines.map((line) => line.element), h("button", { onclick: copy }, icon("copy"), t("context.copy")));
+    exact.show(lines.map((line) => line.element), act("copy", t("context.copy"), copy));
   }
   exact.element.addEventListener("toggle", () => {
     if (!exact.element.open) return;
     showPrompt();
-    if (!prompt) refresh();
+    if (!view?.prompt) refresh();
   });
 
   function fail(error) {
@@ -103,19 +114,25 @@ export default async function panel(room, { options: { message }, signal }) {
     const { slug, body } = error;
     if (slug === "context-overflow") {
       reuse.textContent = t("context.overflow", body);
-      const worst = body.sections.sort((a, b) => b.tokens - a.tokens).slice(0, 6);
-      return fill(trouble, h("ul", {}, worst.map((each) => piece({ ...each, reason: "" }, room))));
+      const worst = body.sections.sort((a, b) => b.tokens - a.tokens).slice(0, HEAVIEST);
+      fill(trouble, h("ul", {}, worst.map((each) => piece(each, room))));
+    } else if (body?.detail?.startsWith("budgets")) {
+      reuse.textContent = t("context.no_room");
+      sliders.refuse(reuse.textContent);
+    } else if (slug === "context-not-found" || slug === "context-not-rebuilt") {
+      const text = t(`context.${slug.replaceAll("-", "_")}`);
+      fill(element, h("div.empty", {}, h("p", { role: "alert" }, text), next()));
+    } else {
+      const text = body ? explain(error) : t("errors.page");
+      const retry = h("button", { onclick: refresh }, t("common.retry"));
+      fill(trouble, h("div.empty", {}, h("p", {}, text), retry));
     }
-    const own = { "context-not-found": "no_prompt", "context-not-rebuilt": "changed_since" }[slug];
-    if (own) return fill(element, h("div.empty", {}, h("p", { role: "alert" }, t(`context.${own}`)), next()));
-    const text = body ? explain(error) : t("errors.page");
-    fill(trouble, h("div.empty", {}, h("p", {}, text), h("button", { onclick: refresh }, t("common.retry"))));
   }
 
   const ask = () => {
     if (message) return api.get(`/messages/${message}/context`, { query: { diff: "previous" }, signal });
-    const wish = { text: room.composer.text, budgets: sliders.tried, prompt: exact.element.open, diff: "previous" };
-    return api.post(`${chat}/context`, wish, { signal });
+    const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous" };
+    return api.post(`${chat}/context`, { ...wish, prompt: exact.element.open }, { signal });
   };
   // One after the other, the newest wish next: nothing stale is drawn, and no request is for nothing.
   let asking = false;
@@ -140,14 +157,6 @@ export default async function panel(room, { options: { message }, signal }) {
     room.events.addEventListener("turn", soon, { signal });
     room.path.addEventListener("change", () => room.busy || soon(), { signal });
   }
-  const light = ({ target }) => {
-    const { group } = target.closest("[data-group]")?.dataset ?? {};
-    for (const each of element.querySelectorAll("[data-group]")) {
-      each.classList.toggle("lit", each.dataset.group === group);
-    }
-  };
-  element.addEventListener("pointerover", light);
-  element.addEventListener("focusin", light);
   refresh();
   return element;
 }
@@ -158,14 +167,15 @@ function group(name, bar, room, opened) {
   const isPlain = name === "free" || name === "reserve";
   const [tokens, share] = [h("span.figure"), h("span.figure.share")];
   const list = h("ul");
-  const head = h(isPlain ? "div.head" : "summary.head", {}, h("i.swatch"), h("span.grow", {}, label), tokens, share);
+  const parts = [h("i.swatch"), h("span.grow", {}, label), tokens, share];
+  const head = h(isPlain ? "div.head" : "summary.head", {}, parts);
   const element = h(isPlain ? "div.part" : "details.part", { "data-group": name }, head, !isPlain && list);
   const onclick = () => {
     element.open = true;
     head.scrollIntoView({ block: "nearest", behavior: "smooth" });
     head.focus({ preventScroll: true });
   };
-  const segment = h("button.segment", { "data-group": name, onclick });
+  const segment = h("button.segment", { "data-group": name, hidden: true, onclick });
   bar.append(segment);
   let known;
   return {
@@ -178,8 +188,7 @@ function group(name, bar, room, opened) {
       segment.style.setProperty("--n", count);
       segment.style.setProperty("--same", same);
       segment.hidden = !count;
-      segment.title = `${label}: ${t("common.tokens", { count })}, ${percent}`;
-      segment.setAttribute("aria-label", segment.title);
+      segment.title = segment.ariaLabel = `${label}: ${t("common.tokens", { count })}, ${percent}`;
       element.hidden = !count && !isPlain;
       tokens.textContent = number(count);
       share.textContent = percent;
@@ -195,11 +204,12 @@ function fold(name) {
   const count = h("span.figure");
   const list = h(name === "exact" ? "ol.exact" : "ul");
   const more = h("div.more");
+  const element = h("details.group", {}, h("summary", {}, t(`context.${name}`), " ", count), more, list);
   return {
-    element: h("details.group", {}, h("summary", {}, t(`context.${name}`), " ", count), more, list),
+    element,
     show(lines, also) {
-      this.element.hidden = !lines.length && !also;
-      count.textContent = number(lines.length);
+      element.hidden = !lines.length && !also;
+      count.textContent = lines.length ? number(lines.length) : "";
       fill(list, lines);
       fill(more, also);
     },

@@ -1,6 +1,7 @@
-/** What a prompt is made of: its groups, its pieces, and why each is there, in words. */
+/** What a prompt is made of: its groups, its pieces, and the way to where each comes from. */
 import { h, icon } from "../core/dom.js";
-import { has, number, t } from "../core/words.js";
+import { number, t } from "../core/words.js";
+import { upper, why } from "./why.js";
 
 /** The groups of a window in the order of a prompt, with the kinds of pieces in them. */
 export const GROUPS = {
@@ -32,42 +33,14 @@ export function grouped({ totals, history, items, retrieved }) {
     add({ ...history, kind: "history", title, tokens: totals.history });
   }
   [...items, ...retrieved].forEach(add);
-  if (rest > 0) add({ kind: "joints", title: t("context.joints"), tokens: rest, reason: "" });
+  if (rest > 0) add({ kind: "joints", title: t("context.joints"), tokens: rest });
   groups.free.tokens = Math.max(0, totals.free);
   groups.reserve.tokens = totals.reply_reserve;
   return groups;
 }
 
-const RULES = [
-  [/^key (.+) in (.+)$/, "key"],
-  [/^secondary key (.+) in (.+)$/, "second_key"],
-  [/^semantic \S+, rank (\d+)$/, "meaning"],
-  [/^summary through message (\d+)/, "summary"],
-];
-
-/** Why something is in a prompt, or not, as a person would say it. */
-function why(reason) {
-  const known = (words = "") => {
-    const own = `context.why.${words.replace(/\W+/g, "_")}`;
-    return has(own) ? t(own) : words;
-  };
-  const parts = reason.split("; ");
-  // A key that was said tells more than what was measured, which comes first.
-  if (parts[0].startsWith("semantic")) parts.push(parts.shift());
-  const words = parts.map((one) => {
-    const [pattern, name] = RULES.find(([each]) => each.test(one)) ?? [];
-    if (!pattern) return known(one);
-    const [, a, b] = pattern.exec(one);
-    return t(`context.why.${name}`, { a: a.replace(/^"(.*)"$/, "“$1”"), b: known(b) });
-  });
-  return upper(words.join("; "));
-}
-
-/** A text with a capital at its beginning. */
-export const upper = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-
 /** Where a piece comes from: `[address, position in the chat]`. */
-function source({ kind, title, reason, source_id: id }, chat, holder) {
+function source({ kind, title, reason = "", source_id: id }, chat, holder) {
   const said = { history: title, memory: title, summary: reason }[kind]?.match(/\d+/)?.[0];
   if (said) return [`${chat}?at=${said - 1}`, said - 1];
   if (holder && kind === "lore") return [`#/lorebooks/${holder}?entry=${id}`];
@@ -84,11 +57,11 @@ function source({ kind, title, reason, source_id: id }, chat, holder) {
 export function piece(item, room, containers = {}, opened = new Set()) {
   const title = upper(item.title);
   const key = `${item.kind} ${item.source_id ?? title}`;
-  const chat = `#/chats/${room.chat.id}`;
-  const [href, position] = source({ reason: "", ...item }, chat, containers[item.source_id]);
+  const [href, position] = source(item, `#/chats/${room.chat.id}`, containers[item.source_id]);
+  const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
   const about = [
-    h("span.row", {}, h("strong.grow", {}, title), item.tokens > 0 && h("span.figure", {}, number(item.tokens))),
-    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reason)),
+    h("span.row", {}, h("strong.grow", {}, title), tokens),
+    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reason ?? "")),
   ];
   const text = h("div.text");
   const toggle = ({ target: { open } }) => {
@@ -106,21 +79,16 @@ export function piece(item, room, containers = {}, opened = new Set()) {
     item.text
       ? h("details.fold", { open: opened.has(key), ontoggle: toggle }, h("summary", {}, about), text)
       : h("div.fold", {}, about),
-    href && h("a.button.quiet", { href, onclick: go, "aria-label": t("context.source", { title }) }, icon("link")),
+    href &&
+      h("a.button.quiet", { href, onclick: go, "aria-label": t("context.source", { title }) }, icon("link")),
   );
 }
 
 /** What there is to say of the history: how much of it, what is hidden, what was cut out. */
 function stretch({ count, hidden, omitted_first: from, omitted_last: to }) {
-  const runs = [];
-  for (const each of hidden) {
-    if (runs.at(-1)?.[1] === each) runs.at(-1)[1] = each + 1;
-    else runs.push([each + 1, each + 1]);
-  }
-  const list = runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ");
   return [
     t("context.kept", { count }),
-    list && t("context.hidden", { list }),
+    hidden.length > 0 && t("context.hidden", { count: hidden.length }),
     from != null && t("context.omitted", { from: from + 1, to: to + 1 }),
   ].filter(Boolean).join(" ");
 }

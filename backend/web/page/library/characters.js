@@ -1,10 +1,10 @@
 /** All characters. */
-import { attempt } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
+import { fill, h, refill } from "../core/dom.js";
+import { finder } from "../core/form.js";
 import { characters } from "../core/store.js";
 import { t } from "../core/words.js";
-import { finder, tabs } from "./parts.js";
-import { card, importButton, imports, offer } from "./start.js";
+import { tabs } from "./parts.js";
+import { card, cards, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
 
@@ -25,8 +25,8 @@ export default async function ({ signal, title }) {
       button.ariaPressed = chosen.has(key);
       find.run();
     };
-    const pressed = String(chosen.has(key));
-    return h("button.tag", { "aria-pressed": pressed, onclick: press }, key.slice(2, -1), h("small", {}, `${times}`));
+    const attributes = { "aria-pressed": String(chosen.has(key)), onclick: press };
+    return h("button.tag", attributes, key.slice(2, -1), h("small", {}, times));
   };
   const draw = async () => {
     const items = await characters.all();
@@ -39,16 +39,16 @@ export default async function ({ signal, title }) {
     fill(grid, find.items.map(([element]) => element));
     const known = [...times].sort((one, other) => other[1] - one[1]);
     for (const key of chosen) if (!times.has(key)) chosen.delete(key);
-    fill(tags, known.filter(([key], at) => at < TAGS || chosen.has(key)).map(tag));
+    refill(tags, known.filter(([key], at) => at < TAGS || chosen.has(key)).map(tag));
     find.run();
     if (!items.length) fill(body, offer());
     else if (!grid.isConnected) fill(body, h("div.row", {}, find.input, count), tags, grid);
   };
-  addEventListener("characters-changed", () => attempt(draw), { signal });
+  addEventListener("characters-changed", draw, { signal });
   await draw();
-  const view = h("div.page");
-  const make = { href: "#/characters/new", "aria-label": t("library.new_character") };
-  const acts = h("div.row", {}, importButton(), h("a.button.primary", make, icon("plus"), t("common.new")));
+  const acts = h("div.row", {}, importButton(), makeButton("primary"));
   const head = h("header", {}, h("h1", {}, t("library.characters")), acts);
-  return fill(view, head, tabs("characters"), imports(view, signal), body);
+  const view = h("div.page", {}, head, tabs("characters"), cards.element, body);
+  cards.at(view, signal);
+  return view;
 }

@@ -12,7 +12,9 @@ export function face(item, { kind = "characters", small = false, size = "thumbna
   const look = small ? "face small" : "face";
   const name = [...(item?.name?.trim() || "?")];
   const hue = (name.reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 997, 7) * 137) % 360;
-  const initial = () => h("span", { class: look, vars: { hue }, "aria-hidden": "true" }, name[0].toUpperCase());
+  const letter = name.find((each) => /[\p{L}\p{N}]/u.test(each)) ?? name[0];
+  const attributes = { class: look, vars: { hue }, "aria-hidden": "true" };
+  const initial = () => h("span", attributes, letter.toUpperCase());
   if (!item?.has_avatar) return initial();
   const version = versions.get(item.id) ?? "";
   const src = api.url(`/${kind}/${item.id}/avatar?size=${size}&v=${version}`);

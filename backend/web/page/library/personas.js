@@ -1,14 +1,12 @@
 /** Personas: who the person is in a chat. */
 import { api } from "../core/api.js";
-import { attempt, dialog } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
+import { act, fill, h, refill } from "../core/dom.js";
 import { personas } from "../core/store.js";
 import { t } from "../core/words.js";
 import { face } from "./faces.js";
-import { act, naming, portrait, refill, remove, saver, tabs } from "./parts.js";
+import { editing, naming, portrait, tabs } from "./parts.js";
 
-const fields = () => [
+const FIELDS = [
   { name: "name", label: t("common.name"), most: 200, wide: true, required: true },
   {
     name: "description",
@@ -26,12 +24,11 @@ export default async function ({ signal, title }) {
   const list = h("ul.stack");
   const rows = new Map();
 
-  const prefer = (id) =>
-    attempt(async () => {
-      await api.patch("/me/settings", { persona_id: id });
-      standard = id;
-      rows.forEach((row) => row.show());
-    });
+  const prefer = async (id) => {
+    await api.patch("/me/settings", { persona_id: id });
+    standard = id;
+    rows.forEach((row) => row.show());
+  };
 
   const make = (item) => {
     const summary = h("summary.persona");
@@ -41,20 +38,24 @@ export default async function ({ signal, title }) {
       const is = id === standard;
       const label = t(is ? "library.standard_not" : "library.standard_make");
       const prefers = act(is ? "check" : "pin", label, () => prefer(is ? null : id));
-      const erase = act("delete", t("common.delete"), () => remove(personas, "/personas", item, name), "danger");
+      const erase = act("delete", t("common.delete"), () => personas.remove(id, name), "danger");
       fill(
         summary,
         face(item, { kind: "personas" }),
-        h("div.grow", {}, h("h2.clip", {}, name), h("p.soft.clip", {}, item.description)),
+        h(
+          "div.grow",
+          {},
+          h("h2.clip", { dir: "auto" }, name),
+          h("p.soft.clip", { dir: "auto" }, item.description),
+        ),
         is && h("span.tag", {}, t("library.standard")),
       );
       refill(foot, prefers, erase);
     };
     const open = ({ target }) => {
       if (!target.open || body.firstChild) return;
-      const save = saver("/personas", item, personas, signal, show);
-      const form = autoform({ groups: [{ fields: fields() }], value: { ...item }, save, signal });
-      fill(body, portrait("personas", item, personas, signal), form.element, foot);
+      const form = editing(personas, item, [{ fields: FIELDS }], signal, show);
+      fill(body, portrait(personas, item, signal), h("div.stack", {}, form.element, foot));
     };
     const body = h("div.editor");
     show();
@@ -67,17 +68,14 @@ export default async function ({ signal, title }) {
       return rows.get(item.id);
     });
     rows.forEach((row) => row.show());
-    fill(list, all.length ? all.map((row) => row.element) : h("li.empty", {}, t("library.personas_none")));
+    refill(list, all.length ? all.map((row) => row.element) : h("li.empty", {}, t("library.personas_none")));
   };
-  const add = () =>
-    dialog(t("library.new_persona"), (close) =>
-      naming("/personas", personas, async ({ id }) => {
-        close();
-        await draw();
-        rows.get(id).element.firstChild.open = true;
-      }),
-    );
-  addEventListener("personas-changed", () => attempt(draw), { signal });
+  const opened = async ({ id }) => {
+    await draw();
+    rows.get(id).element.firstChild.open = true;
+  };
+  const add = () => naming(personas, t("library.new_persona"), opened);
+  addEventListener("personas-changed", draw, { signal });
   await draw();
   const create = act("plus", t("library.new_persona"), add, "primary");
   const head = h("header", {}, h("h1", {}, t("library.personas")), create);

@@ -1,4 +1,5 @@
 /** The fields of entries and books. Which there are, in groups, and in which order, texts.json says. */
+import { api } from "../core/api.js";
 import { autoform } from "../core/form.js";
 import { h } from "../core/dom.js";
 import { has, t } from "../core/words.js";
@@ -12,7 +13,13 @@ const EITHER = /case|whole|scoring|recursive/;
 function boxes({ label, help: says, options: all }) {
   const made = all.map(([value, name]) => [h("input", { type: "checkbox", "aria-label": name }), value, name]);
   return {
-    element: h("fieldset.field.wide", {}, h("legend.label", {}, label), h("div.row", {}, made.map(([input, , name]) => h("label.row", {}, input, name))), h("small.help", {}, says)),
+    element: h(
+      "fieldset.field.wide",
+      {},
+      h("legend.label", {}, label),
+      h("div.row", {}, made.map(([input, , name]) => h("label.row", {}, input, name))),
+      h("small.help", {}, says),
+    ),
     fault() {},
     read: () => made.filter(([input]) => input.checked).map(([, value]) => value),
     write: (values) => made.forEach(([input, value]) => (input.checked = values.includes(value))),
@@ -29,7 +36,8 @@ function field(name, value) {
   if (name === "content" || name === "description") return { ...made, kind: "area", count: true };
   if (typeof value === "boolean") return { ...made, kind: "check" };
   if (typeof value === "string") return made;
-  return { ...made, kind: "number", min: name === "order" ? -1e6 : 0, max: name === "probability" ? 100 : undefined };
+  const min = name === "order" ? -1e6 : 0;
+  return { ...made, kind: "number", min, max: name === "probability" ? 100 : undefined };
 }
 
 /** A form for a book or an entry: `save(changes)` gives it as it is then. */
@@ -52,8 +60,14 @@ export function editor(what, save, signal) {
   return { ...form, write: (value) => form.write(flat(value)) };
 }
 
+/** Save changes of a book or an entry; a copy of what it is then. */
+export async function patch(address, what, changes, ifMatch) {
+  return { ...Object.assign(what, await api.patch(address, changes, { ifMatch, keepalive: true })) };
+}
+
 /** Where an entry goes, in words. */
-export const place = ({ position, depth }) => (position === "at_depth" ? t("lore.up_there", { count: depth }) : options.position[position]);
+export const place = ({ position, depth }) =>
+  position === "at_depth" ? t("lore.up_there", { count: depth }) : options.position[position];
 
 /** What an entry is called. */
 export const called = ({ title, keys }) => title || keys.slice(0, 3).join(", ") || t("lore.nameless");

@@ -1,11 +1,14 @@
 /** All chronicles: who uses them, making them, files. */
 import { menu } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
+import { act, fill, h, icon } from "../core/dom.js";
 import { chronicles } from "../core/store.js";
 import { t } from "../core/words.js";
-import { acts, areas, importing, m, make, titles } from "./parts.js";
+import { acts, areas, files, m, make, titles } from "./parts.js";
 
-const open = (id) => id && (location.hash = `#/chronicles/${id}`);
+async function create() {
+  const made = await make();
+  if (made) location.hash = `#/chronicles/${made.id}`;
+}
 
 export default async function list({ signal, title }) {
   title(m("chronicles"));
@@ -20,22 +23,21 @@ export default async function list({ signal, title }) {
   chronicles.drop();
   addEventListener("chronicles-changed", show, { signal });
   await show();
-  const load = async () => open((await importing("/chronicles/import"))?.chronicle_id);
-  return h("div.page", {},
+  const view = h("div.page", {},
     h("header", {},
       h("h1", {}, m("memory")),
       h("div.row", {},
-        h("button", { onclick: load }, icon("upload"), t("common.import")),
-        h("button.primary", { onclick: async () => open((await make())?.id) }, icon("plus"), m("make")))),
+        act("upload", t("common.import"), () => files.choose()),
+        act("plus", m("make"), create, "primary"))),
     areas("chronicles"),
+    files.element,
     out);
+  files.at(view, signal);
+  return view;
 }
 
 function row(it, names) {
-  // Who changes them tells this list as well.
-  const still = () => {};
-  const more = h("button.quiet", { "aria-label": m("acts", it) }, icon("more"));
-  more.onclick = () => menu(more, acts(it, still, still));
+  const more = act("more", m("acts", it), () => menu(more, acts(it)), "quiet");
   const count = it.current_count;
   const aside = it.event_count - count;
   return h("li", {},
@@ -44,6 +46,7 @@ function row(it, names) {
       h("p.clip.soft", {}, it.description),
       h("p.row.soft", {},
         h("span", {}, m("events", { count }), aside > 0 && `, ${m("aside", { aside })}`),
-        it.chat_ids.map((id) => h("a.tag.plain", { href: `#/chats/${id}` }, icon("chat"), names.get(id))))),
+        it.chat_ids.map((id) =>
+          h("a.tag.plain", { href: `#/chats/${id}` }, icon("chat"), h("span.clip", {}, names.get(id)))))),
     more);
 }

@@ -1,8 +1,9 @@
 /** What the views of memory share: words, ways, forms in dialogs, files, a chronicle's acts. */
 import { api } from "../core/api.js";
-import { attempt, dialog, sure, toast } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { progress, sendform } from "../core/form.js";
+import { attempt, dialog, sure } from "../core/dialogs.js";
+import { h, settled } from "../core/dom.js";
+import { sendform } from "../core/form.js";
+import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
 
@@ -67,6 +68,39 @@ export const asking = (key, label, fields, value, send) =>
     return form.element;
   }, { wide: fields.length > 2 });
 
+/**
+ * A form that narrows what a view shows. What stands in it stands in the address, too.
+ *
+ * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's names.
+ * @param {Function} changed Hears that something else is wanted.
+ * @returns {{element, wanted, narrow}} `wanted()`: what is set, by name; `narrow(name, value)` sets one.
+ */
+export function sieve(place, query, signal, inputs, changed) {
+  const input = ([name, what]) => {
+    const value = query.get(name);
+    if (typeof what === "string") {
+      const label = { "aria-label": what, placeholder: what };
+      return h("input", { type: "search", name, value, maxlength: 200, ...label });
+    }
+    return h("select", { name, "aria-label": what[0][1] }, what.map(([each, label]) =>
+      h("option", { value: each, selected: each === value }, label)));
+  };
+  const soon = settled(() => {
+    history.replaceState(null, "", `#${place}?${new URLSearchParams(wanted())}`);
+    changed();
+  });
+  signal.addEventListener("abort", soon.drop);
+  const onsubmit = (event) => event.preventDefault();
+  const element = h("form.row.sieve", { role: "search", oninput: () => soon(), onsubmit },
+    Object.entries(inputs).map(input));
+  const wanted = () => Object.fromEntries([...new FormData(element)].filter(([, value]) => value.trim()));
+  const narrow = (name, value) => {
+    element.elements[name].value = value;
+    soon();
+  };
+  return { element, wanted, narrow };
+}
+
 /** Ask for a new chronicle; it, or undefined. */
 export async function make() {
   const send = (values) => api.post("/chronicles", values);
@@ -75,23 +109,21 @@ export async function make() {
   return made;
 }
 
-/** Have a file of events chosen and sent, and tell what came of it; undefined where nothing did. */
-export async function importing(path) {
-  const file = await new Promise((resolve) => {
-    h("input", { type: "file", accept: ".json", onchange: ({ target }) => resolve(target.files[0]) }).click();
-  });
-  const stop = new AbortController();
-  const bar = progress(file.name);
-  let finish;
-  dialog(t("common.import"), (close) => ((finish = close), bar.element)).then(() => stop.abort());
-  const made = await attempt(() => api.upload(path, file, { onprogress: bar.show, signal: stop.signal }));
-  finish();
-  if (made) toast(m("imported", made));
-  if (made) chronicles.changed();
-  return made;
-}
+/** Files of events that come in, into new chronicles or into the one `to` names. */
+export const files = importing({
+  accept: ".json",
+  drop: m("drop"),
+  async send(file, options, to) {
+    const { id, name, then } = to ?? {};
+    const made = await api.upload(`/chronicles/${id ? `${id}/` : ""}import`, file, options);
+    chronicles.changed();
+    then?.();
+    const link = h("a", { href: `#/chronicles/${made.chronicle_id}` }, name ?? file.name);
+    return [[link, h("small", {}, m("imported", made))]];
+  },
+});
 
-/** Items of a chronicle's menu; `changed()` and `gone()` hear what came of them. */
+/** Items of a chronicle's menu; `changed()` and `gone()` may hear what came of them. */
 export function acts(it, changed, gone) {
   const { id, revision: ifMatch } = it;
   const path = `/chronicles/${id}`;
@@ -99,16 +131,16 @@ export function acts(it, changed, gone) {
     const send = (values) => api.patch(path, values, { ifMatch });
     if (!(await asking(`chronicle.${id}.${ifMatch}`, m("rename"), CHRONICLE, it, send))) return;
     chronicles.changed();
-    changed();
+    changed?.();
   };
-  const add = async () => (await importing(`${path}/import`)) && changed();
-  const save = () => h("a", { href: api.url(`${path}/export`), download: true }).click();
+  const add = () => files.choose({ ...it, then: changed });
+  const save = () => api.download(`${path}/export`);
   const remove = () => attempt(async () => {
     if (!(await sure(m("delete", it), m("delete_text", it), t("common.delete")))) return;
     await api.delete(path);
     lorebooks.changed();
     chronicles.changed();
-    gone();
+    gone?.();
   });
   return [
     { label: m("rename"), icon: "edit", act: rename },

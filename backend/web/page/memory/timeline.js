@@ -1,69 +1,152 @@
 /** A chronicle's events along the story's time. */
 import { api } from "../core/api.js";
-import { attempt, toast, undoable } from "../core/dialogs.js";
-import { fill, h, icon, set, settled } from "../core/dom.js";
+import { attempt, menu, sure, undoable } from "../core/dialogs.js";
+import { act, fill, h, icon } from "../core/dom.js";
 import { date, t } from "../core/words.js";
-import { EVENT, KIND_OPTIONS, asking, m, titles } from "./parts.js";
+import { EVENT, KIND_OPTIONS, asking, m, sieve, titles } from "./parts.js";
 
-const inOrder = (a, b) => Date.parse(a.happened_at) - Date.parse(b.happened_at);
+const PAGE = 100;
+const LARGEST_PAGE = 500;
 
-/**
- * @returns {{element, add, choosing, put}} `add()` asks for a new event, `choosing()` lets several be
- *   chosen, `put(event)` shows one where it belongs.
- */
+/** @returns {{element, add, refresh}} `add()` asks for a new event, `refresh()` shows what changed. */
 export async function timeline(it, query, signal) {
   const path = `/chronicles/${it.id}/events`;
   const names = await titles();
   const list = h("ol.timeline", { "aria-label": m("timeline") });
-  const chosen = new Map();
-  let next;
-  let reading;
+  const spot = h("div");
+  const bar = h("div.card.row.picked", { role: "status" });
+  const empty = h("p.empty", { hidden: true });
+  const more = h("button", { onclick: () => ((count *= 2), refresh()) }, t("common.more"));
+  const chosen = new Set();
+  const away = new Set();
+  let events = [];
+  let nodes = new Map();
+  let count = PAGE;
+  let reading = new AbortController();
 
-  const change = (event, changes) =>
-    attempt(async () => put(await api.patch(`${path}/${event.id}`, changes, { ifMatch: event.revision })));
+  const filters = sieve(`/chronicles/${it.id}`, query, signal, {
+    q: m("q"),
+    who: m("who"),
+    kind: [["", m("any_kind")], ...KIND_OPTIONS],
+    current: [["", m("counting")], ["false", m("all")]],
+    order: [["", m("oldest")], ["newest", m("newest")]],
+  }, () => {
+    count = PAGE;
+    refresh();
+  });
+
+  /** Read as many events as are wanted, from the start: what is drawn and has not changed stays. */
+  const read = async () => {
+    reading.abort();
+    reading = new AbortController();
+    const ending = AbortSignal.any([signal, reading.signal]);
+    const found = [];
+    let after;
+    do {
+      const limit = Math.min(count, LARGEST_PAGE);
+      const page = await api.get(path, { query: { ...filters.wanted(), limit, after }, signal: ending });
+      ending.throwIfAborted();
+      found.push(...page.items);
+      after = page.next;
+    } while (after && found.length < count);
+    events = found;
+    more.hidden = !after;
+    show();
+  };
+  const refresh = () => attempt(read);
+
+  const show = () => {
+    const at = document.activeElement;
+    const focused = at.closest(".timeline > li")?.event.id;
+    const kept = nodes;
+    nodes = new Map();
+    let day;
+    for (const event of events.filter(({ id }) => !away.has(id))) {
+      const old = kept.get(event.id);
+      const node = JSON.stringify(old?.event) === JSON.stringify(event) ? old : draw(event);
+      // A day is said once, where it begins.
+      const before = day;
+      day = node.querySelector("b").textContent;
+      node.classList.toggle("same", day && day === before);
+      nodes.set(event.id, node);
+    }
+    // What stays is not touched: the view does not jump.
+    for (const node of [...list.children]) if (nodes.get(node.event.id) !== node) node.remove();
+    [...nodes.values()].forEach((node, place) => {
+      if (list.children[place] !== node) list.insertBefore(node, list.children[place]);
+    });
+    if (focused) {
+      const heir = at.isConnected ? at : nodes.get(focused)?.querySelector("header button");
+      heir?.focus({ preventScroll: true });
+    }
+    empty.hidden = nodes.size || !more.hidden;
+    empty.textContent = m(Object.keys(filters.wanted()).length ? "unmatched" : "empty");
+  };
+  const feature = (event) =>
+    fill(spot, h("section.card", {}, h("h2", {}, m("this")), h("ol.timeline", {}, draw(event))));
+
+  /** Show what became of an event, and be it one that the list leaves out. */
+  const put = async (event) => {
+    await refresh();
+    const isFeatured = spot.querySelector("li")?.event.id === event.id;
+    if (isFeatured || !nodes.has(event.id)) feature(event);
+  };
   const ask = async (key, label, value, send) => {
     const event = await asking(`event.${key}`, label, EVENT, value, send);
-    if (event) put(event);
+    if (event) await put(event);
     return event;
   };
-  const add = () => ask(it.id, m("add"), {}, (values) => api.post(path, values));
+  const add = async () => {
+    const event = await ask(it.id, m("add"), {}, (values) => api.post(path, values));
+    if (event) (nodes.get(event.id) ?? spot).scrollIntoView({ block: "center" });
+  };
+  const change = ({ id, revision: ifMatch }, changes) => api.patch(`${path}/${id}`, changes, { ifMatch });
+  const alter = (event, changes) => attempt(async () => put(await change(event, changes)));
+  const edit = (event) =>
+    ask(`${event.id}.${event.revision}`, t("common.edit"), event, (values) => change(event, values));
+  const remove = ({ id }) => undoable(m("deleted"), {
+    hide() {
+      away.add(id);
+      if (spot.querySelector("li")?.event.id === id) fill(spot);
+      show();
+    },
+    async act(options) {
+      await api.delete(`${path}/${id}`, undefined, options);
+      // What it had replaced counts again.
+      await refresh();
+    },
+    show() {
+      away.delete(id);
+      show();
+    },
+  });
 
   const draw = (event) => {
-    const { id, revision: ifMatch, pinned, significance: weight, source_message_ids: from } = event;
-    const day = event.day == null ? "" : m("story_day", event);
-    const at = `${path}/${id}`;
-    const send = (values) => api.patch(at, values, { ifMatch });
-    const edit = () => ask(`${id}.${ifMatch}`, t("common.edit"), event, send);
-    const remove = () => undoable(m("deleted"), {
-      hide: () => (node.hidden = true),
-      act: (options) => api.delete(at, undefined, options),
-      show: () => (node.hidden = false),
-    });
-    const act = (label, sign, onclick, more) =>
-      h("button.quiet", { "aria-label": label, title: label, onclick, ...more }, icon(sign));
+    const { id, pinned, summary, significance: weight, source_message_ids: from } = event;
     const by = (name) => (value) =>
-      h("button.tag", { class: name, onclick: () => narrow(name, value) }, value);
-    const checked = chosen.has(id);
-    const choose = ({ target }) => {
-      if (target.checked) chosen.set(id, event);
-      else chosen.delete(id);
-      count();
-    };
+      h("button.tag", { class: name, onclick: () => filters.narrow(name, value) }, value);
+    const pick = h("input.pick", { type: "checkbox", "aria-label": summary, checked: chosen.has(id) });
+    pick.onchange = () => choose(id, pick.checked);
+    const more = act("more", m("acts", { name: summary.slice(0, 80) }), () => menu(more, [
+      { label: t("common.edit"), icon: "edit", act: () => edit(event) },
+      { label: m(pinned ? "unpin" : "pin"), icon: "pin", act: () => alter(event, { pinned: !pinned }) },
+      { label: m("choose"), icon: "merge", act: () => pick.click() },
+      { label: t("common.delete"), icon: "delete", act: () => remove(event), danger: true },
+    ]), "quiet");
     const node = h("li", { class: event.is_current ? "" : "aside", vars: { weight } },
       h("div.when", {},
-        day || event.time ? h("b", {}, day || event.time) : h("span", {}, date(event.happened_at)),
-        day && event.time),
+        h("b", {}, event.day == null ? !event.time && date(event.happened_at) : m("story_day", event)),
+        h("span", {}, event.time)),
       h("article", {},
         h("header.row.soft", {},
-          h("input.pick", { type: "checkbox", "aria-label": event.summary, checked, onchange: choose }),
+          pick,
           h("b", {}, m(`kinds.${event.kind}`)),
           h("span.grow", {},
             m(`source.${event.source}`), event.edited && m("edited"),
-            h("span.unseen", {}, m("weighs", { weight }))),
-          act(m("pinned"), "pin", () => change(event, { pinned: !pinned }), { "aria-pressed": `${pinned}` }),
-          act(t("common.edit"), "edit", edit),
-          act(t("common.delete"), "delete", remove)),
-        h(event.superseded_by && !event.is_current ? "s.prose" : "p.prose", {}, event.summary),
+            h("span.unseen", {}, m("weighs", { weight }), pinned && m("is_pinned"))),
+          pinned && icon("pin"),
+          more),
+        h(event.superseded_by && !event.is_current ? "s.prose" : "p.prose", {}, summary),
         !event.is_current && reason(event),
         h("div.row", {},
           event.where && by("q")(event.where), event.who.map(by("who")), event.keywords.map(by("q"))),
@@ -72,15 +155,12 @@ export async function timeline(it, query, signal) {
   };
 
   /** Why an event does not count now. */
-  const reason = (event) => {
-    const text = h("p.soft", {}, m("elsewhere"));
-    if (event.superseded_by) {
-      api.get(`${path}/${event.superseded_by}`, { signal }).then(({ id, summary }) => fill(text,
-        m("replaced"), h("a", { href: `#/chronicles/${it.id}?event=${id}` }, summary), " ",
-        h("button.tag", { onclick: () => change(event, { superseded_by: null }) }, m("again"))), () => {});
-    }
-    return text;
-  };
+  const reason = (event) => h("p.soft", {}, event.superseded_by
+    ? [
+        h("a", { href: `#/chronicles/${it.id}?event=${event.superseded_by}` }, m("replaced")), " ",
+        h("button.tag", { onclick: () => alter(event, { superseded_by: null }) }, m("again")),
+      ]
+    : m("elsewhere"));
 
   /** The messages that an event comes from, read when they are asked for. */
   const sources = (ids) => {
@@ -96,127 +176,34 @@ export async function timeline(it, query, signal) {
     return h("details", { ontoggle: open }, h("summary.soft", {}, m("origin", { count: ids.length })));
   };
 
-  // The names in this form are those of the API's query.
-  const text = (name) =>
-    h("input", { type: "search", name, value: query.get(name), "aria-label": m(name), placeholder: m(name) });
-  const choice = (name, first, ...options) =>
-    h("select", { name, "aria-label": m(first) }, [["", m(first)], ...options].map(([value, label]) =>
-      h("option", { value, selected: String(value) === query.get(name) }, label)));
-  const least = (weight) => [weight, m("at_least", { weight: m(`weights.${weight}`) })];
-  const filters = h("div.fields", {},
-    choice("order", "oldest", ["newest", m("newest")]),
-    choice("current", "counting", ["false", m("all")]),
-    choice("kind", "any_kind", ...KIND_OPTIONS),
-    choice("min_significance", "any_weight", ...[2, 3, 4, 5].map(least)),
-    choice("pinned", "any_pin", ["true", m("pinned")]),
-    it.chat_ids.length > 1 && choice("chat_id", "any_chat", ...it.chat_ids.map((id) => [id, names.get(id)])),
-    text("who"));
-  const fold = () => {
-    filters.hidden = !filters.hidden;
-    opener.setAttribute("aria-expanded", String(!filters.hidden));
+  // Several that become one.
+  const choose = (id, is) => {
+    if (is) chosen.add(id);
+    else chosen.delete(id);
+    fill(bar, h("span.grow", {}, m("chosen", { count: chosen.size })),
+      chosen.size > 1 && h("button.primary", { onclick: merge }, m("merge")),
+      h("button", { onclick: leave }, t("common.cancel")));
+    element.classList.add("choosing");
   };
-  const opener = h("button", { type: "button", onclick: fold }, m("filters"));
-  if (!query.size || query.has("event")) fold();
-  const form = h("form.row.sieve", { role: "search", onsubmit: (event) => event.preventDefault() },
-    text("q"), opener, filters);
-  const wanted = () => [...new FormData(form)].filter(([, value]) => value);
-  const narrow = (name, value) => {
-    form.elements[name].value = value;
-    form.dispatchEvent(new Event("input"));
-  };
-
-  const more = h("button", { onclick: () => load() }, t("common.more"));
-  const empty = h("p.empty");
-  const seen = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && load());
-  signal.addEventListener("abort", () => seen.disconnect());
-  const load = () => attempt(async () => {
-    seen.unobserve(more);
-    const { signal: ending } = reading;
-    const query = { ...Object.fromEntries(wanted()), limit: 100, after: next };
-    const page = await api.get(path, { query, signal: ending });
-    if (!next) fill(list);
-    list.append(...page.items.map(draw));
-    next = page.next;
-    if (next) seen.observe(more);
-    settle();
-  });
-  const again = () => {
-    reading?.abort();
-    reading = new AbortController();
-    next = null;
-    return load();
-  };
-  form.addEventListener("input", settled(() => {
-    history.replaceState(null, "", `#/chronicles/${it.id}?${new URLSearchParams(wanted())}`);
-    again();
-  }));
-
-  /** A day is said once, where it begins. */
-  const settle = () => {
-    let before;
-    for (const { firstChild: { firstChild: day } } of list.children) {
-      day.classList.toggle("same", day.textContent === before);
-      before = day.textContent;
-    }
-    more.hidden = !next;
-    empty.hidden = next || list.firstChild;
-    empty.textContent = m(wanted().length ? "unmatched" : "empty");
-  };
-  const put = (event) => {
-    const node = () => set(draw(event), { class: "fresh" });
-    const old = [...element.querySelectorAll(".timeline > li")].filter((each) => each.event.id === event.id);
-    const way = form.elements.order.value ? -1 : 1;
-    const behind = [...list.children].find((each) => way * inOrder(each.event, event) > 0);
-    for (const each of old) each.replaceWith(node());
-    if (!old.length && (behind || !next)) list.insertBefore(node(), behind ?? null);
-    settle();
-  };
-
-  // Several that become one, or of which one takes the other's place.
-  const bar = h("div.card.row.picked", { role: "status", hidden: true });
-  const choosing = () => {
+  const leave = () => {
     chosen.clear();
-    for (const each of list.querySelectorAll(".pick")) each.checked = false;
-    bar.hidden = !list.classList.toggle("choosing");
-    count();
+    element.classList.remove("choosing");
+    for (const each of element.querySelectorAll(".pick")) each.checked = false;
   };
-  const count = () => {
-    const events = [...chosen.values()].sort(inOrder);
-    fill(bar, h("span.grow", {}, m("chosen", { count: events.length })),
-      events.length === 2 && h("button", { onclick: () => replace(...events) }, m("replace")),
-      events.length > 1 && h("button.primary", { onclick: () => merge(events) }, m("merge")),
-      h("button", { onclick: choosing }, t("common.cancel")));
-  };
-  const replace = async (old, { id }) => {
-    await change(old, { superseded_by: id });
-    choosing();
-  };
-  const merge = async (events) => {
-    const all = (name) => [...new Set(events.flatMap((each) => each[name]))];
-    const timed = events.find((each) => each.day != null || each.time);
-    const value = {
-      ...events.toSorted((a, b) => b.significance - a.significance)[0],
-      summary: all("summary").join("\n"),
-      day: timed?.day,
-      time: timed?.time,
-      where: all("where").find(Boolean),
-      who: all("who"),
-      keywords: all("keywords"),
-      pinned: all("pinned").includes(true),
-    };
-    const event_ids = events.map(({ id }) => id);
-    const send = (event) => api.post(`${path}/merge`, { event_ids, event });
-    if (!(await ask(event_ids.join(), m("merge"), value, send))) return;
-    for (const each of [...list.children]) if (event_ids.includes(each.event.id)) each.remove();
-    choosing();
-    toast(m("merged"));
-  };
+  const merge = () => attempt(async () => {
+    if (!(await sure(m("merge"), m("merge_text", { count: chosen.size }), m("merge")))) return;
+    const event = await api.post(`${path}/merge`, { event_ids: [...chosen] });
+    leave();
+    await put(event);
+    await edit(event);
+  });
 
-  const shown = query.get("event");
-  const one = shown && (await attempt(() => api.get(`${path}/${shown}`, { signal })));
-  await again();
-  const element = h("div", {},
-    one && h("section.card", {}, h("h2", {}, m("this")), h("ol.timeline", {}, draw(one))),
-    form, bar, list, empty, more);
-  return { element, add, choosing, put };
+  const element = h("div", {}, spot, filters.element, bar, list, empty, more);
+  const id = query.get("event");
+  if (id) await attempt(async () => feature(await api.get(`${path}/${id}`, { signal })));
+  await read();
+  const end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && more.click());
+  end.observe(more);
+  signal.addEventListener("abort", () => end.disconnect());
+  return { element, add, refresh };
 }

@@ -1,7 +1,7 @@
 /** The agent's work for a chat: how it stands, watching it, taking it back. */
 import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
-import { fill, h, pause, style } from "../core/dom.js";
+import { fill, h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { m } from "./parts.js";
 
@@ -45,42 +45,33 @@ export async function undo(id, force) {
   return true;
 }
 
-/** For the chat: says what the agent does after each turn; where it is off, nothing is asked for. */
+/** For the chat: says what the agent does after each turn, and what came of it; nothing where it is off. */
 export function chronicleWatch({ chat, events, signal }) {
-  const element = h("div.watch", { role: "status" });
-  let on;
-  let before;
+  const element = h("div.watch", { role: "status", hidden: true });
+  let newest;
   let turn = new AbortController();
-  const read = async () => {
-    const path = `/chats/${chat.id}`;
-    on = (await api.get(`${path}/settings`, { signal }).catch(() => ({}))).chronicle_enabled;
-    if (!on) return fill(element);
-    style("memory");
-    const view = await api.get(`${path}/enrichment`, { query: { limit: 1 }, signal }).catch(() => null);
-    before ??= view?.items[0]?.id ?? "";
-  };
-  const look = async () => {
+  const look = () => {
     turn.abort();
     turn = new AbortController();
-    fill(element);
-    if (!on) return;
-    follow(chat.id, AbortSignal.any([signal, turn.signal]), (view) => {
-      if (view.job) return fill(element, standing(view, look));
-      const made = view.items.filter((run) => run.id > before && run.can_undo && run.kind === "turn");
-      fill(element, made.map(wrote));
-      before = view.items[0]?.id ?? "";
-    });
+    return follow(chat.id, AbortSignal.any([signal, turn.signal]), show);
   };
-  const wrote = (run) => {
-    const made = run.written.filter((it) => it.what === "event_created");
-    const back = async () => (await undo(run.id)) && fill(element);
-    return made.length > 0 && h("p", {},
-      m("wrote", { count: made.length }),
-      made.map((it) => [" ", written(it)]),
+  const show = (view) => {
+    newest ??= view.items[0]?.id ?? "";
+    const made = view.items.filter((run) => run.id > newest && run.can_undo && run.kind === "turn");
+    const line = h("div", {}, !view.job && made.length ? made.map(wrote) : standing(view, look));
+    element.hidden = !view.enabled;
+    // What stands there already is not said again.
+    if (line.textContent !== element.textContent) fill(element, line);
+    if (!view.job) newest = view.items[0]?.id ?? "";
+  };
+  const wrote = ({ id, written: all }) => {
+    const back = async () => (await undo(id)) && look();
+    return h("p", {}, icon("spark"),
+      h("span.grow", {}, t("chat.wrote"), all.map((it) => [" ", written(it)])),
       h("button.quiet", { onclick: back }, t("common.undo")));
   };
-  addEventListener("chat-settings-changed", read, { signal });
+  addEventListener("chronicles-changed", look, { signal });
   events.addEventListener("turn", look, { signal });
-  read();
+  look();
   return element;
 }

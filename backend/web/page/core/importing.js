@@ -1,0 +1,120 @@
+/** Files that are brought in: chosen, dropped or pasted, each with a row that tells what becomes of it. */
+import { Problem } from "./api.js";
+import { explain } from "./dialogs.js";
+import { act, h, icon, refill } from "./dom.js";
+import { progress } from "./form.js";
+import { t } from "./words.js";
+
+const LARGEST = 20 * 1024 * 1024;
+const AT_ONCE = 3;
+
+/** Have the person choose files. */
+export function pick(accept, take, multiple = false) {
+  h("input", { type: "file", accept, multiple, onchange: ({ target }) => take([...target.files]) }).click();
+}
+
+/** Let files be dropped on `target`; `element` shows that they may be. */
+export function dropping(target, element, take, signal) {
+  let timer;
+  const over = (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    element.classList.toggle("dropping", event.type === "dragover");
+    clearTimeout(timer);
+    timer = setTimeout(() => element.classList.remove("dropping"), 400);
+    if (event.type === "drop") take([...event.dataTransfer.files]);
+  };
+  target.addEventListener("dragover", over, { signal });
+  target.addEventListener("drop", over, { signal });
+}
+
+/**
+ * A place where files of a kind come in. It goes on when the view is left, and stands in each view
+ * that shows its `element`.
+ *
+ * @param {object} options `accept`, what may be chosen; `drop`, what the view says while files are
+ *   held over it; `send(file, { onprogress, signal }, to)`: a promise for `[what, sign, button]`, of
+ *   which the row is made then, the latter two if they are to be others than a tick and nothing.
+ * @returns {{element, choose, at}} `choose(to)` has files chosen; `at(view, signal, to)` takes those
+ *   that are dropped on a view or pasted into it. `to` is handed on to `send`.
+ */
+export function importing({ accept, drop, send }) {
+  const waiting = [];
+  const rows = h("ul.list");
+  const state = h("p.grow", { role: "status" });
+  const clear = act("check", t("files.clear"), () => {
+    for (const row of [...rows.children]) if (row.className !== "busy") row.remove();
+    count();
+  });
+  const element = h("section.card.imports", { "aria-label": t("files.imports"), hidden: true },
+    h("div.row", {}, state, clear), rows);
+  let running = 0;
+
+  const count = () => {
+    const found = (state) => rows.querySelectorAll(`.${state}`).length;
+    const [busy, done, refused] = ["busy", "done", "refused"].map(found);
+    const total = rows.children.length;
+    element.hidden = !total;
+    clear.hidden = total === busy;
+    state.textContent = t(refused ? "files.imported_but" : "files.imported", { done, total, refused });
+  };
+  const next = async () => {
+    if (running === AT_ONCE || !waiting.length) return;
+    running += 1;
+    await waiting.shift()();
+    running -= 1;
+    next();
+  };
+
+  const add = (file, to) => {
+    const { name } = file;
+    const row = h("li");
+    const show = (as, sign, text, button) => {
+      row.className = as;
+      refill(row, sign, h("div.grow", {}, text), button);
+      count();
+    };
+    const failed = (as, text) =>
+      show(as, icon("alert"), [h("p.clip", {}, name), h("small", {}, text)],
+        act("again", t("files.retry", { name }), start, "quiet"));
+    const start = () => {
+      const leaving = new AbortController();
+      const { signal } = leaving;
+      const bar = progress(t("files.importing", { name }));
+      const cancel = () => {
+        leaving.abort();
+        failed("stopped", t("files.cancelled"));
+      };
+      const onprogress = (share) => (share < 1 ? bar.show(share) : bar.show(null, t("files.reading")));
+      bar.show(0, t("files.waiting"));
+      show("busy", icon("upload"), [h("p.clip", {}, name), bar.element],
+        act("close", t("files.cancel", { name }), cancel, "quiet"));
+      waiting.push(async () => {
+        if (signal.aborted) return;
+        try {
+          if (file.size > LARGEST) throw new Problem({ title: t("files.too_large") });
+          const [what, sign = icon("check"), button] = await send(file, { onprogress, signal }, to);
+          show("done", sign, what, button);
+        } catch (error) {
+          if (signal.aborted) return;
+          failed("refused", explain(error));
+          rows.prepend(row);
+        }
+      });
+      next();
+    };
+    rows.append(row);
+    start();
+  };
+  const take = (to) => (files) => files.forEach((file) => add(file, to));
+
+  return {
+    element,
+    choose: (to) => pick(accept, take(to), true),
+    at(view, signal, to) {
+      view.dataset.drop = drop;
+      dropping(window, view, take(to), signal);
+      addEventListener("paste", ({ clipboardData }) => take(to)([...clipboardData.files]), { signal });
+    },
+  };
+}

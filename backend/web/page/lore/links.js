@@ -1,0 +1,56 @@
+/** What lorebooks belong to. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { act, h, refill } from "../core/dom.js";
+import { characters, chats, chronicles, lorebooks, personas } from "../core/store.js";
+import { t } from "../core/words.js";
+
+/** What may have a book, by id: `{ kind, name }`. */
+export async function holders() {
+  const found = new Map();
+  const read = async ([kind, store]) => {
+    for (const { id, name, title } of await store.all()) {
+      found.set(id, { kind, name: name ?? (title || t("chats.untitled")) });
+    }
+  };
+  await Promise.all(Object.entries({ characters, personas, chats, chronicles }).map(read));
+  return found;
+}
+
+/** What a book is linked to, to be added to and taken away. */
+export function links(book) {
+  const box = h("section.stack");
+  const draw = async () => {
+    const all = await holders();
+    const has = new Set(Object.values(book.links).flat());
+    const put = (id, is) =>
+      attempt(async () => {
+        const { kind } = all.get(id);
+        const state = is && kind === "chats" ? { state: "linked" } : undefined;
+        await api[is ? "put" : "delete"](`/${kind}/${id}/lorebooks/${book.id}`, state);
+        book.links = (await api.get(`/lorebooks/${book.id}`)).links;
+        lorebooks.changed();
+        await draw();
+      });
+    const tags = [];
+    const free = [];
+    for (const [id, { kind, name }] of all) {
+      if (has.has(id)) {
+        const drop = act("close", t("lore.unlink", { name }), () => put(id, false), "quiet");
+        tags.push(h("li.tag", {}, name, drop));
+      } else if (kind !== "chronicles") {
+        free.push(h("option", { value: id }, `${t(`shell.${kind}`)}: ${name}`));
+      }
+    }
+    const choice = h("select", { "aria-label": t("lore.link_to") }, free);
+    const add = act("link", t("lore.link"), () => put(choice.value, true));
+    refill(
+      box,
+      h("h3", {}, t("lore.links")),
+      tags.length > 0 && h("ul.row", {}, tags),
+      free.length > 0 && h("div.row", {}, h("span.grow", {}, choice), add),
+    );
+  };
+  attempt(draw);
+  return box;
+}

@@ -1,0 +1,65 @@
+/** Having a chronicle written anew from a chat: what that takes, and how far it is. */
+import { row } from "../activity.js";
+import { api } from "../core/api.js";
+import { dialog, toast } from "../core/dialogs.js";
+import { fill, h, pause, refill } from "../core/dom.js";
+import { sendform } from "../core/form.js";
+import { m, titles } from "./parts.js";
+
+/** Ask what to read, say what that takes, and start; the job, or undefined. */
+export async function rebuild({ id, chat_ids: chats }) {
+  const names = await titles();
+  const path = `/chronicles/${id}/rebuild`;
+  return dialog(m("rebuild"), (close) => {
+    if (!chats.length) return h("p", {}, m("no_chats"));
+    const costs = h("div", { role: "status" });
+    const estimate = async ({ chat_id, from, to }) => {
+      const body = { chat_id, from_position: from && from - 1, to_position: to && to - 1 };
+      const found = await api.post(path, body, { query: { dry_run: true } });
+      const { messages, calls, prompt_tokens: read, completion_tokens: written } = found;
+      const least = read.least + written.least;
+      const most = read.most + written.most;
+      const figures = { ...found, least, most, calls: calls.least, calls_most: calls.most };
+      const said = h("p", {}, m("costs", figures));
+      const send = async () => close(await api.post(path, body));
+      fill(costs, messages ? sendform({ fields: [], submit: m("begin"), send, extra: said }).element : said);
+    };
+    const part = (name) =>
+      ({ name, label: m(name), kind: "number", min: 1, step: 1, placeholder: m(`${name}_all`) });
+    const options = chats.map((each) => [each, names.get(each)]);
+    const fields = [
+      { name: "chat_id", label: m("chat"), kind: "select", options, value: chats[0] },
+      part("from"),
+      part("to"),
+    ];
+    const { element } = sendform({ fields, submit: m("estimate"), send: estimate });
+    element.addEventListener("input", () => fill(costs));
+    return h("div.stack", {}, h("p.soft", {}, m("rebuild_text")), element, costs);
+  });
+}
+
+const isUnderWay = ({ kind, state }) => kind.endsWith("rebuild") && !/done|dead/.test(state);
+
+/** A place that shows how far a chronicle's rebuild is, and how it ended: then `ended()` is called. */
+export function strip({ id }, signal, ended) {
+  const element = h("ul.list.rebuilt");
+  const read = () => api.get(`/chronicles/${id}/rebuild`, { signal });
+  const watch = async (job) => {
+    for (; isUnderWay(job); job = await read().catch(() => job)) {
+      refill(element, row(job, () => {}));
+      await pause(1000, signal);
+      if (signal.aborted) return;
+    }
+    refill(element, row(job, async () => watch(await read())));
+    toast(m("result", { events: 0, entries: 0, replaced: 0, ...job.counts }), { seconds: 12 });
+    ended();
+  };
+  // One that was under way when somebody came.
+  const look = async () => {
+    const { items } = await api.get("/jobs", { signal });
+    const found = items.some(isUnderWay) && (await read());
+    if (found && isUnderWay(found)) watch(found);
+  };
+  look().catch(() => {});
+  return { element, watch };
+}
