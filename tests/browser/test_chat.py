@@ -136,7 +136,7 @@ def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(
         page.evaluate("dispatchEvent(new Event('online'))")
         expect(page.get_by_text("This reply stops here.")).to_be_visible()
         expect(messages(page).last).to_contain_text(said)
-        messages(page).last.get_by_role("button", name="Continue", exact=True).click()
+        messages(page).last.get_by_role("button", name="Go on writing").click()
         expect(page.get_by_text("This reply stops here.")).to_be_hidden()
         page.get_by_role("button", name="Stop", exact=True).click()
         expect(page.get_by_text("This reply stops here.")).to_be_visible()

@@ -55,7 +55,7 @@ def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Pag
     reach(page, line)
     keys.type(FOUND)
     keys.press("Enter")
-    expect(page.get_by_text("1 event written")).to_be_visible()
+    expect(page.get_by_text("Written down")).to_be_visible()
 
 
 def press(page: Page, target: Locator) -> None:

@@ -54,6 +54,8 @@ def test_of_several_dropped_files_one_that_is_no_card_stops_no_other(
     assert_accessible(page)
     imports.get_by_role("button", name="Chat with Marlena").first.click()
     expect(page).to_have_url(IN_A_CHAT)
+    page.get_by_role("link", name="Characters").first.click()
+    expect(imports.get_by_role("status")).to_have_text("0 of 1 imported, 1 refused")
 
 
 def test_what_is_typed_into_a_card_is_kept_without_a_save_button(

@@ -17,10 +17,11 @@ export function row(job, read) {
   const name = said(`kinds.${kind}`);
   const bar = progress(name);
   bar.show(total ? done / total : null);
-  const act = (what) => h("button", {
-    "aria-label": `${t(`activity.${what}`)}: ${name}`,
-    onclick: () => attempt(async () => (await api.post(`/jobs/${job.id}/${what}`), read())),
-  }, t(`activity.${what}`));
+  const act = (what) => {
+    const label = t(`activity.${what}`);
+    const onclick = () => attempt(async () => (await api.post(`/jobs/${job.id}/${what}`), read()));
+    return h("button", { "aria-label": `${label}: ${name}`, onclick }, label);
+  };
   const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
   const words = t(`activity.${how}`, { reason: error?.replaceAll("-", " "), when: dateTime(job.run_after) });
   return h("li", {},

@@ -1,5 +1,5 @@
 /** The page's start: who is signed in, and which view an address shows. */
-import { api } from "./core/api.js";
+import { api, Problem } from "./core/api.js";
 import { complain, explain } from "./core/dialogs.js";
 import { fill, h, restyle, style } from "./core/dom.js";
 import { session, theme } from "./core/store.js";
@@ -7,24 +7,25 @@ import { t } from "./core/words.js";
 import { shell } from "./shell.js";
 
 /**
- * Views by their address. Each module's default export is `async (context) => element`, where
- * `context` has `params`, `query` (URLSearchParams), `signal` (aborted when the view is left) and
- * `title(text)`. Views, and the style sheets they name, are loaded when they are first shown.
+ * Views by their address, in which `id` stands for one. Each module's default export is
+ * `async (context) => element`, where `context` has `params`, `query` (URLSearchParams), `signal`
+ * (aborted when the view is left) and `title(text)`. Views, and the style sheets they name, are
+ * loaded when they are first shown.
  */
-const VIEWS = [
-  [/^$/, () => import("./chat/list.js"), "library"],
-  [/^chats\/(?<id>[\w-]+)$/, () => import("./chat/view.js"), "chat"],
-  [/^characters$/, () => import("./library/characters.js"), "library"],
-  [/^characters\/(?<id>[\w-]+)$/, () => import("./library/character.js"), "library"],
-  [/^personas$/, () => import("./library/personas.js"), "library"],
-  [/^lorebooks$/, () => import("./lore/books.js"), "lore"],
-  [/^lorebooks\/(?<id>[\w-]+)$/, () => import("./lore/book.js"), "lore"],
-  [/^memory$/, () => import("./memory/search.js"), "memory"],
-  [/^chronicles$/, () => import("./memory/chronicles.js"), "memory"],
-  [/^chronicles\/(?<id>[\w-]+)$/, () => import("./memory/chronicle.js"), "memory"],
-  [/^activity$/, () => import("./activity.js"), "account"],
-  [/^account$/, () => import("./account/account.js"), "account"],
-];
+const VIEWS = new Map([
+  ["", ["chat/list", "library"]],
+  ["chats/id", ["chat/view", "chat"]],
+  ["characters", ["library/characters", "library"]],
+  ["characters/id", ["library/character", "library"]],
+  ["personas", ["library/personas", "library"]],
+  ["lorebooks", ["lore/books", "lore"]],
+  ["lorebooks/id", ["lore/book", "lore"]],
+  ["memory", ["memory/search", "memory"]],
+  ["chronicles", ["memory/chronicles", "memory"]],
+  ["chronicles/id", ["memory/chronicle", "memory"]],
+  ["activity", ["activity", "account"]],
+  ["account", ["account/account", "account"]],
+]);
 
 let frame = null;
 let leaving = new AbortController();
@@ -39,19 +40,18 @@ async function show() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
-  const [pattern, load, sheet] = VIEWS.find(([each]) => each.test(path)) ?? [];
+  const [module, sheet] = VIEWS.get(path.replace(/\/[\w-]+$/, "/id")) ?? [];
   frame.at(path);
   const dressed = restyle();
   const first = !frame.main.hasChildNodes();
-  const waiting = setTimeout(() => {
-    fill(frame.main, h("p.waiting", { role: "status" }, t("common.loading")));
-  }, 250);
+  const loading = h("p.waiting", { role: "status" }, t("common.loading"));
+  const waiting = setTimeout(fill, 250, frame.main, loading);
   let element;
   try {
-    if (!load) throw Object.assign(new Error(), { slug: "no-view" });
-    const [{ default: view }] = await Promise.all([load(), style(sheet)]);
+    if (!module) throw new Problem({ title: t("errors.nowhere") });
+    const [{ default: view }] = await Promise.all([import(`./${module}.js`), style(sheet)]);
     element = await view({
-      params: pattern.exec(path).groups ?? {},
+      params: { id: path.split("/")[1] },
       query: new URLSearchParams(query),
       signal,
       title,
@@ -72,14 +72,12 @@ async function show() {
 }
 
 function title(text) {
-  document.title = text ? `${text} · Talekeeper` : "Talekeeper";
+  document.title = `${text} · Talekeeper`;
 }
 
 function failed(error, again = show) {
-  const nowhere = error.slug === "no-view";
-  const text = nowhere ? t("errors.nowhere") : explain(error);
   const retry = h("button", { onclick: again }, t("common.retry"));
-  return h("div.page", {}, h("div.empty", { role: "alert" }, h("p", {}, text), retry));
+  return h("div.page", {}, h("div.empty", { role: "alert" }, h("p", {}, explain(error)), retry));
 }
 
 /** Put something in place of the page; what passes over it stays. */
@@ -107,6 +105,8 @@ async function door(entered, said) {
 
 /** Have whoever was signed in come back in, before the page as they left it. */
 async function comeBack() {
+  if (!session.user || session.away) return;
+  session.away = true;
   const before = document.title;
   const entered = async () => {
     const { user } = await api.get("/instance");
@@ -123,11 +123,7 @@ async function comeBack() {
   over.showModal();
 }
 
-addEventListener("signed-out", () => {
-  if (!session.user || session.away) return;
-  session.away = true;
-  comeBack();
-});
+addEventListener("signed-out", comeBack);
 addEventListener("unhandledrejection", (event) => complain(event.reason));
 // A file that is dropped beside its place must not take the page's.
 const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();

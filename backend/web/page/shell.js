@@ -1,14 +1,14 @@
 /** The frame around every view: where one can go, the latest chats, and the place for the view. */
 import { api } from "./core/api.js";
-import { fill, h, icon, pause, set } from "./core/dom.js";
+import { asset, fill, h, icon, pause, set } from "./core/dom.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 
 const PLACES = [
   ["chats", "chat", "#/"],
-  ["characters", "people", "#/characters"],
-  ["lorebooks", "book", "#/lorebooks"],
-  ["memory", "memory", "#/memory"],
+  ["characters", "people"],
+  ["lorebooks", "book"],
+  ["memory", "memory"],
 ];
 const RECENT = 12;
 
@@ -19,15 +19,10 @@ const AREAS = { "": "chats", personas: "characters", chronicles: "memory" };
 export function shell() {
   const main = h("main", { id: "main", tabindex: "-1" });
   const recent = h("nav.recent", { "aria-label": t("shell.recent") });
-  const places = h(
-    "nav",
-    { "aria-label": t("shell.places"), class: "places" },
-    PLACES.map(([name, sign, href]) => place(name, sign, href)),
-  );
-  const activity = place("activity", "activity", "#/activity");
-  const account = place("account", "person", "#/account");
-  const src = new URL("icon.svg", import.meta.url).pathname;
-  const brand = h("a.brand", { href: "#/" }, h("img", { src, alt: "" }), "Talekeeper");
+  const places = h("nav.places", { "aria-label": t("shell.places") }, PLACES.map((each) => place(...each)));
+  const activity = place("activity", "activity");
+  const account = place("account", "person");
+  const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
   const rail = h("div.rail", {}, brand, places, recent, activity, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
   const element = h("div.shell", {}, skip, rail, main);
@@ -66,7 +61,7 @@ export function shell() {
   };
 }
 
-function place(name, sign, href) {
+function place(name, sign, href = `#/${name}`) {
   return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
 }
 

@@ -1,6 +1,6 @@
 /** Signing up, in, and back in; and what is shown once. */
 import { api } from "../core/api.js";
-import { fill, h, icon } from "../core/dom.js";
+import { asset, fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
 import { t } from "../core/words.js";
@@ -83,7 +83,6 @@ export default function ({ title, entered, said }) {
     setTimeout(() => card.querySelector("input").focus());
   };
   show(ways[0]);
-  const src = new URL("../icon.svg", import.meta.url).pathname;
-  const brand = [h("img", { src, alt: "" }), h("h1", {}, "Talekeeper"), h("p.soft", {}, a("about"))];
+  const brand = [h("img", { src: asset("icon.svg"), alt: "" }), h("h1", {}, "Talekeeper"), h("p.soft", {}, a("about"))];
   return h("main.door", {}, h("header", {}, brand), card);
 }

@@ -3,77 +3,77 @@ import { api } from "../core/api.js";
 import { attempt, dialog, menu, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
-import { branch, choose, fork, goOn, lead, remove, versions } from "./branches.js";
+import { branch, choose, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { edit } from "./editing.js";
 
-const say = (name, values) => t(`message.${name}`, values);
-
 /** Do what must not happen while a reply is written. */
-const alone = (room, does) => (room.busy ? toast(say("wait")) : attempt(does));
-const isReply = (message) => message?.role === "assistant";
+const alone = (room, does) => (event) => room.busy ? toast(say("wait")) : does(event);
+const isReply = ({ role }) => role === "assistant";
+/** The greeting is the card's: no other is made. */
+const isRemade = (message) => isReply(message) && message.position > 0;
 const again = (room) => room.take({ regenerate_of: room.path.last().id });
 
 /** Go to another version of a message; behind those of the last reply a new one is made. */
-const swipe = (message, room, step) =>
-  alone(room, async () => {
-    const { id, position, sibling, sibling_count: count } = message;
-    const to = sibling + step;
-    if (to > count && position && isReply(message) && position === room.path.total - 1) return again(room);
-    const next = (await versions(id))[to - 1];
-    if (!next) return;
-    await lead(room, next.id);
-    room.announce(say("version", { n: to, count }));
-  });
+async function swipe(message, room, step) {
+  const { id, sibling, sibling_count: count } = message;
+  const to = sibling + step;
+  if (to > count && isRemade(message)) return again(room);
+  const next = (await versions(id))[to - 1];
+  if (!next) return;
+  await lead(room, next.id);
+  room.announce(say("version", { n: to, count }));
+}
+const swiping = (room, step) => alone(room, () => room.path.total && swipe(room.path.last(), room, step));
 
 const entry = (room, name, sign, does, values) => ({
-  label: say(name, values), icon: sign, danger: name === "delete", act: () => alone(room, does),
+  label: say(name, values), icon: sign, danger: name === "delete", act: alone(room, does),
 });
 
 /** What stands under a message. What is for the last one alone, the style sheet hides elsewhere. */
 export function toolbar(message, room) {
   const { id, position, sibling, sibling_count: count, hidden } = message;
   const button = (name, sign, does, look = "") =>
-    act(sign, say(name), () => alone(room, does), `quiet ${look}`);
+    act(sign, say(name), alone(room, does), `quiet ${look}`);
   const hide = async () => room.path.put(await api.patch(`/messages/${id}`, { hidden: !hidden }));
   const more = ({ currentTarget }) => {
-    const item = (...what) => [entry(room, ...what)];
+    const item = (...what) => entry(room, ...what);
     const among = (name, sign, one) => {
       const values = { count: one?.sibling_count };
-      return values.count > 1 ? item(name, sign, () => choose(one, room, say(name, values)), values) : [];
+      return values.count > 1 ? [item(name, sign, () => choose(one, room, say(name, values)), values)] : [];
     };
     const visibility = hidden ? "show" : "hide";
     const below = room.path.at(position + 1);
     menu(currentTarget, [
       item(visibility, visibility, hide),
-      among("versions", "memory", message),
+      ...among("versions", "memory", message),
       null,
       below
         ? item("branch", "branch", () => branch(message, room))
         : item("back", "down", () => goOn(message, room)),
-      among("branches", "merge", below),
+      ...among("branches", "merge", below),
       item("fork", "copy", () => fork(message, room)),
       null,
       item("delete", "delete", () => remove(message, room)),
-    ].flat());
+    ]);
   };
   const previous = button("previous", "left", () => swipe(message, room, -1));
   previous.disabled = sibling === 1;
   const next = button("next", "right", () => swipe(message, room, 1), sibling === count ? "last-only" : "");
-  next.disabled = sibling === count && !(position && isReply(message));
+  next.disabled = sibling === count && !isRemade(message);
   return h("div.tools", { role: "group", "aria-label": say("tools", { n: position + 1 }) },
     count > 1 && h("span.swipes", {}, previous, h("span.figure", {}, `${sibling} / ${count}`), next),
     isReply(message) && [
       button("again", "again", () => again(room), "last-only"),
       button("continue", "continue", () => room.take({ continue: true }), "last-only"),
-      position > 0 && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
+      isRemade(message) && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
     ],
-    act("edit", t("common.edit"), ({ target }) =>
-      alone(room, () => edit(message, room, target.closest(".message"))), "quiet"),
+    button("edit", "edit", ({ target }) => edit(message, room, target.closest(".message"))),
     act("copy", t("common.copy"), () => copy(message.text), "quiet"),
     act("more", t("common.more"), more, "quiet"));
 }
 
-async function copy(text) {
+/** Copy a text, and say whether it could be. */
+export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     toast(t("common.copied"));
@@ -83,7 +83,7 @@ async function copy(text) {
 }
 
 /** Swiping the last message with a finger. Who scrolls, scrolls. */
-export function gestures(element, message, room) {
+export function gestures(element, room) {
   let from = null;
   let by = 0;
   const end = () => {
@@ -101,7 +101,7 @@ export function gestures(element, message, room) {
     else element.style.translate = `${by / 3}px`;
   };
   element.onpointerup = () => {
-    if (Math.abs(by) > 60) swipe(room.path.last(), room, -Math.sign(by));
+    if (Math.abs(by) > 60) swiping(room, -Math.sign(by))();
     end();
   };
   element.onpointercancel = end;
@@ -111,19 +111,18 @@ const help = () => dialog(say("keys"), () => h("p.keys", {}, say("all_keys")));
 
 /** Keys for the whole chat, where nothing is being typed. */
 export function keys(room) {
-  const turn = (step) => isReply(room.path.last()) && swipe(room.path.last(), room, step);
-  const editOwn = () => {
+  const editOwn = alone(room, () => {
     const own = [...document.querySelectorAll(".message.user")].at(-1);
-    if (own) alone(room, () => edit(room.path.at(own.position), room, own));
-  };
-  const both = { ArrowLeft: () => turn(-1), ArrowRight: () => turn(1) };
+    if (own) edit(room.path.at(own.position), room, own);
+  });
+  const both = { ArrowLeft: swiping(room, -1), ArrowRight: swiping(room, 1) };
   const composing = { ...both, ArrowUp: editOwn };
   const reading = { ...both, "/": () => room.open("find"), "?": help };
   const onkey = (event) => {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.defaultPrevented) return;
     if (target.closest("dialog, [role=menu], .panel")) return;
-    if (key === "Escape") return room.busy && attempt(room.stop);
+    if (key === "Escape") return room.busy && room.stop();
     const empty = target.matches(".desk textarea") && !room.composer.text;
     const does = empty ? composing[key] : !target.matches("input, textarea, select") && reading[key];
     if (!does) return;
@@ -169,7 +168,7 @@ export function tools(room) {
       null,
       { label: say("keys"), icon: "key", act: help },
     ]);
-  const named = (name, sign, does) => act(sign, say(name), () => alone(room, does));
+  const named = (name, sign, does) => act(sign, say(name), alone(room, does));
   return h("div", {}, chips, h("div.row.composing", {},
     named("suggest", "spark", suggest),
     named("mine", "edit", () => room.take({ impersonate: true })),

@@ -1,9 +1,12 @@
 /** Where the path goes: versions of a message, branches, and what is deleted. */
 import { api } from "../core/api.js";
-import { attempt, dialog, sure, toast, undoable } from "../core/dialogs.js";
+import { dialog, sure, toast, undoable } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { chats } from "../core/store.js";
 import { ago, t } from "../core/words.js";
+
+/** What this page says about messages. */
+export const say = (name, values) => t(`message.${name}`, values);
 
 /** Lead the path through a message, or let it end there, and show it. */
 export async function lead(room, id, follow = true) {
@@ -13,7 +16,7 @@ export async function lead(room, id, follow = true) {
 
 /** Tell what was done to the path, and how to have it lead through that message again. */
 export function told(text, { id }, room) {
-  toast(text, { action: t("common.undo"), seconds: 12, onaction: () => attempt(() => lead(room, id)) });
+  toast(text, { action: t("common.undo"), seconds: 12, onaction: () => lead(room, id) });
 }
 
 /** A message and its siblings, in the order they were made. */
@@ -32,45 +35,44 @@ export async function choose({ id }, room, title) {
 /** Let the path end at a message, so that a new line begins another branch. */
 export async function branch(message, room) {
   await lead(room, message.id, false);
-  told(t("message.branched"), message, room);
+  told(say("branched"), message, room);
   room.composer.focus();
 }
 
 /** Go on below the last message with what stood there before. */
 export async function goOn({ id, position }, room) {
   await lead(room, id);
-  if (room.path.total === position + 1) toast(t("message.nothing"));
+  if (room.path.total === position + 1) toast(say("nothing"));
 }
 
 /** Copy the path that ends at a message into a chat of its own, and offer to go there. */
 export async function fork(message, room) {
   const { id } = await api.post(`/chats/${room.chat.id}/fork`, { message_id: message.id });
   chats.changed();
-  toast(t("message.forked"), { action: t("common.open"), onaction: () => (location.hash = `#/chats/${id}`) });
+  toast(say("forked"), { action: t("common.open"), onaction: () => (location.hash = `#/chats/${id}`) });
 }
 
 /**
  * Delete a message with all below it, unless it is undone. The path leaves it at once, on the
  * server, too: what is said meanwhile stands where it is seen to stand.
  */
-export async function remove({ id, position, parent_id: parent }, room) {
+export async function remove({ id, position, sibling, parent_id: parent }, room) {
   const { path } = room;
-  const items = await versions(id);
-  const at = items.findIndex((item) => item.id === id);
-  const heir = items[at - 1] ?? items[at + 1];
+  const others = (await versions(id)).filter((item) => item.id !== id);
+  const heir = others[sibling - 2] ?? others[0];
   const act = async (options) => {
     await api.delete(`/messages/${id}`, undefined, options);
-    if (!room.busy) attempt(() => path.reload());
+    if (!room.busy) path.reload();
   };
   if (!heir && !parent) {
-    return (await sure(t("message.delete"), t("message.all"), t("common.delete"))) && act();
+    return (await sure(say("delete"), say("all"), t("common.delete"))) && act();
   }
   const count = path.total - position;
   await lead(room, heir?.id ?? parent, Boolean(heir));
-  undoable(t("message.deleted", { count }), {
+  undoable(say("deleted", { count }), {
     hide() {},
     // Whoever went back to it meanwhile keeps it.
     act: async (options) => path.at(position)?.id === id || act(options),
-    show: () => attempt(() => lead(room, id)),
+    show: () => lead(room, id),
   });
 }

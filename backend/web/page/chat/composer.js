@@ -19,19 +19,19 @@ export function composer(room) {
     placeholder: t("chat.write"),
     oninput: keep,
     onkeydown(event) {
-      const pages = { PageUp: -1, PageDown: 1 }[event.key];
-      const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing;
-      if (pages && area.scrollHeight <= area.clientHeight) room.page(pages);
-      else if (sends && matchMedia("(hover: hover)").matches) submit();
-      else return;
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (!matchMedia("(hover: hover)").matches) return;
       event.preventDefault();
+      submit();
     },
   });
   const button = h("button.primary", { type: "submit" });
   const said = h("div.notice", { role: "status" });
 
-  const retry = (again) => h("button.quiet", { type: "button", onclick: again }, t("common.retry"));
-  const notice = (text, again) => fill(said, text && [h("span", {}, text), again && retry(again)]);
+  const notice = (text, again) => {
+    const retry = again && h("button.quiet", { type: "button", onclick: again }, t("common.retry"));
+    fill(said, text && h("span", {}, text), retry);
+  };
 
   async function submit() {
     if (room.busy || button.disabled) return;
@@ -42,7 +42,7 @@ export function composer(room) {
       area.readOnly = false;
       if (text) area.value = "";
       keep();
-      room.toEnd();
+      room.show();
     };
     try {
       await room.take(text ? { text } : {}, { ontaken });

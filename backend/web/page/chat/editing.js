@@ -1,12 +1,10 @@
 /** Changing a message where it stands. What is typed is kept until it is saved or thrown away. */
 import { api } from "../core/api.js";
-import { attempt, explain } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
+import { explain } from "../core/dialogs.js";
+import { fill, h } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
-import { lead, told } from "./branches.js";
-
-const say = (name) => t(`message.${name}`);
+import { lead, say, told } from "./branches.js";
 
 /** Put a textarea in the place of a message's text; `place` is the message's element. */
 export function edit(message, room, place) {
@@ -29,7 +27,7 @@ export function edit(message, room, place) {
   };
   const save = async (answers) => {
     if (area.readOnly) return;
-    if (room.busy) return (trouble.textContent = say("wait"));
+    if (room.busy) return fill(trouble, say("wait"));
     const followed = position < room.path.total - 1;
     const changed = area.value !== text;
     area.readOnly = true;
@@ -38,7 +36,7 @@ export function edit(message, room, place) {
       else if (answers && followed) await lead(room, id, false);
     } catch (error) {
       area.readOnly = false;
-      return (trouble.textContent = explain(error));
+      return fill(trouble, explain(error));
     }
     drop();
     if (changed) await room.path.reload();
@@ -48,17 +46,17 @@ export function edit(message, room, place) {
   const onkeydown = (event) => {
     if (event.isComposing) return;
     if (event.key === "Escape") leave();
-    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) attempt(save);
+    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
     else return;
     event.preventDefault();
     event.stopPropagation();
   };
-  const button = (label, onclick, kind = "") => h("button", { type: "button", class: kind, onclick }, label);
+  const button = (label, onclick, look = "") => h("button", { class: look, onclick }, label);
   const form = h("div.editing", { onkeydown }, area, trouble,
     h("small.help", {}, say(draft == null ? "editing" : "draft")),
     h("div.row", {},
-      button(t("common.save"), () => attempt(save), "primary"),
-      message.role === "user" && button(say("answer"), () => attempt(() => save(true))),
+      button(t("common.save"), () => save(), "primary"),
+      message.role === "user" && button(say("answer"), () => save(true)),
       button(t("common.cancel"), leave, "quiet"),
       draft != null && button(say("discard"), drop, "quiet danger")));
   place.querySelector(".prose").after(form);

@@ -11,45 +11,44 @@ const SHOWN = 240;
 /** The panel. What was looked for last stands in it again. */
 export default async function (room, { signal, close }) {
   const { path } = room;
-  const before = kept.get("find", "");
   const results = h("ol.passages");
   const state = h("p.soft", { role: "status" });
   const labelled = (name, more) => h("input", { "aria-label": t(`find.${name}`), ...more });
   const input = labelled("words", {
-    type: "search", value: before, maxlength: 300, placeholder: t("find.words"), oninput: () => soon(),
+    type: "search", value: kept.get("find", ""),
+    maxlength: 300, placeholder: t("find.words"), oninput: () => soon(),
   });
   const go = (position) => {
     if (matchMedia("(max-width: 68rem)").matches) close();
-    attempt(() => room.show(position, { mark: true }));
+    room.show(position, { mark: true });
   };
 
   let latest;
-  const look = () =>
-    attempt(async () => {
-      const q = (latest = input.value.trim());
-      fill(results);
-      state.textContent = q && t("find.looking");
-      kept.set("find", q);
-      if (!q) return;
-      const query = { q, chat_id: room.chat.id, sources: "message", limit: 40 };
-      const { items, notes } = await api.get("/search", { query, signal }).catch((error) => {
-        state.textContent = "";
-        throw error;
-      });
-      if (q !== latest) return;
-      const words = finding(q);
-      // What has the words comes first; the rest is like them in meaning.
-      items.sort((a, b) => words.test(b.text) - words.test(a.text));
-      const count = t(items.length ? "find.count" : "find.nothing", { count: items.length });
-      state.textContent = [count, ...notes].join(" ");
-      fill(results, items.map(({ title: author, text, position }) =>
-        h("li", {}, h("button", { onclick: () => go(position) },
-          h("small.soft", {}, t("find.at", { author, n: position + 1 })), passage(text, words, SHOWN)))));
-    });
+  const look = async () => {
+    const q = (latest = input.value.trim());
+    fill(results);
+    fill(state, q && t("find.looking"));
+    kept.set("find", q);
+    const query = { q, chat_id: room.chat.id, sources: "message", limit: 40 };
+    const found = q && (await attempt(() => api.get("/search", { query, signal })));
+    if (q !== latest) return;
+    fill(state);
+    if (!found) return;
+    const { items, notes } = found;
+    const words = finding(q);
+    // What has the words comes first; the rest is like them in meaning.
+    items.sort((a, b) => words.test(b.text) - words.test(a.text));
+    const count = t(items.length ? "find.count" : "find.nothing", { count: items.length });
+    fill(state, [count, ...notes].join(" "));
+    fill(results, items.map(({ title: author, text, position }) =>
+      h("li", {}, h("button", { onclick: () => go(position) },
+        h("small.soft", {}, t("find.at", { author, n: position + 1 })), passage(text, words, SHOWN)))));
+  };
   const soon = settled(look, 400);
 
   const slider = labelled("place", {
-    type: "range", min: 1, oninput: () => (number.value = slider.value), onchange: () => go(slider.value - 1),
+    type: "range", min: 1,
+    oninput: () => (number.value = slider.value), onchange: () => go(slider.value - 1),
   });
   const number = labelled("number", {
     type: "number", min: 1, required: true, oninput: () => (slider.value = number.value),
@@ -59,7 +58,7 @@ export default async function (room, { signal, close }) {
   measure();
   slider.value = number.value = path.total;
 
-  if (before) look();
+  look();
   setTimeout(() => input.select());
   const form = (what, does, ...children) =>
     h(what, { onsubmit: (event) => (event.preventDefault(), does()) }, children);

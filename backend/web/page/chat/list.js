@@ -1,36 +1,29 @@
 /** The start page: the latest chats, or the way to the first one. */
 import { api } from "../core/api.js";
-import { dialog, menu } from "../core/dialogs.js";
+import { deleting, dialog, more } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
-import { control, finder, sendform } from "../core/form.js";
+import { control, finder } from "../core/form.js";
 import { characters, chats, personas, session } from "../core/store.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { ago, t } from "../core/words.js";
 import { face } from "../library/faces.js";
-import { card, cards, importButton, offer, play } from "../library/start.js";
+import { asking } from "../library/parts.js";
+import { card, cards, importButton, offer, once, play } from "../library/start.js";
 
-const rename = (chat) =>
-  dialog(t("chats.rename"), (close) => {
-    const { element, controls } = sendform({
-      fields: [
-        { name: "title", label: t("chats.name"), value: chat.title, most: 300, help: t("chats.name_help") },
-      ],
-      submit: t("common.save"),
-      async send(values) {
-        await api.patch(`/chats/${chat.id}`, values);
-        chats.changed();
-        close();
-      },
-    });
-    controls.get("title").input.onfocus = ({ target }) => target.select();
-    return element;
+function rename({ id, title }) {
+  const [label, help] = [t("chats.name"), t("chats.name_help")];
+  const field = { name: "title", label, help, value: title, most: 300 };
+  asking(t("chats.rename"), field, t("common.save"), async (values) => {
+    await api.patch(`/chats/${id}`, values);
+    chats.changed();
   });
+}
 
 function line(chat, cast) {
   const title = chat.title || t("chats.untitled");
   const names = cast.map((each) => each.name).join(", ");
-  const more = [
+  const acts = [
     { label: t("chats.rename"), icon: "edit", act: () => rename(chat) },
-    { label: t("common.delete"), icon: "delete", danger: true, act: () => chats.remove(chat.id, title) },
+    deleting(() => chats.remove(chat.id, title)),
   ];
   const element = h(
     "li",
@@ -39,11 +32,11 @@ function line(chat, cast) {
     h(
       "div.grow",
       {},
-      h("a.clip", { href: `#/chats/${chat.id}`, dir: "auto" }, title),
-      names !== title && h("small.soft.clip", { dir: "auto" }, names),
-      h("small.soft", { title: dateTime(chat.updated_at) }, ago(chat.updated_at)),
+      h("a.clip", { href: `#/chats/${chat.id}` }, title),
+      names !== title && h("small.soft.clip", {}, names),
+      h("small.soft", {}, ago(chat.updated_at)),
     ),
-    act("more", t("chats.more", { title }), (event) => menu(event.currentTarget, more), "quiet"),
+    more(t("chats.more", { title }), acts),
   );
   return [element, `${title}\n${names}`];
 }
@@ -51,7 +44,7 @@ function line(chat, cast) {
 /** Ask who is to be in a new chat, and who the person is there. */
 async function choose() {
   const [people, own] = await Promise.all([characters.all(), personas.all()]);
-  dialog(t("chats.new"), (close) => {
+  dialog(t("chats.new"), () => {
     const find = finder(t("library.search"));
     find.items = people.map((item) => {
       const box = h("input", { type: "checkbox", value: item.id });
@@ -64,14 +57,10 @@ async function choose() {
     const list = h("ul.casting", {}, find.items.map(([element]) => element));
     const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
     list.onchange = () => (start.disabled = !chosen().length);
-    const submit = async (event) => {
-      event.preventDefault();
-      start.disabled = true;
-      if (await play(chosen(), { persona_id: persona.read() })) close();
-      start.disabled = false;
-    };
+    start.onclick = once(() => play(chosen(), { persona_id: persona.read() }));
     const foot = h("footer", {}, h("small.soft.grow", {}, t("chats.group_help")), start);
-    return h("form.stack", { onsubmit: submit }, find.input, list, own.length > 0 && persona.element, foot);
+    const stay = (event) => event.preventDefault();
+    return h("form.stack", { onsubmit: stay }, find.input, list, own.length > 0 && persona.element, foot);
   });
 }
 
@@ -81,17 +70,16 @@ export default async function ({ signal, title }) {
   const heading = h("h1");
   const create = act("plus", t("chats.new"), choose, "primary");
   const found = h("p.soft", { role: "status" });
-  const find = finder(t("chats.search"), (count) => (found.textContent = count ? "" : t("chats.none")));
+  const find = finder(t("chats.search"), (count) => fill(found, !count && t("chats.none")));
   const list = h("ul.list.talks");
   const body = h("div.stack");
 
   const draw = async () => {
     const [all, people] = await Promise.all([chats.all(), characters.all()]);
     create.hidden = !people.length;
-    heading.textContent = all.length ? t("shell.chats") : t("chats.welcome", { name: session.user.username });
+    fill(heading, all.length ? t("shell.chats") : t("chats.welcome", { name: session.user.username }));
     if (all.length) {
       const cast = new Map(people.map((each) => [each.id, each]));
-      all.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
       const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
       find.items = all.map((chat) => line(chat, castOf(chat)));
       refill(list, find.items.map(([element]) => element));

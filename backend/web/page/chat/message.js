@@ -1,5 +1,4 @@
 /** One message as it is read: who says it, the text, how it stands, and what can be done with it. */
-import { attempt } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
@@ -47,32 +46,18 @@ export function drawn(first, room) {
       grows
         ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))
-        : [remains(message, room), toolbar(message, room)],
+        : [status !== "complete" && h("p.state", {}, t(`chat.${status}`)), toolbar(message, room)],
     );
     // Whoever pressed a button goes on from the same one.
     if (pressed) (element.querySelector(`[aria-label="${pressed.ariaLabel}"]:enabled`) ?? element).focus();
   };
   update(first);
-  gestures(element, first, room);
+  gestures(element, room);
   return { element, update };
 }
 
 function likeness({ role, author, character_id: character, persona_id: persona }, room) {
-  const isUser = role === "user";
-  const one = (isUser ? room.personas : room.people).find(({ id }) => id === (isUser ? persona : character));
-  return face(one ?? { name: author }, { kind: isUser ? "personas" : "characters" });
-}
-
-/** What to do with a reply that did not come to its end. */
-function remains({ id, status }, room) {
-  if (status === "complete") return null;
-  const act = (label, body) =>
-    h("button.quiet.last-only", { onclick: () => attempt(() => room.take(body)) }, label);
-  return h(
-    "p.state",
-    {},
-    h("span", {}, t(`chat.${status}`)),
-    act(t("chat.continue"), { continue: true }),
-    act(t("common.retry"), { regenerate_of: id }),
-  );
+  const [kind, those, own] =
+    role === "user" ? ["personas", room.personas, persona] : ["characters", room.people, character];
+  return face(those.find(({ id }) => id === own) ?? { name: author }, { kind });
 }

@@ -11,7 +11,8 @@ const MARGIN = 24;
  * Heights are guessed until they were measured. Where one turns out different, the message at the
  * top of what is seen (the anchor) stays where it is, and all else moves around it.
  *
- * @returns {{element, show, toEnd, page}} `show(position, { mark })` goes anywhere at once.
+ * @returns {{element, show}} `show(position, { mark })` goes anywhere at once; `show()` goes to the
+ *   end, and stays there.
  */
 export function scroller(room) {
   const { path, signal } = room;
@@ -28,7 +29,7 @@ export function scroller(room) {
   const nothing = h("p.empty", {}, t("chat.empty"));
   const log = h("div.log", { tabindex: 0, role: "region", "aria-label": t("chat.log") }, nothing, track);
   const below = h("span");
-  const jump = h("button.jump", { onclick: () => toEnd() }, icon("down"), below);
+  const jump = h("button.jump", { onclick: () => show() }, icon("down"), below);
 
   const height = (position) => heights[position] || guess;
   const above = (position) => {
@@ -59,7 +60,7 @@ export function scroller(room) {
     item.message = message;
     item.element.style.top = `${top}px`;
     item.element.classList.toggle("last", position === total - 1);
-    if (item.total !== total) item.element.ariaSetSize = item.total = total;
+    item.element.ariaSetSize = total;
   }
 
   function drop(position) {
@@ -120,7 +121,7 @@ export function scroller(room) {
         if (log.clientWidth !== width) heights.fill(0);
         width = log.clientWidth;
       } else if (target.isConnected) {
-        if (!heights[target.position] && measured < 60) guess += (size - guess) / ++measured;
+        if (!heights[target.position]) guess += (size - guess) / ++measured;
         heights[target.position] = size;
       }
     }
@@ -139,7 +140,7 @@ export function scroller(room) {
   }
   log.addEventListener("scroll", soon, { passive: true });
   log.addEventListener("keydown", (event) => {
-    const go = { Home: () => show(0), End: toEnd }[event.key];
+    const go = { Home: () => show(0), End: () => show() }[event.key];
     if (!go || event.target.matches("input, textarea, select")) return;
     event.preventDefault();
     go();
@@ -147,31 +148,19 @@ export function scroller(room) {
   path.addEventListener("change", soon);
   signal.addEventListener("abort", () => sizes.disconnect());
 
-  function toEnd() {
-    stuck = true;
-    seen = log.scrollTop;
-    layout();
-  }
-
-  async function show(position, { mark } = {}) {
-    position = Math.max(0, Math.min(position, path.total - 1));
+  async function show(position = Infinity, { mark } = {}) {
     await path.load(position - AHEAD, position + AHEAD);
     if (!log.clientHeight) await new Promise(requestAnimationFrame);
-    stuck = false;
+    stuck = position >= path.total;
     seen = log.scrollTop;
     [anchor, offset] = [position, MARGIN];
     layout();
-    const { element } = items.get(position) ?? {};
-    if (!mark || !element) return;
+    const element = mark && items.get(position)?.element;
+    if (!element) return;
     element.focus({ preventScroll: true });
     element.classList.add("marked");
     setTimeout(() => element.classList.remove("marked"), 2500);
   }
 
-  return {
-    element: h("div.reading", {}, log, jump),
-    show,
-    toEnd,
-    page: (screens) => log.scrollBy(0, screens * view * 0.9),
-  };
+  return { element: h("div.reading", {}, log, jump), show };
 }

@@ -1,6 +1,6 @@
 /** The settings of one chat. What is not set here is as the account says. */
 import { api } from "../core/api.js";
-import { attempt, explain, sure } from "../core/dialogs.js";
+import { sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
 import { chats, chronicles, lorebooks } from "../core/store.js";
@@ -9,8 +9,11 @@ import { has, t } from "../core/words.js";
 /** What a chat and an account both have has its name from there. */
 const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
 /** A field whose name is its path in the settings. */
-const field = (kind, name, more) => ({ kind, name, label: word(name.split(".").at(-1)), ...more });
-const text = (name, most, help) => field("area", name, { count: true, most, help });
+const field = (kind, name, more, says = name.split(".").at(-1)) => {
+  const [label, help] = word(says).split(" | ");
+  return { kind, name, label, help, ...more };
+};
+const text = (name, most) => field("area", name, { count: true, most });
 /** Values to choose among: null is what holds where the chat says nothing. */
 const among = (name, ...values) =>
   field("select", name, { options: values.map((each) => [each, word(each)]) });
@@ -20,23 +23,25 @@ const one = (name, items, more, none = null) => {
   return field("select", name, { options: [[null, word(none)], ...options], ...more });
 };
 const numbers = (group, ranges) =>
-  Object.entries(ranges).map(([name, [min, max, step = 1, placeholder = word(null)]]) =>
-    field("number", `${group}.${name}`, { min, max, step, placeholder }));
+  Object.entries(ranges).map(([name, [min, max, placeholder = word(null)]]) =>
+    // What ends at 1 or 2 has fractions.
+    field("number", `${group}.${name}`, { min, max, step: max > 2 ? 1 : "any", placeholder }));
+const onOrOff = (name) => among(name, null, true, false);
 const DETAILS = {
   keeping: [
-    among("enrichment.may_edit_lore", null, true, false),
-    ...numbers("summary", { words: [50, 2000, 1, 250], interval: [2, 500, 1, 20] }),
+    onOrOff("enrichment.may_edit_lore"),
+    ...numbers("summary", { words: [50, 2000, 250], interval: [2, 500, 20] }),
   ],
   authors_note: [
-    text("authors_note.text", 20_000, word("note_help")),
-    ...numbers("authors_note", { depth: [0, 10_000, 1, 4] }),
+    text("authors_note.text", 20_000),
+    ...numbers("authors_note", { depth: [0, 10_000, 4] }),
     among("authors_note.role", "system", "user", "assistant"),
   ],
   instructions: [text("system_prompt", 200_000), text("post_history_instructions", 200_000)],
   sampling: [
     ...numbers("sampling", {
-      temperature: [0, 2, "any"], top_p: [0.01, 1, "any"], top_k: [1, 1000], max_output_tokens: [1, 1e6],
-      presence_penalty: [-2, 2, "any"], frequency_penalty: [-2, 2, "any"], thinking_budget: [-1, 1e6],
+      temperature: [0, 2], top_p: [0.01, 1], top_k: [1, 1000], max_output_tokens: [1, 1e6],
+      presence_penalty: [-2, 2], frequency_penalty: [-2, 2], thinking_budget: [-1, 1e6],
       seed: [0, 2 ** 31 - 1],
     }),
     among("sampling.reasoning_effort", null, "none", "minimal", "low", "medium", "high"),
@@ -46,10 +51,10 @@ const DETAILS = {
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
     }),
-    among("memory.enabled", null, true, false),
-    ...numbers("memory", { max_items: [0, 200, 1, 40], min_relevance: [0, 1, "any"] }),
+    onOrOff("memory.enabled"),
+    ...numbers("memory", { max_items: [0, 200, 40], min_relevance: [0, 1] }),
     among("memory_placement", "after_history", "before_history"),
-    among("names", null, true, false),
+    onOrOff("names"),
   ],
 };
 
@@ -81,13 +86,12 @@ export default async function (room, { signal }) {
 
   const change = async (what) => {
     await api.patch(path, what);
-    chats.changed();
     await room.refresh();
   };
   /** A patch names what was changed and nothing else, so what was set elsewhere meanwhile stays. */
   const write = async (patch) => {
     settings = await api.patch(own, patch, { keepalive: true });
-    if ("model" in patch) suit();
+    suit();
     if ("chronicle_enabled" in patch || "chronicle_id" in patch) {
       chronicles.changed();
       await drawTale();
@@ -98,19 +102,11 @@ export default async function (room, { signal }) {
     if (persona !== undefined) await change({ persona_id: persona });
     const patch = {};
     for (const [name, now] of Object.entries(changes)) {
-      const parts = name.split(".");
-      const last = parts.pop();
-      parts.reduce((found, part) => (found[part] ??= {}), patch)[last] = now?.length === 0 ? null : now;
+      const [member, group] = name.split(".").reverse();
+      const where = group ? (patch[group] ??= {}) : patch;
+      where[member] = now?.length === 0 ? null : now;
     }
-    try {
-      await write(patch);
-    } catch (error) {
-      // Most faults are of one field's making: it is told there.
-      if (error.status === 422 && !error.faults.length) {
-        error.faults = Object.keys(changes).map((member) => ({ member, message: explain(error) }));
-      }
-      throw error;
-    }
+    await write(patch);
   };
 
   /** Show what the model takes. The account's sampling goes with the account's model alone. */
@@ -130,7 +126,7 @@ export default async function (room, { signal }) {
     const none = keeps ? "new_chronicle" : "none";
     const made = control(one("chronicle_id", await chronicles.all(), { help }, none));
     made.write(chosen);
-    made.input.onchange = () => attempt(() => write({ chronicle_id: made.read() }));
+    made.input.onchange = () => write({ chronicle_id: made.read() });
     refill(tale, made.element);
   };
 
@@ -143,11 +139,11 @@ export default async function (room, { signal }) {
     const store = async (what) => {
       found = await api.put(`${path}/summary`, what, { ifMatch: found.revision });
     };
-    const drop = () => attempt(async () => {
+    const drop = async () => {
       if (!(await sure(word("drop"), label, word("drop")))) return;
       await api.delete(`${path}/summary`);
       await drawSummary();
-    });
+    };
     fill(summary, autoform({ signal, value: found, groups, save: store }).element,
       h("div", {}, h("button", { onclick: drop }, word("drop"))));
   };
@@ -155,9 +151,9 @@ export default async function (room, { signal }) {
   /** A list with a select below it that adds what is chosen. */
   const listed = (where, rows, label, items, add) =>
     refill(where, rows.length > 0 && h("ul.list", {}, rows), items.length > 0 &&
-      h("select", { "aria-label": label, onchange: ({ target }) => attempt(() => add(target.value)) },
+      h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
         h("option", { value: "" }, label), items.map((each) => h("option", { value: each.id }, each.name))));
-  const away = (name, leave) => act("close", word("leave", { name }), () => attempt(leave), "quiet");
+  const away = (name, leave) => act("close", word("leave", { name }), leave, "quiet");
 
   const lore = h("div.stack");
   const drawLore = async () => {
@@ -168,7 +164,7 @@ export default async function (room, { signal }) {
       await drawLore();
     };
     const row = ({ lorebook: { id: book, name }, source, is_off: off }) => {
-      const onchange = () => attempt(() => say(book, off ? null : "off"));
+      const onchange = () => say(book, off ? null : "off");
       const named = { "aria-label": word("use", { name }) };
       // What is linked here alone is taken out; what comes from elsewhere can be off here.
       const here = source === "chat";
@@ -198,15 +194,14 @@ export default async function (room, { signal }) {
 
   const basics = [one("persona_id", room.personas), one("model", models)];
   const keeping = [
-    field("check", "chronicle_enabled", { wide: true, help: word("chronicle_help") }),
-    { control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },
-    field("check", "summary.enabled", { label: word("summary"), wide: true, help: word("summary_help") }),
+    field("check", "chronicle_enabled", { wide: true }),
+    { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },
+    field("check", "summary.enabled", { wide: true }, "summary"),
     one("enrichment.model", models, { label: word("agent"), wide: true }),
   ];
-  const details = Object.entries(DETAILS).map(([name, fields]) => ({ title: word(name), fields }));
-  const groups = [{ fields: basics }, { fields: keeping }, ...details];
-  for (const group of groups) group.fields = group.fields.map((each) => (each.name ? telling(each) : each));
-  const fields = groups.flatMap((group) => group.fields).filter(({ name }) => name);
+  const groups = [["", basics], ["", keeping], ...Object.entries(DETAILS)].map(([name, fields]) =>
+    ({ title: name && word(name), fields: fields.map(telling) }));
+  const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map((each) => [each.name, stored(each)]));
   const form = autoform({ groups, signal, value, save }).element;
   suit();

@@ -9,8 +9,8 @@ const LONGEST_WAIT = 10_000;
 
 // crypto.randomUUID is there in secure contexts alone.
 const newId = () =>
-  "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (digit) =>
-    (digit ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (digit / 4)))).toString(16),
+  "00000000-0000-4000-8000-000000000000".replaceAll("0", () =>
+    (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16),
   );
 
 /** A text, and what comes of one that was begun elsewhere: some of it may stand there already. */
@@ -20,23 +20,28 @@ function joined(before, more) {
   return before + more.slice(shared);
 }
 
-/** @returns {{take, takeUp, stop, isBusy}} The turns of a room, one at a time. */
+/** @returns {{take, takeUp, stop}} The turns of a room, one at a time; it is `busy` with one. */
 export function turns(room) {
   const { path, signal } = room;
   let running = null;
   let untaken = {};
   const tell = (name) => room.events.dispatchEvent(new Event(name));
+  const occupy = (turn) => {
+    running = turn;
+    room.busy = Boolean(turn);
+    tell("busy");
+  };
 
   /** Hear a turn until its events end: a new one's, or what came since of one that was begun. */
   async function follow(turn) {
     const link = new AbortController();
     const alive = settled(() => link.abort(), SILENCE);
-    const options = { signal: AbortSignal.any([link.signal, turn.quit.signal]) };
     try {
-      const { id, begun, heard, body } = turn;
-      const answer = begun
-        ? await send(`/turns/${id}/events`, { headers: { "Last-Event-ID": heard }, ...options })
-        : await send(`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...body, turn_id: id }, ...options });
+      const { id, begun, heard, body, quit } = turn;
+      const [address, request] = begun
+        ? [`/turns/${id}/events`, { headers: { "Last-Event-ID": heard } }]
+        : [`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...body, turn_id: id } }];
+      const answer = await send(address, { ...request, signal: AbortSignal.any([link.signal, quit.signal]) });
       if (!answer.ok) throw await problemOf(answer);
       for await (const event of events(answer, alive)) {
         calm(turn);
@@ -70,12 +75,12 @@ export function turns(room) {
       if (turn.kind !== "impersonate") await place(turn, [data.user_message_id, data.reply_id]);
     } else if (event === "context.ready") {
       room.totals = data.totals;
-      tell("totals");
+      tell("chat");
     } else if (event.endsWith(".delta")) {
       const [kind] = event.split(".");
       turn[kind] = turn.partly?.delete(kind) ? joined(turn[kind], data.text) : turn[kind] + data.text;
       turn.frame ||= requestAnimationFrame(() => grow(turn));
-    } else turn.over ||= event === "turn.completed" || event === "turn.failed";
+    } else turn.over ||= /completed|failed/.test(event);
   }
 
   /** Put what a turn writes at the path's end. */
@@ -121,9 +126,9 @@ export function turns(room) {
   async function run(turn) {
     const quit = new AbortController();
     const before = room.composer.text && `${room.composer.text}\n`;
-    running = Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
+    Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
     signal.addEventListener("abort", () => quit.abort());
-    tell("busy");
+    occupy(turn);
     if (turn.body) room.composer.notice();
     let view;
     try {
@@ -138,9 +143,8 @@ export function turns(room) {
         quit.signal.throwIfAborted();
       }
     } finally {
-      running = null;
       calm(turn);
-      tell("busy");
+      occupy(null);
     }
     ended(view, turn.body);
     tell("turn");
@@ -160,7 +164,7 @@ export function turns(room) {
     // The same again, of which nobody knows whether it arrived, is the same turn.
     const key = JSON.stringify(body);
     if (untaken.key !== key) untaken = { key, id: newId() };
-    const kind = body.continue ? "continue" : body.impersonate ? "impersonate" : "reply";
+    const kind = ["continue", "impersonate"].find((each) => body[each]);
     try {
       return await run({ id: untaken.id, kind, body, ontaken });
     } catch (error) {
@@ -184,5 +188,5 @@ export function turns(room) {
     else await api.post(`/turns/${running.id}/stop`);
   }
 
-  return { take, takeUp, stop, isBusy: () => Boolean(running) };
+  return { take, takeUp, stop };
 }

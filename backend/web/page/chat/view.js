@@ -1,7 +1,7 @@
 /** One chat: its messages, what is typed below them, and a panel beside them. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
-import { fill, h, icon, style } from "../core/dom.js";
+import { act, fill, h, icon, set, style } from "../core/dom.js";
 import { characters, chats, personas } from "../core/store.js";
 import { t } from "../core/words.js";
 import { face } from "../library/faces.js";
@@ -23,17 +23,17 @@ export default async function view({ params: { id }, query, signal, title }) {
   const place = `#/chats/${id}`;
   const path = new Path(id, signal);
   const voice = h("div.unseen", { role: "status" });
+  const heading = h("h1.unseen");
   const room = { signal, path, events: new EventTarget(), announce: (text) => (voice.textContent = text) };
 
   /** Read again who and what this is: somebody may have changed it. */
   room.refresh = async () => {
     const chat = api.get(`/chats/${id}`, { signal });
     [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
-    const find = (list, id) => list.find((one) => one.id === id);
-    room.members = room.chat.character_ids.map((each) => find(room.people, each)).filter(Boolean);
-    room.persona = find(room.personas, room.chat.persona_id) ?? null;
+    const member = (own) => room.people.find(({ id }) => id === own) ?? [];
+    room.members = room.chat.character_ids.flatMap(member);
     chats.put(room.chat);
-    title(room.chat.title || t("chats.untitled"));
+    title((heading.textContent = room.chat.title || t("chats.untitled")));
     room.events.dispatchEvent(new Event("chat"));
   };
   const latest = async () =>
@@ -42,11 +42,11 @@ export default async function view({ params: { id }, query, signal, title }) {
   room.totals = turn?.totals;
 
   const { element: reading, ...scrolling } = scroller(room);
-  const { take, takeUp, stop, isBusy } = turns(room);
-  Object.defineProperty(room, "busy", { get: isBusy });
-  Object.assign(room, scrolling, { take, stop });
+  const { takeUp, ...taking } = turns(room);
+  Object.assign(room, scrolling, taking);
   room.composer = composer(room);
-  const talk = h("section.talk", {}, header(room), reading, chronicleWatch(room), room.composer.element, voice);
+  const parts = [heading, header(room), reading, chronicleWatch(room), room.composer.element, voice];
+  const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);
 
@@ -70,9 +70,8 @@ export default async function view({ params: { id }, query, signal, title }) {
     if (!open) return fill(aside);
     const close = () => room.open(null);
     const head = h("h2", { tabindex: -1 }, (aside.ariaLabel = t(`${open}.title`)));
-    const body = h("div.body", {}, h("p.waiting", {}, t("common.loading")));
-    const cross = h("button.quiet", { onclick: close, "aria-label": t("common.close") }, icon("close"));
-    fill(aside, h("header", {}, head, cross), body);
+    const body = h("div.body", {}, t("common.loading"));
+    fill(aside, h("header", {}, head, act("close", t("common.close"), close, "quiet")), body);
     if (before !== open) head.focus({ preventScroll: true });
     const [, sheet, load] = PANELS[open];
     try {
@@ -88,8 +87,12 @@ export default async function view({ params: { id }, query, signal, title }) {
   // Places within this chat are ours: the view stays.
   const settle = (search) => {
     const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
-    attempt(() => panel(name, options));
-    if (at) attempt(() => room.show(Number(at) || 0, { mark: true }));
+    // A panel that leaves room for the place beside it stays.
+    if (!at || NARROW.matches) attempt(() => panel(name, options));
+    if (!at) return;
+    attempt(() => room.show(Number(at) || 0, { mark: true }));
+    // The same way can be gone again.
+    history.replaceState(null, "", place);
   };
   room.open = (name, options) => {
     if (name) location.hash = `${place}?${new URLSearchParams({ panel: name, ...options })}`;
@@ -124,12 +127,10 @@ export default async function view({ params: { id }, query, signal, title }) {
 }
 
 function header(room) {
-  const heading = h("h1.unseen");
   const cast = h("div.cast");
   const use = h("small.figure", { title: t("chat.use_help") });
   const save = async () => {
     await api.patch(`/chats/${room.chat.id}`, { title: name.value.trim() }, { keepalive: true });
-    chats.changed();
     await room.refresh();
   };
   const onkeydown = (event) => {
@@ -141,20 +142,18 @@ function header(room) {
   const words = { placeholder: t("chats.untitled"), "aria-label": t("chat.name"), maxlength: 300 };
   const name = h("input.name", { ...words, onkeydown, onchange: () => attempt(save) });
   const draw = () => {
-    heading.textContent = room.chat.title || t("chats.untitled");
     if (document.activeElement !== name) name.value = room.chat.title;
     fill(cast, room.members.slice(0, 3).map((member) => face(member, { small: true })));
     const { prompt: used, total } = room.totals ?? {};
     use.textContent = total ? t("chat.use", { used, total }) : "";
   };
   room.events.addEventListener("chat", draw);
-  room.events.addEventListener("totals", draw);
   draw();
   const button = ([panel, [sign]]) => {
     const label = t(`${panel}.title`);
-    const onclick = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded === "true" ? null : panel);
-    return h("button.quiet", { "data-panel": panel, "aria-label": label, title: label, onclick }, icon(sign));
+    const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && panel);
+    return set(act(sign, label, toggle, "quiet"), { "data-panel": panel, "aria-expanded": "false" });
   };
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, heading, back, cast, h("div.grow", {}, name, use), Object.entries(PANELS).map(button));
+  return h("header", {}, back, cast, h("div.grow", {}, name, use), Object.entries(PANELS).map(button));
 }

@@ -10,7 +10,6 @@ export class Problem extends Error {
     super(body.detail || body.title);
     this.body = body;
     this.status = status;
-    this.title = body.title;
     this.slug = (body.type ?? "").split(":").at(-1);
     // What is wrong with a patch is told in the text alone.
     const [, message, member] = /^(.*) - at `\$\.(.+)`/.exec(body.detail) ?? [];
@@ -58,19 +57,26 @@ export async function send(path, options = {}) {
 
 /** The problem that an answer tells. Tells the page where nobody is signed in any more. */
 export async function problemOf(response) {
-  const body = await response.json().catch(() => ({ title: t("errors.strange") }));
-  return raised(new Problem(body, response.status));
+  return refusal(await bodyOf(response), response.status);
 }
 
-function raised(problem) {
+function refusal(body, status) {
+  const problem = new Problem(body ?? { title: t("errors.strange") }, status);
   if (problem.slug === "unauthenticated") dispatchEvent(new CustomEvent("signed-out"));
   return problem;
 }
 
+/** The JSON of an answer, or null; being given up is told. */
+const bodyOf = (response) =>
+  response.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return null;
+  });
+
 async function ask(path, options) {
   const response = await send(path, options);
   if (!response.ok) throw await problemOf(response);
-  return response.json().catch(() => null);
+  return bodyOf(response);
 }
 
 const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
@@ -108,10 +114,10 @@ export const api = {
       request.responseType = "json";
       request.upload.onprogress = (event) => onprogress?.(event.loaded / event.total);
       request.onerror = () => reject(offline());
-      request.onabort = () => reject(new DOMException("", "AbortError"));
+      request.onabort = () => reject(signal.reason);
       request.onload = () => {
         if (request.status < 300) resolve(request.response);
-        else reject(raised(new Problem(request.response ?? { title: t("errors.strange") }, request.status)));
+        else reject(refusal(request.response, request.status));
       };
       signal?.addEventListener("abort", () => request.abort(), { once: true });
       const form = new FormData();

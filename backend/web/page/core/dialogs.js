@@ -11,41 +11,41 @@ function shelve() {
   if (shelf.parentNode !== top) top.append(shelf);
 }
 
+/** What has the messages that are shown pass: all do with the page. */
+const shown = new Set();
+addEventListener("pagehide", () => shown.forEach((pass) => pass()));
+
 /**
  * Show a message for some seconds.
  *
  * @param {string} text
  * @param {object} [options] `action`, a label, and `onaction`; `kind`: "error" stays longer;
  *   `seconds`; `onover`, once it has passed without the action.
- * @returns a function that has it pass at once.
  */
-export function toast(text, { action, onaction, kind = "", seconds, onover } = {}) {
-  const isError = kind === "error";
+export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover } = {}) {
   let timer;
-  let isOver = false;
+  const wait = () => clearTimeout(timer);
   const close = (then) => {
-    clearTimeout(timer);
-    if (isOver) return;
-    isOver = true;
+    wait();
+    if (!shown.delete(pass)) return;
     item.remove();
     then?.();
   };
   const pass = () => close(onover);
-  const wait = () => clearTimeout(timer);
   const start = () => {
     wait();
-    timer = setTimeout(pass, (seconds ?? (isError ? 12 : 6)) * 1000);
+    timer = setTimeout(pass, seconds * 1000);
   };
   // Whoever reads or reaches for it has the time that it takes.
   const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
-  const item = h("div.toast", { class: kind, role: isError ? "alert" : null, ...patience },
+  const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
     h("span", {}, text),
     action && h("button.quiet", { onclick: () => close(onaction) }, action),
     act("close", t("common.dismiss"), pass, "quiet"));
   shelve();
   shelf.append(item);
+  shown.add(pass);
   start();
-  return pass;
 }
 
 /** What an error says, and what can be done about it. One of our own making goes to the console. */
@@ -56,8 +56,7 @@ export function explain(problem) {
   }
   const own = `problems.${problem.slug}`;
   if (has(own)) return t(own, problem.body);
-  const title = problem.title ?? t("errors.strange");
-  const detail = problem.body?.detail;
+  const { title = t("errors.strange"), detail } = problem.body;
   return detail && detail !== title ? `${title}. ${detail}` : title;
 }
 
@@ -72,12 +71,8 @@ export async function attempt(act) {
     return await act();
   } catch (error) {
     complain(error);
-    return undefined;
   }
 }
-
-const waiting = new Set();
-addEventListener("pagehide", () => waiting.forEach((finish) => finish()));
 
 /**
  * Do something that can be taken back for some seconds: `hide` at once, `act` when nobody took it
@@ -86,12 +81,11 @@ addEventListener("pagehide", () => waiting.forEach((finish) => finish()));
  */
 export function undoable(text, { hide, act, show }) {
   hide();
-  const finish = toast(text, {
+  toast(text, {
     action: t("common.undo"),
     seconds: 8,
-    onaction: () => (waiting.delete(finish), show()),
+    onaction: show,
     onover: async () => {
-      waiting.delete(finish);
       try {
         await act({ keepalive: true });
       } catch (error) {
@@ -100,7 +94,6 @@ export function undoable(text, { hide, act, show }) {
       }
     },
   });
-  waiting.add(finish);
 }
 
 /**
@@ -151,15 +144,13 @@ export function sure(title, text, action) {
  * Open a menu at a button: arrow keys, Escape, and a press beside it close it as expected.
  *
  * @param {HTMLElement} anchor
- * @param {Array} items `{ label, icon, act, danger, checked }`; null draws a line.
+ * @param {Array} items `{ label, icon, act, danger }`; null draws a line.
  */
 export function menu(anchor, items) {
   const box = h("div.menu", { role: "menu", popover: "auto" });
-  const entry = ({ label, icon: sign, act: does, danger, checked }) => {
+  const entry = ({ label, icon: sign, act: does, danger }) => {
     const onclick = () => (box.hidePopover(), anchor.focus(), does());
-    const radio = checked !== undefined && { role: "menuitemradio", "aria-checked": String(checked) };
-    const attributes = { role: "menuitem", ...radio, class: danger ? "danger" : "", onclick };
-    return h("button", attributes, sign && icon(sign), label);
+    return h("button", { role: "menuitem", class: danger ? "danger" : "", onclick }, sign && icon(sign), label);
   };
   fill(box, items.map((item) => (item ? entry(item) : h("hr"))));
   box.addEventListener("keydown", (event) => {
@@ -172,17 +163,19 @@ export function menu(anchor, items) {
     buttons[(at + step + buttons.length) % buttons.length].focus();
   });
   box.addEventListener("toggle", (event) => {
-    anchor.setAttribute("aria-expanded", String(event.newState === "open"));
+    anchor.ariaExpanded = event.newState === "open";
     if (event.newState === "closed") box.remove();
   });
-  anchor.setAttribute("aria-haspopup", "menu");
+  anchor.ariaHasPopup = "menu";
   document.body.append(box);
-  box.showPopover();
-  const at = anchor.getBoundingClientRect();
-  const size = box.getBoundingClientRect();
-  const left = Math.max(8, Math.min(at.left, innerWidth - size.width - 8));
-  const below = at.bottom + 4 + size.height < innerHeight;
-  const top = below ? at.bottom + 4 : Math.max(8, at.top - size.height - 4);
-  Object.assign(box.style, { left: `${left}px`, top: `${top}px` });
+  box.showPopover({ source: anchor });
   box.querySelector("button").focus();
 }
+
+/** The item of a menu that deletes what the menu is for. */
+export const deleting = (does) =>
+  ({ label: t("common.delete"), icon: "delete", danger: true, act: does });
+
+/** A button that opens a menu of these items. */
+export const more = (label, items) =>
+  act("more", label, ({ currentTarget }) => menu(currentTarget, items), "quiet");

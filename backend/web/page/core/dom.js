@@ -11,13 +11,11 @@
  *   `vars` sets custom properties of its style.
  * @param {...(Node|string|number|null|false|Array)} children
  */
-export function h(what, attributes, ...children) {
+export function h(what, attributes = {}, ...children) {
   const [tag, ...classes] = what.split(".");
   const element = document.createElement(tag);
   if (classes.length) element.classList.add(...classes);
-  set(element, attributes ?? {});
-  element.append(...flat(children));
-  return element;
+  return fill(set(element, attributes), ...children);
 }
 
 const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden"]);
@@ -29,7 +27,7 @@ export function set(element, attributes) {
     else if (name === "vars") {
       for (const [key, each] of Object.entries(value)) element.style.setProperty(`--${key}`, each);
     } else if (name === "class") element.classList.add(...value.split(" ").filter(Boolean));
-    else if (PROPERTIES.has(name)) element[name] = value ?? (name === "value" ? "" : false);
+    else if (PROPERTIES.has(name)) element[name] = value ?? "";
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
     else element.removeAttribute(name);
@@ -44,7 +42,7 @@ export function fill(element, ...children) {
 }
 
 const flat = (children) =>
-  children.flat(Infinity).filter((child) => child != null && child !== false && child !== true);
+  children.flat(Infinity).filter((child) => child != null && typeof child !== "boolean");
 
 /** Put these children in place of others; the focus stays where it was, or goes to the first button. */
 export function refill(box, ...children) {
@@ -55,54 +53,48 @@ export function refill(box, ...children) {
 }
 
 const SVG = "http://www.w3.org/2000/svg";
-const SPRITE = new URL("../icons.svg", import.meta.url).pathname;
+/** The address of a file of the page. */
+export const asset = (name) => new URL(`../${name}`, import.meta.url).pathname;
+
+const SPRITE = asset("icons.svg");
 
 /** An icon of icons.svg. It says nothing to screen readers: whatever holds it has a name. */
 export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "icon");
-  svg.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS(SVG, "use");
-  use.setAttribute("href", `${SPRITE}#${name}`);
-  svg.append(use);
-  return svg;
+  const make = (tag, attributes) => set(document.createElementNS(SVG, tag), attributes);
+  return fill(make("svg", { class: "icon", "aria-hidden": "true" }), make("use", { href: `${SPRITE}#${name}` }));
 }
 
 /** A button with an icon; one that is "quiet" shows nothing else. */
 export function act(sign, label, onclick, look = "") {
-  const quiet = look.includes("quiet");
-  const attributes = { type: "button", class: look, onclick, "aria-label": quiet && label, title: quiet && label };
-  return h("button", attributes, icon(sign), !quiet && label);
+  const attributes = { type: "button", class: look, onclick };
+  if (!look.includes("quiet")) return h("button", attributes, icon(sign), label);
+  return h("button", { ...attributes, "aria-label": label, title: label }, icon(sign));
 }
 
-/** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once. */
+/** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once, `.drop()` not at all. */
 export function settled(act, milliseconds = 300) {
   let timer = 0;
-  let waiting = null;
-  const run = () => {
+  const drop = () => {
     clearTimeout(timer);
-    const these = waiting;
-    waiting = null;
-    return these && act(...these);
+    timer = 0;
   };
-  const later = (...these) => {
-    waiting = these;
-    clearTimeout(timer);
-    timer = setTimeout(run, milliseconds);
+  const now = () => {
+    if (!timer) return undefined;
+    drop();
+    return act();
   };
-  later.now = run;
-  later.drop = () => {
-    clearTimeout(timer);
-    waiting = null;
+  const later = () => {
+    drop();
+    timer = setTimeout(now, milliseconds);
   };
-  return later;
+  return Object.assign(later, { now, drop });
 }
 
 /** Wait so many milliseconds, or until the signal says stop. */
 export const pause = (milliseconds, signal) =>
   new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+    setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", resolve, { once: true });
   });
 
 const sheets = new Map();
@@ -111,8 +103,7 @@ const wanted = new Set();
 /** Have a style sheet of style/ apply; a promise for when it does. */
 export function style(name) {
   if (!sheets.has(name)) {
-    const href = new URL(`../style/${name}.css`, import.meta.url).pathname;
-    const link = h("link", { rel: "stylesheet", href });
+    const link = h("link", { rel: "stylesheet", href: asset(`style/${name}.css`) });
     link.loaded = new Promise((resolve) => (link.onload = link.onerror = resolve));
     sheets.set(name, link);
     document.head.append(link);

@@ -6,17 +6,16 @@ import { number, t } from "./words.js";
 
 let ids = 0;
 
+/** What a field of each kind is where it does not say otherwise. */
 const KINDS = {
-  text: ({ type = "text", most, placeholder }) => h("input", { type, maxlength: most, placeholder }),
-  area: ({ rows = 3, most, placeholder }) => h("textarea", { rows, maxlength: most, placeholder }),
-  number: ({ min, max, step = "any", placeholder }) =>
-    h("input", { type: "number", min, max, step, placeholder }),
-  check: () => h("input", { type: "checkbox" }),
-  select: ({ options }) =>
-    h("select", {}, options.map(([value, label]) => h("option", { value: String(value) }, label))),
+  text: { tag: "input", type: "text" },
+  area: { tag: "textarea", rows: 3 },
+  number: { tag: "input", type: "number", step: "any" },
+  check: { tag: "input", type: "checkbox" },
+  select: { tag: "select" },
   // One a line, or with commas between.
-  lines: ({ rows = 2, placeholder }) => h("textarea", { rows, placeholder }),
-  words: ({ placeholder = t("form.commas") }) => h("input", { type: "text", placeholder }),
+  lines: { tag: "textarea", rows: 2 },
+  words: { tag: "input", type: "text", placeholder: t("form.commas") },
 };
 
 const READ = {
@@ -25,7 +24,7 @@ const READ = {
   lines: (input) => input.value.split("\n").filter((line) => line.trim()),
   words: (input) => input.value.split(",").map((word) => word.trim()).filter(Boolean),
   // A select's options may stand for values that are no texts.
-  select: (input, field) => (field.options.find(([value]) => String(value) === input.value) ?? [null])[0],
+  select: (input, { options }) => options[input.selectedIndex]?.[0] ?? null,
 };
 
 const WRITE = {
@@ -45,34 +44,35 @@ const WRITE = {
  */
 export function control(field) {
   const kind = field.kind ?? "text";
-  const input = KINDS[kind](field);
   const id = `f${++ids}`;
   const note = h("small.fault", { id: `${id}-fault`, role: "alert" });
   const help = field.help && h("small.help", { id: `${id}-help` }, field.help);
   const tokens = field.count && h("small.tokens", { "aria-live": "off" });
-  set(input, {
-    id,
-    name: field.name,
-    required: field.required,
-    autocomplete: field.autocomplete ?? "off",
-    "aria-describedby": `${help ? `${id}-help ` : ""}${id}-fault`,
-  });
+  const { tag, name, type, placeholder, rows, min, max, step, most, required } = { ...KINDS[kind], ...field };
+  const autocomplete = field.autocomplete ?? "off";
+  const described = { "aria-describedby": `${id}-help ${id}-fault` };
+  const input = h(
+    tag,
+    { id, name, type, placeholder, rows, min, max, step, maxlength: most, required, autocomplete, ...described },
+    field.options?.map(([value, label]) => h("option", { value: String(value) }, label)),
+  );
   const head = h("span.label", {}, h("label", { for: id }, field.label), tokens);
   const element = h(
     "div.field",
-    { class: `${kind} ${field.wide ? "wide" : ""}`, "data-name": field.name },
+    { class: `${kind} ${field.wide ? "wide" : ""}` },
     kind === "check" ? [input, head] : [head, input],
     help,
     note,
   );
-  if (tokens) counting.follow(input, tokens);
+  const recount = () => tokens && counted(input, tokens);
+  input.addEventListener("input", recount);
   return {
     element,
     input,
     read: () => (READ[kind] ?? ((each) => each.value))(input, field),
     write(value) {
       (WRITE[kind] ?? ((each, text) => (each.value = text ?? "")))(input, value);
-      if (tokens) counting.soon(input);
+      recount();
     },
     fault(text) {
       note.textContent = text ?? "";
@@ -81,36 +81,27 @@ export function control(field) {
   };
 }
 
-/** Token counts beside fields, asked for together. */
-const counting = {
-  watched: new Map(),
-  changed: new Set(),
-  follow(input, place) {
-    this.watched.set(input, place);
-    input.addEventListener("input", () => this.soon(input));
-  },
-  soon(input) {
-    this.changed.add(input);
-    this.ask();
-  },
-  ask: settled(async () => {
-    const inputs = [...counting.changed];
-    counting.changed.clear();
-    try {
-      const { counts } = await api.post("/tokens", { texts: inputs.map((input) => input.value) });
-      inputs.forEach((input, at) => {
-        const place = counting.watched.get(input);
-        place.textContent = counts[at] ? t("form.tokens", { count: counts[at] }) : "";
-        input.dispatchEvent(new CustomEvent("counted", { detail: counts[at], bubbles: true }));
-      });
-    } catch {
-      // Counts are a help: without them the field works as well.
-    }
-    for (const input of counting.watched.keys()) {
-      if (!input.isConnected) counting.watched.delete(input);
-    }
-  }, 400),
-};
+/** Inputs whose tokens are to be counted, and where the figure stands. */
+const uncounted = new Map();
+const count = settled(async () => {
+  const these = [...uncounted];
+  uncounted.clear();
+  try {
+    const { counts } = await api.post("/tokens", { texts: these.map(([input]) => input.value) });
+    these.forEach(([input, place], at) => {
+      place.textContent = counts[at] ? t("form.tokens", { count: counts[at] }) : "";
+      input.dispatchEvent(new CustomEvent("counted", { detail: counts[at], bubbles: true }));
+    });
+  } catch {
+    // Counts are a help: without them the field works as well.
+  }
+}, 400);
+
+/** Have the tokens of an input counted soon, together with those of others. */
+function counted(input, place) {
+  uncounted.set(input, place);
+  count();
+}
 
 /**
  * A form that saves what is changed, by itself, when the typing stops.
@@ -135,9 +126,9 @@ export function autoform({ groups, value, save, signal }) {
     const found = {};
     for (const [name, each] of controls) {
       const now = each.read();
-      each.fault(each.input?.validationMessage);
-      if (each.input && !each.input.validity.valid) continue;
-      if (JSON.stringify(now) !== each.known) found[name] = now;
+      const fault = each.input?.validationMessage;
+      each.fault(fault);
+      if (!fault && JSON.stringify(now) !== each.known) found[name] = now;
     }
     return found;
   };

@@ -42,10 +42,11 @@ export function importing({ accept, drop, send }) {
   const waiting = [];
   const rows = h("ul.list");
   const state = h("p.grow", { role: "status" });
-  const clear = act("check", t("files.clear"), () => {
-    for (const row of [...rows.children]) if (row.className !== "busy") row.remove();
+  const tidy = (which) => {
+    rows.querySelectorAll(which).forEach((row) => row.remove());
     count();
-  });
+  };
+  const clear = act("check", t("files.clear"), () => tidy("li:not(.busy)"));
   const element = h("section.card.imports", { "aria-label": t("files.imports"), hidden: true },
     h("div.row", {}, state, clear), rows);
   let running = 0;
@@ -68,6 +69,7 @@ export function importing({ accept, drop, send }) {
 
   const add = (file, to) => {
     const { name } = file;
+    const label = h("p.clip", {}, name);
     const row = h("li");
     const show = (as, sign, text, button) => {
       row.className = as;
@@ -75,7 +77,7 @@ export function importing({ accept, drop, send }) {
       count();
     };
     const failed = (as, text) =>
-      show(as, icon("alert"), [h("p.clip", {}, name), h("small", {}, text)],
+      show(as, icon("alert"), [label, h("small", {}, text)],
         act("again", t("files.retry", { name }), start, "quiet"));
     const start = () => {
       const leaving = new AbortController();
@@ -87,7 +89,7 @@ export function importing({ accept, drop, send }) {
       };
       const onprogress = (share) => (share < 1 ? bar.show(share) : bar.show(null, t("files.reading")));
       bar.show(0, t("files.waiting"));
-      show("busy", icon("upload"), [h("p.clip", {}, name), bar.element],
+      show("busy", icon("upload"), [label, bar.element],
         act("close", t("files.cancel", { name }), cancel, "quiet"));
       waiting.push(async () => {
         if (signal.aborted) return;
@@ -112,6 +114,8 @@ export function importing({ accept, drop, send }) {
     element,
     choose: (to) => pick(accept, take(to), true),
     at(view, signal, to) {
+      // What was done is known by now; what failed can still be tried again.
+      tidy("li.done");
       view.dataset.drop = drop;
       dropping(window, view, take(to), signal);
       addEventListener("paste", ({ clipboardData }) => take(to)([...clipboardData.files]), { signal });

@@ -40,15 +40,7 @@ export function growing(element) {
 
 /** Append nodes, texts, and marks that nothing closed. */
 function put(element, items) {
-  let text = "";
-  for (const item of [...items, null]) {
-    if (item && !item.nodeType) text += item.raw ?? item;
-    else {
-      if (text) element.append(text);
-      if (item) element.append(item);
-      text = "";
-    }
-  }
+  for (const item of items) element.append(item.raw ?? item);
   return element;
 }
 

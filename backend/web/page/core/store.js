@@ -42,8 +42,7 @@ export const theme = {
     // The browser's own bars go with it.
     for (const meta of document.querySelectorAll("meta[data-theme]")) {
       const own = meta.dataset.theme;
-      const other = chosen === own ? "all" : "not all";
-      meta.media = chosen === "auto" ? `(prefers-color-scheme: ${own})` : other;
+      meta.media = { auto: `(prefers-color-scheme: ${own})`, [own]: "all" }[chosen] ?? "not all";
     }
   },
 };
@@ -68,8 +67,7 @@ function list(name, sort = (items) => items) {
     },
     /** Leave an item out, or no longer: one whose deletion may still be undone. */
     hide(id, is = true) {
-      if (is) away.add(id);
-      else away.delete(id);
+      away[is ? "add" : "delete"](id);
       tell();
     },
     /** Put an item in place of what was known of it. */

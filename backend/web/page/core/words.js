@@ -2,6 +2,9 @@
  * file of its form. */
 import texts from "../texts.json" with { type: "json" };
 
+/** All of them, for what is made of lists of texts; `t` gives one. */
+export { texts };
+
 const LANGUAGE = texts.language;
 
 const plural = new Intl.PluralRules(LANGUAGE);
@@ -11,11 +14,8 @@ const plural = new Intl.PluralRules(LANGUAGE);
  * and `other` is chosen by `count`.
  */
 export function t(path, values = {}) {
-  let found = texts;
-  for (const part of path.split(".")) found = found?.[part];
-  if (found && typeof found === "object" && "other" in found) {
-    found = found[plural.select(values.count)] ?? found.other;
-  }
+  let found = at(path);
+  if (found?.other) found = found[plural.select(values.count)] ?? found.other;
   if (typeof found !== "string") throw new Error(`no text: ${path}`);
   return found.replace(/\{(\w+)\}/g, (whole, name) =>
     name in values ? shown(values[name]) : whole,
@@ -24,10 +24,11 @@ export function t(path, values = {}) {
 
 /** Whether there is a text of that path. */
 export function has(path) {
-  return typeof path.split(".").reduce((found, part) => found?.[part], texts) === "string";
+  return typeof at(path) === "string";
 }
 
-const shown = (value) => (typeof value === "number" ? number(value) : String(value));
+const at = (path) => path.split(".").reduce((found, part) => found?.[part], texts);
+const shown = (value) => (typeof value === "number" ? number(value) : value);
 
 const whole = new Intl.NumberFormat(LANGUAGE);
 const day = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium" });
@@ -52,6 +53,6 @@ const STEPS = [
 /** `3 hours ago`. */
 export function ago(value) {
   const seconds = (new Date(value) - Date.now()) / 1000;
-  const [unit, size] = STEPS.find(([, each]) => Math.abs(seconds) >= each) ?? ["second", 1];
-  return unit === "second" ? t("time.now") : relative.format(Math.trunc(seconds / size), unit);
+  const step = STEPS.find(([, size]) => Math.abs(seconds) >= size);
+  return step ? relative.format(Math.trunc(seconds / step[1]), step[0]) : t("time.now");
 }

@@ -7,7 +7,7 @@ import { t } from "../core/words.js";
 
 /** The first stop of each slider, and the least that may be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };
-const NONE = Object.fromEntries(Object.keys(BUDGETS).map((name) => [name, null]));
+const none = (of) => Object.fromEntries(Object.keys(of).map((name) => [name, null]));
 const STEPS = 99;
 
 /**
@@ -31,7 +31,7 @@ export function budgets(room, onchange) {
     const label = t(`context.${name}`);
     const count = control({ name, label, kind: "number", min: least, step: 1, required: true });
     const state = h("small.soft");
-    const range = h("input", { type: "range", "aria-label": label });
+    const range = h("input", { type: "range", "aria-label": label, oninput: slide });
     const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
     // From each step to the next it becomes so many times as much.
     const factor = () => (most() / low) ** (1 / STEPS);
@@ -49,11 +49,8 @@ export function budgets(room, onchange) {
       }
       draw();
     };
-    count.input.addEventListener("input", () => {
-      point(count.read());
-      take();
-    });
-    range.addEventListener("input", () => {
+    set(count.input, { oninput: () => (point(count.read()), take()) });
+    function slide() {
       const at = range.valueAsNumber;
       const exact = low * factor() ** (at - 1);
       const unit = Math.max(1, 10 ** Math.floor(Math.log10(exact)) / 20);
@@ -62,7 +59,7 @@ export function budgets(room, onchange) {
       point(value);
       range.value = at;
       take();
-    });
+    }
     const element = set(count.element, { class: "budget" });
     element.append(state, range);
     moved ??= count;
@@ -70,7 +67,6 @@ export function budgets(room, onchange) {
       element,
       draw() {
         state.textContent = name in tried ? t("context.tried") : name in kept ? t("context.own") : "";
-        return name in tried || name in kept;
       },
       show(values) {
         count.input.max = most();
@@ -82,36 +78,32 @@ export function budgets(room, onchange) {
     };
   });
 
-  const put = async (budgets) => {
-    ({ budgets: kept } = await api.patch(own, { budgets }));
+  /** Store budgets by the address of the settings that they are of; the chat's come last. */
+  const put = async (wishes) => {
+    for (const [address, budgets] of wishes) ({ budgets: kept } = await api.patch(address, { budgets }));
+    draw();
+    onchange();
   };
-  const button = (name, act) => {
+  const button = (name, wish) => {
     const onclick = () =>
       attempt(async () => {
         const these = { ...tried };
-        const before = { ...NONE, ...kept };
-        const also = await act(these);
+        const wishes = wish(these);
+        const before = await Promise.all(wishes.map(async ([address]) => {
+          const { budgets } = await api.get(address);
+          return [address, { ...none(BUDGETS), ...budgets }];
+        }));
+        await put(wishes);
         for (const each in these) if (tried[each] === these[each]) delete tried[each];
         draw();
-        onchange();
-        const undo = async () => {
-          await also?.();
-          await put(before);
-          onchange();
-        };
-        toast(t("form.saved"), { action: t("common.undo"), onaction: () => attempt(undo) });
+        toast(t("form.saved"), { action: t("common.undo"), onaction: () => attempt(() => put(before)) });
       });
     return h("button", { onclick }, t(`context.${name}`));
   };
-  const keep = button("keep", put);
-  const everywhere = button("keep_all", async (these) => {
-    const { budgets } = await api.get("/me/settings");
-    await api.patch("/me/settings", { budgets: these });
-    // What the chat has of its own would stand before it.
-    await put(Object.fromEntries(Object.keys(these).map((name) => [name, null])));
-    return () => api.patch("/me/settings", { budgets: { ...NONE, ...budgets } });
-  });
-  const back = button("reset", () => put(NONE));
+  const keep = button("keep", (these) => [[own, these]]);
+  // What the chat has of its own would stand before it.
+  const everywhere = button("keep_all", (these) => [["/me/settings", these], [own, none(these)]]);
+  const back = button("reset", () => [[own, none(BUDGETS)]]);
   const element = h(
     "details.group",
     { open: true },
@@ -121,7 +113,8 @@ export function budgets(room, onchange) {
     h("div.row", {}, keep, everywhere, back),
   );
   const draw = () => {
-    back.disabled = !rows.filter((row) => row.draw()).length;
+    for (const row of rows) row.draw();
+    back.disabled = !Object.keys({ ...tried, ...kept }).length;
     keep.disabled = !Object.keys(tried).length || isRefused || element.querySelector(":invalid") !== null;
     everywhere.disabled = keep.disabled;
   };

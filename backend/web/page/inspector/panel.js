@@ -1,10 +1,11 @@
 /** The context inspector: what the model sees, why, and what is left out. */
 import { api } from "../core/api.js";
-import { attempt, explain, toast } from "../core/dialogs.js";
-import { act, fill, h, settled } from "../core/dom.js";
+import { copy } from "../chat/actions.js";
+import { explain } from "../core/dialogs.js";
+import { act, fill, h, set, settled } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 import { budgets } from "./budgets.js";
-import { grouped, GROUPS, piece } from "./pieces.js";
+import { grouped, GROUPS, piece, unfolding } from "./pieces.js";
 import { upper } from "./why.js";
 
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
@@ -14,13 +15,13 @@ const HEAVIEST = 6;
 export default async function panel(room, { options: { message }, signal }) {
   const chat = `/chats/${room.chat.id}`;
   const next = () => h("a", { href: `#${chat}?panel=context` }, t("context.see_next"));
-  const opened = new Set();
-  const which = h("small.soft", {}, message ? "" : t("context.next"));
+  const known = { chat: `#${chat}`, containers: {}, opened: new Set() };
+  const which = h("small.soft", {}, !message && t("context.next"));
   const sum = h("p.sum");
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
   const reuse = h("small.soft");
   const trouble = h("div", { role: "alert" });
-  const groups = Object.keys(GROUPS).map((name) => group(name, bar, room, opened));
+  const groups = Object.keys(GROUPS).map((name) => group(name, bar, known));
   const sliders = message ? null : budgets(room, () => soon());
   const change = fold("since");
   const left = fold("left_out");
@@ -36,41 +37,39 @@ export default async function panel(room, { options: { message }, signal }) {
     [left.element, sliders?.element, change.element, exact.element],
   );
 
-  let view;
-  function show(answer) {
-    view = answer;
+  function show(view) {
     const { totals, difference, usage } = view;
+    const { shared_prefix: count, shared_tokens: shared = 0 } = difference ?? {};
+    known.containers = view.containers;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
     fill(sum, h("strong", {}, number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
     const found = grouped(view);
-    let same = usage?.cached_tokens || difference?.shared_tokens || 0;
+    let same = usage?.cached_tokens || shared;
     for (const each of groups) {
       const { tokens } = found[each.name];
       each.show(found[each.name], view, each.isPlain ? 0 : Math.min(1, same / tokens || 0));
       same = Math.max(0, same - tokens);
     }
-    const shared = { count: difference?.shared_prefix, tokens: difference?.shared_tokens };
     fill(
       reuse,
-      shared.count > 0 && `${t("context.shared", shared)} `,
+      count > 0 && `${t("context.shared", { count, tokens: shared })} `,
       usage && t("context.reported", { tokens: usage.prompt_tokens, cached: usage.cached_tokens }),
     );
-    left.show(view.left_out.map((item) => piece(item, room, view.containers)));
+    left.show(view.left_out.map((item) => piece(item, known)));
     change.element.hidden = !difference;
-    if (difference) showChanges();
-    if (exact.element.open) showPrompt();
+    if (difference) showChanges(difference);
+    if (exact.element.open && view.prompt) showPrompt(view.prompt);
     fill(notes, view.notes.map((note) => h("li", {}, upper(note))));
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);
   }
 
-  function showChanges() {
-    const { difference, containers } = view;
+  function showChanges(difference) {
     const { history_first: [was, is], history_last: [before, now], previous_message_id: id } = difference;
     const lines = Object.entries(SIGNS).flatMap(([name, sign]) =>
       difference[name].filter(({ kind }) => kind !== "user_line").map((item) => {
-        const line = piece(item, room, containers, opened);
+        const line = piece(item, known);
         line.prepend(h("b.sign", { role: "img", "aria-label": t(`context.${name}`), class: name }, sign));
         return line;
       }),
@@ -84,48 +83,37 @@ export default async function panel(room, { options: { message }, signal }) {
     ]);
   }
 
-  let lines = [];
-  function showPrompt() {
-    if (!view?.prompt) return exact.show([h("li", {}, t("common.loading"))]);
-    const { prompt } = view;
+  function showPrompt(prompt) {
     const json = JSON.stringify(prompt.map(({ role, text }) => ({ role, content: text })), null, 2);
-    const copy = () =>
-      attempt(() => navigator.clipboard.writeText(json).then(() => toast(t("common.copied"))));
-    // What stays the same stays open.
-    lines = prompt.map(({ role, text }, at) => {
-      if (lines[at]?.text === text && lines[at].role === role) return lines[at];
-      const whole = h("div.text");
-      const ontoggle = ({ target }) => (whole.textContent = target.open ? text : "");
+    const lines = prompt.map(({ role, text }, at) => {
       const head = h("summary.clip", {}, h("b", {}, `${number(at + 1)} ${role}`), ` ${text.slice(0, 120)}`);
-      return { role, text, element: h("li", {}, h("details", { ontoggle }, head, whole)) };
+      return h("li", {}, unfolding(at, known.opened, head, text));
     });
-    exact.show(lines.map((line) => line.element), act("copy", t("context.copy"), copy));
+    exact.show(lines, act("copy", t("context.copy"), () => copy(json)));
   }
   exact.element.addEventListener("toggle", () => {
     if (!exact.element.open) return;
-    showPrompt();
-    if (!view?.prompt) refresh();
+    exact.show([], t("common.loading"));
+    refresh();
   });
 
   function fail(error) {
     if (error.name === "AbortError") return;
-    if (!error.body) console.error(error);
     element.classList.add("over");
     const { slug, body } = error;
     if (slug === "context-overflow") {
       reuse.textContent = t("context.overflow", body);
       const worst = body.sections.sort((a, b) => b.tokens - a.tokens).slice(0, HEAVIEST);
-      fill(trouble, h("ul", {}, worst.map((each) => piece(each, room))));
+      fill(trouble, h("ul", {}, worst.map((each) => piece(each, known))));
     } else if (body?.detail?.startsWith("budgets")) {
       reuse.textContent = t("context.no_room");
       sliders.refuse(reuse.textContent);
-    } else if (slug === "context-not-found" || slug === "context-not-rebuilt") {
+    } else if (slug?.startsWith("context-not-")) {
       const text = t(`context.${slug.replaceAll("-", "_")}`);
       fill(element, h("div.empty", {}, h("p", { role: "alert" }, text), next()));
     } else {
-      const text = body ? explain(error) : t("errors.page");
       const retry = h("button", { onclick: refresh }, t("common.retry"));
-      fill(trouble, h("div.empty", {}, h("p", {}, text), retry));
+      fill(trouble, h("div.empty", {}, h("p", {}, explain(error)), retry));
     }
   }
 
@@ -151,9 +139,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const soon = settled(refresh, 120);
   signal.addEventListener("abort", soon.drop);
   if (!message) {
-    let text = room.composer.text;
-    const typed = () => text !== (text = room.composer.text) && soon();
-    document.addEventListener("input", typed, { signal });
+    document.addEventListener("input", soon, { signal });
     room.events.addEventListener("turn", soon, { signal });
     room.path.addEventListener("change", () => room.busy || soon(), { signal });
   }
@@ -162,7 +148,7 @@ export default async function panel(room, { options: { message }, signal }) {
 }
 
 /** A group: its part of the bar, and what is in it. */
-function group(name, bar, room, opened) {
+function group(name, bar, known) {
   const label = t(`context.groups.${name}`);
   const isPlain = name === "free" || name === "reserve";
   const [tokens, share] = [h("span.figure"), h("span.figure.share")];
@@ -172,12 +158,12 @@ function group(name, bar, room, opened) {
   const element = h(isPlain ? "div.part" : "details.part", { "data-group": name }, head, !isPlain && list);
   const onclick = () => {
     element.open = true;
-    head.scrollIntoView({ block: "nearest", behavior: "smooth" });
-    head.focus({ preventScroll: true });
+    head.scrollIntoView({ block: "nearest" });
+    head.focus();
   };
   const segment = h("button.segment", { "data-group": name, hidden: true, onclick });
   bar.append(segment);
-  let known;
+  let shown;
   return {
     name,
     element,
@@ -185,16 +171,14 @@ function group(name, bar, room, opened) {
     show({ tokens: count, pieces }, { totals, containers }, same) {
       const part = Math.round((count / totals.total) * 100);
       const percent = part || !count ? `${part} %` : "<1 %";
-      segment.style.setProperty("--n", count);
-      segment.style.setProperty("--same", same);
-      segment.hidden = !count;
-      segment.title = segment.ariaLabel = `${label}: ${t("common.tokens", { count })}, ${percent}`;
+      const title = `${label}: ${t("common.tokens", { count })}, ${percent}`;
+      set(segment, { vars: { n: count, same }, hidden: !count, title, "aria-label": title });
       element.hidden = !count && !isPlain;
       tokens.textContent = number(count);
       share.textContent = percent;
       const now = JSON.stringify([pieces, containers]);
-      if (now !== known) fill(list, pieces.map((each) => piece(each, room, containers, opened)));
-      known = now;
+      if (now !== shown) fill(list, pieces.map((each) => piece(each, known)));
+      shown = now;
     },
   };
 }
@@ -202,7 +186,7 @@ function group(name, bar, room, opened) {
 /** A fold with a list in it, hidden while there is nothing. */
 function fold(name) {
   const count = h("span.figure");
-  const list = h(name === "exact" ? "ol.exact" : "ul");
+  const list = h(`ul.${name}`);
   const more = h("div.more");
   const element = h("details.group", {}, h("summary", {}, t(`context.${name}`), " ", count), more, list);
   return {

@@ -1,5 +1,5 @@
 /** What a prompt is made of: its groups, its pieces, and the way to where each comes from. */
-import { h, icon } from "../core/dom.js";
+import { h, icon, set } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 import { upper, why } from "./why.js";
 
@@ -13,7 +13,6 @@ export const GROUPS = {
   free: [],
   reserve: [],
 };
-const WIDE = matchMedia("(min-width: 68.01rem)");
 
 /** A context sorted into groups: `{ tokens, pieces }` by name. */
 export function grouped({ totals, history, items, retrieved }) {
@@ -39,48 +38,46 @@ export function grouped({ totals, history, items, retrieved }) {
   return groups;
 }
 
-/** Where a piece comes from: `[address, position in the chat]`. */
+/** The address where a piece comes from. */
 function source({ kind, title, reason = "", source_id: id }, chat, holder) {
   const said = { history: title, memory: title, summary: reason }[kind]?.match(/\d+/)?.[0];
-  if (said) return [`${chat}?at=${said - 1}`, said - 1];
-  if (holder && kind === "lore") return [`#/lorebooks/${holder}?entry=${id}`];
-  if (holder) return [`#/chronicles/${holder}?event=${id}`];
-  if (kind === "persona") return ["#/personas"];
-  if (reason === "card" && id) return [`#/characters/${id}`];
-  return [reason.includes("settings") && `${chat}?panel=settings`];
+  if (said) return `${chat}?at=${said - 1}`;
+  if (holder && kind === "lore") return `#/lorebooks/${holder}?entry=${id}`;
+  if (holder) return `#/chronicles/${holder}?event=${id}`;
+  if (kind === "persona") return "#/personas";
+  if (reason === "card" && id) return `#/characters/${id}`;
+  return reason.includes("settings") && `${chat}?panel=settings`;
+}
+
+/** What unfolds to a text; `opened` has the keys of those that are open, however often they are drawn. */
+export function unfolding(key, opened, summary, text) {
+  const whole = h("div.text");
+  const ontoggle = ({ target: { open } }) => {
+    opened[open ? "add" : "delete"](key);
+    whole.textContent = open ? text : "";
+  };
+  return h("details", { open: opened.has(key), ontoggle }, summary, whole);
 }
 
 /**
- * A piece of a prompt: what it is, why it is there, its text, the way to its source. `containers`
- * tells where entries and events are found; `opened` keeps which texts are open.
+ * A piece of a prompt: what it is, why it is there, its text, the way to its source. Of the panel,
+ * `containers` tells where entries and events are found; `opened` keeps which texts are open.
  */
-export function piece(item, room, containers = {}, opened = new Set()) {
+export function piece(item, { chat, containers, opened }) {
   const title = upper(item.title);
   const key = `${item.kind} ${item.source_id ?? title}`;
-  const [href, position] = source(item, `#/chats/${room.chat.id}`, containers[item.source_id]);
+  const href = source(item, chat, containers[item.source_id]);
   const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
   const about = [
     h("span.row", {}, h("strong.grow", {}, title), tokens),
     h("small.soft", {}, item.hidden ? stretch(item) : why(item.reason ?? "")),
   ];
-  const text = h("div.text");
-  const toggle = ({ target: { open } }) => {
-    opened[open ? "add" : "delete"](key);
-    text.textContent = open ? item.text : "";
-  };
-  const go = (event) => {
-    if (position === undefined || !WIDE.matches) return;
-    event.preventDefault();
-    room.show(position, { mark: true });
-  };
+  const body = item.text ? unfolding(key, opened, h("summary", {}, about), item.text) : h("div", {}, about);
   return h(
     "li.piece",
     {},
-    item.text
-      ? h("details.fold", { open: opened.has(key), ontoggle: toggle }, h("summary", {}, about), text)
-      : h("div.fold", {}, about),
-    href &&
-      h("a.button.quiet", { href, onclick: go, "aria-label": t("context.source", { title }) }, icon("link")),
+    set(body, { class: "fold" }),
+    href && h("a.button.quiet", { href, "aria-label": t("context.source", { title }) }, icon("link")),
   );
 }
 

@@ -1,11 +1,11 @@
 /** One character: its card, its picture, its lorebooks, its chats. */
 import { api } from "../core/api.js";
-import { menu, undoable } from "../core/dialogs.js";
-import { act, h, icon, refill } from "../core/dom.js";
+import { deleting, menu, more, undoable } from "../core/dialogs.js";
+import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
-import { ago, t } from "../core/words.js";
-import { editing, portrait } from "./parts.js";
+import { ago } from "../core/words.js";
+import { NAME, editing, portrait, say } from "./parts.js";
 import { chatButton } from "./start.js";
 
 /** Fields by how often they are used. */
@@ -18,7 +18,7 @@ const GROUPS = {
 /** What is in the prompt of every reply. */
 const ALWAYS = `description personality scenario ${GROUPS.instructions}`.split(" ");
 const KINDS = {
-  name: { wide: true, most: 200, required: true },
+  name: NAME,
   nickname: {},
   creator: {},
   character_version: {},
@@ -29,9 +29,9 @@ const KINDS = {
 const AREA = { kind: "area", count: true };
 
 const FORM = Object.entries(GROUPS).map(([group, names]) => ({
-  title: group && t(`library.${group}`),
+  title: group && say(group),
   fields: names.split(" ").map((name) => {
-    const [label, help] = t(`library.fields.${name}`).split(" | ");
+    const [label, help] = say(`fields.${name}`).split(" | ");
     return { name, label, help, ...(KINDS[name] ?? AREA) };
   }),
 }));
@@ -39,31 +39,30 @@ const FORM = Object.entries(GROUPS).map(([group, names]) => ({
 /** A list of long texts: added to, edited, deleted. */
 function texts({ label }) {
   const list = h("ol.stack");
-  const fault = h("small.fault", { role: "alert" });
   const add = (value) => {
-    const { element, input, write } = control({ ...AREA, name: "greeting", label: t("library.greeting") });
+    const { element, input, write } = control({ ...AREA, name: "greeting", label: say("greeting") });
     const hide = (is) => () => {
       line.hidden = is;
       input.dispatchEvent(new Event("change", { bubbles: true }));
     };
     const cut = () => {
-      undoable(t("library.greeting_deleted"), { hide: hide(true), act() {}, show: hide(false) });
-      more.focus();
+      undoable(say("greeting_deleted"), { hide: hide(true), act() {}, show: hide(false) });
+      another.focus();
     };
-    const line = h("li", {}, element, act("delete", t("library.cut"), cut, "quiet"));
+    const line = h("li", {}, element, act("delete", say("cut"), cut, "quiet"));
     write(value);
     list.append(line);
     return input;
   };
-  const more = act("plus", t("library.greeting_add"), () => add("").focus());
+  const another = act("plus", say("greeting_add"), () => add("").focus());
   return {
-    element: h("fieldset.field.area.texts", {}, h("legend", {}, label), list, fault, more),
+    element: h("fieldset.field.area.texts", {}, h("legend", {}, label), list, another),
     read() {
       const inputs = [...list.querySelectorAll("li:not([hidden]) textarea")];
       return inputs.map((each) => each.value).filter((each) => each.trim());
     },
     write: (values = []) => values.forEach(add),
-    fault: (text = "") => (fault.textContent = text),
+    fault() {},
   };
 }
 
@@ -85,15 +84,15 @@ async function books(id, box) {
     const others = (await lorebooks.all()).filter((book) => !items.some((own) => own.id === book.id));
     menu(button, [
       ...others.map((book) => ({ label: book.name, act: change("put", book) })),
-      { label: t("library.books_all"), icon: "book", act: () => (location.hash = "#/lorebooks") },
+      { label: say("books_all"), icon: "book", act: () => (location.hash = "#/lorebooks") },
     ]);
   };
   // The book that came with the card belongs to it.
   const unlink = (book) => {
-    const label = t("library.unlink", { name: book.name });
+    const label = say("unlink", { name: book.name });
     return book.character_id !== id && act("close", label, change("delete", book), "quiet");
   };
-  refill(box, links(t("library.books"), items, "lorebooks", unlink, act("link", t("library.link"), link)));
+  refill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
 }
 
 /** #/characters/ID */
@@ -104,7 +103,7 @@ export default async function ({ params: { id }, signal, title }) {
   ]);
   const heading = h("h1");
   const named = () => {
-    heading.textContent = item.name;
+    fill(heading, item.name);
     title(item.name);
   };
   named();
@@ -114,10 +113,10 @@ export default async function ({ params: { id }, signal, title }) {
   form.element.addEventListener("counted", ({ target, detail }) => {
     if (ALWAYS.includes(target.name)) counts[target.name] = detail;
     const count = Object.values(counts).reduce((all, each) => all + each, 0);
-    sum.textContent = t("library.always", { count });
+    fill(sum, say("always", { count }));
   });
   const file = (format) => ({
-    label: t("library.export", { format: format.toUpperCase() }),
+    label: say("export", { format: format.toUpperCase() }),
     icon: "download",
     async act() {
       await form.flush();
@@ -128,31 +127,27 @@ export default async function ({ params: { id }, signal, title }) {
     characters.remove(id, item.name);
     location.hash = "#/characters";
   };
-  const more = [
-    ...["png", "json", "charx"].map(file),
-    null,
-    { label: t("common.delete"), icon: "delete", danger: true, act: erase },
-  ];
+  const acts = [...["png", "json", "charx"].map(file), null, deleting(erase)];
   const side = h("div");
   books(id, side);
   const when = (chat) => h("small.figure", {}, ago(chat.updated_at));
   return h(
     "div.page",
     {},
-    h("a.row.back", { href: "#/characters" }, icon("left"), t("library.characters")),
+    h("a.row.back", { href: "#/characters" }, icon("left"), say("characters")),
     h(
       "header.editor-head",
       {},
       h("div.grow", {}, heading, sum),
       chatButton(item),
-      act("more", t("common.more"), (event) => menu(event.currentTarget, more), "quiet"),
+      more(say("more"), acts),
     ),
     h(
       "div.editor",
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, chats.items.length > 0 && links(t("library.chats"), chats.items, "chats", when)),
+      h("div", {}, side, chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
     ),
   );
 }

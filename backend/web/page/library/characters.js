@@ -2,20 +2,19 @@
 import { fill, h, refill } from "../core/dom.js";
 import { finder } from "../core/form.js";
 import { characters } from "../core/store.js";
-import { t } from "../core/words.js";
-import { tabs } from "./parts.js";
+import { overview, say } from "./parts.js";
 import { card, cards, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
 
 /** #/characters */
 export default async function ({ signal, title }) {
-  title(t("library.characters"));
+  title(say("characters"));
   const chosen = new Set();
   const count = h("p.figure", { role: "status" });
-  const told = (found) => (count.textContent = t("library.count", { count: found }));
-  const find = finder(t("library.search"), told, chosen);
-  const tags = h("div.row.tags", { role: "group", "aria-label": t("library.tags") });
+  const told = (found) => fill(count, say("count", { count: found }));
+  const find = finder(say("search"), told, chosen);
+  const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
   const grid = h("ul.people");
   const body = h("div.stack");
 
@@ -47,8 +46,7 @@ export default async function ({ signal, title }) {
   addEventListener("characters-changed", draw, { signal });
   await draw();
   const acts = h("div.row", {}, importButton(), makeButton("primary"));
-  const head = h("header", {}, h("h1", {}, t("library.characters")), acts);
-  const view = h("div.page", {}, head, tabs("characters"), cards.element, body);
+  const view = overview("characters", acts, cards.element, body);
   cards.at(view, signal);
   return view;
 }

@@ -7,30 +7,33 @@ import { dropping, pick } from "../core/importing.js";
 import { t } from "../core/words.js";
 import { face, repictured } from "./faces.js";
 
-/** The tabs between characters and personas. */
-export const tabs = (at) =>
-  h(
-    "nav.tabs",
-    { "aria-label": t("library.tabs") },
-    ["characters", "personas"].map((each) =>
-      h("a", { href: `#/${each}`, "aria-current": each === at && "page" }, t(`library.${each}`)),
-    ),
-  );
+/** What the library says. */
+export const say = (name, values) => t(`library.${name}`, values);
+
+/** A view of all items of a store, with what makes another, and tabs to those of the other store. */
+export const overview = (name, acts, ...parts) => {
+  const tab = (each) => h("a", { href: `#/${each}`, "aria-current": each === name && "page" }, say(each));
+  const tabs = h("nav.tabs", { "aria-label": say("tabs") }, ["characters", "personas"].map(tab));
+  return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs, parts);
+};
+
+/** Ask for one thing; the dialog goes once `send(values)` is done with it. */
+export const asking = (title, field, submit, send) =>
+  dialog(title, (close) => {
+    const sent = async (values) => close(await send(values));
+    return sendform({ fields: [field], submit, send: sent }).element;
+  });
+
+/** The field of a name. */
+export const NAME = { name: "name", label: t("common.name"), required: true, most: 200, wide: true };
 
 /** Ask for the name of a new item of a store, and make it; `made` has it then. */
 export const naming = (store, title, made) =>
-  dialog(title, (close) =>
-    sendform({
-      fields: [{ name: "name", label: t("common.name"), required: true, most: 200 }],
-      submit: t("library.make"),
-      async send(values) {
-        const item = await api.post(store.path, values);
-        store.changed();
-        close();
-        made(item);
-      },
-    }).element,
-  );
+  asking(title, NAME, say("make"), async (values) => {
+    const item = await api.post(store.path, values);
+    store.changed();
+    made(item);
+  });
 
 /** A form over an item, which saves its changes against the revision that is known. */
 export const editing = (store, item, groups, signal, told) =>
@@ -57,12 +60,12 @@ export function portrait(store, item, signal) {
   let shown;
   const draw = (is, bar) => {
     shown = item.has_avatar = is;
-    const label = t(is ? "library.picture_other" : "library.picture_add");
+    const label = say(is ? "picture_other" : "picture_add");
     const picture = face(item, { kind: store.path.slice(1), size: "full" });
     refill(
       box,
       h("button.poster", { type: "button", onclick: choose }, picture, h("small", {}, label)),
-      bar ?? (is && act("delete", t("library.picture_remove"), drop, "quiet")),
+      bar ?? (is && act("delete", say("picture_remove"), drop, "quiet")),
     );
   };
   const done = (is) => {
@@ -72,7 +75,7 @@ export function portrait(store, item, signal) {
   };
   const put = async ([file]) => {
     const before = shown;
-    const bar = progress(t("library.sending"));
+    const bar = progress(say("sending"));
     draw(before, bar.element);
     const onprogress = (share) => bar.show(share < 1 ? share : null);
     const sent = await attempt(async () => {
@@ -83,7 +86,7 @@ export function portrait(store, item, signal) {
   };
   const choose = () => pick("image/png,image/jpeg,image/webp,image/gif", put);
   const drop = () =>
-    undoable(t("library.picture_removed"), {
+    undoable(say("picture_removed"), {
       hide: () => draw(false),
       act: async (options) => {
         // Another may be there by now.

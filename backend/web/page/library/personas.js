@@ -4,14 +4,14 @@ import { act, fill, h, refill } from "../core/dom.js";
 import { personas } from "../core/store.js";
 import { t } from "../core/words.js";
 import { face } from "./faces.js";
-import { editing, naming, portrait, tabs } from "./parts.js";
+import { NAME, editing, naming, overview, portrait, say } from "./parts.js";
 
 const FIELDS = [
-  { name: "name", label: t("common.name"), most: 200, wide: true, required: true },
+  NAME,
   {
     name: "description",
-    label: t("library.persona_description"),
-    help: t("library.persona_help"),
+    label: say("persona_description"),
+    help: say("persona_help"),
     kind: "area",
     count: true,
   },
@@ -19,7 +19,7 @@ const FIELDS = [
 
 /** #/personas */
 export default async function ({ signal, title }) {
-  title(t("library.personas"));
+  title(say("personas"));
   let { persona_id: standard } = await api.get("/me/settings", { signal });
   const list = h("ul.stack");
   const rows = new Map();
@@ -27,7 +27,7 @@ export default async function ({ signal, title }) {
   const prefer = async (id) => {
     await api.patch("/me/settings", { persona_id: id });
     standard = id;
-    rows.forEach((row) => row.show());
+    await draw();
   };
 
   const make = (item) => {
@@ -36,7 +36,7 @@ export default async function ({ signal, title }) {
     const show = () => {
       const { id, name } = item;
       const is = id === standard;
-      const label = t(is ? "library.standard_not" : "library.standard_make");
+      const label = say(is ? "standard_not" : "standard_make");
       const prefers = act(is ? "check" : "pin", label, () => prefer(is ? null : id));
       const erase = act("delete", t("common.delete"), () => personas.remove(id, name), "danger");
       fill(
@@ -45,10 +45,10 @@ export default async function ({ signal, title }) {
         h(
           "div.grow",
           {},
-          h("h2.clip", { dir: "auto" }, name),
-          h("p.soft.clip", { dir: "auto" }, item.description),
+          h("h2.clip", {}, name),
+          h("p.soft.clip", {}, item.description),
         ),
-        is && h("span.tag", {}, t("library.standard")),
+        is && h("span.tag", {}, say("standard")),
       );
       refill(foot, prefers, erase);
     };
@@ -58,26 +58,25 @@ export default async function ({ signal, title }) {
       fill(body, portrait(personas, item, signal), h("div.stack", {}, form.element, foot));
     };
     const body = h("div.editor");
-    show();
     return { show, element: h("li.card", {}, h("details", { ontoggle: open }, summary, body)) };
   };
 
   const draw = async () => {
     const all = (await personas.all()).map((item) => {
-      if (!rows.has(item.id)) rows.set(item.id, make(item));
-      return rows.get(item.id);
+      const row = rows.get(item.id) ?? make(item);
+      rows.set(item.id, row);
+      row.show();
+      return row.element;
     });
-    rows.forEach((row) => row.show());
-    refill(list, all.length ? all.map((row) => row.element) : h("li.empty", {}, t("library.personas_none")));
+    refill(list, all.length ? all : h("li.empty", {}, say("personas_none")));
   };
   const opened = async ({ id }) => {
     await draw();
     rows.get(id).element.firstChild.open = true;
   };
-  const add = () => naming(personas, t("library.new_persona"), opened);
+  const add = () => naming(personas, say("new_persona"), opened);
   addEventListener("personas-changed", draw, { signal });
   await draw();
-  const create = act("plus", t("library.new_persona"), add, "primary");
-  const head = h("header", {}, h("h1", {}, t("library.personas")), create);
-  return h("div.page", {}, head, tabs("personas"), h("p.soft.lead", {}, t("library.personas_help")), list);
+  const create = act("plus", say("new_persona"), add, "primary");
+  return overview("personas", create, h("p.soft.lead", {}, say("personas_help")), list);
 }

@@ -1,9 +1,9 @@
 /** One lorebook: its entries, and beside them the editor of one, the tester, or the settings. */
 import { api } from "../core/api.js";
-import { attempt, complain } from "../core/dialogs.js";
+import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { lorebooks } from "../core/store.js";
-import { number, t } from "../core/words.js";
+import { t } from "../core/words.js";
 import { actions } from "./books.js";
 import { entryList } from "./entries.js";
 import { called, editor, patch } from "./entry.js";
@@ -74,9 +74,8 @@ export default async function ({ params: { id }, query, signal, title }) {
   const heading = h("h1.clip");
   const named = () => title((heading.textContent = book.name));
   const trial = await tester(id, show, signal);
-  const list = entryList(path, { open: show, add, toggle, changed: trial.run }, signal);
-  const counted = ({ detail }) => shown && (shown.tokens.textContent = number(detail));
-  const pane = h("section.card.lore-pane", { "aria-label": t("lore.pane"), oncounted: counted });
+  const list = await entryList(path, { open: show, add, toggle, changed: trial.run }, signal);
+  const pane = h("section.card.lore-pane", { "aria-label": t("lore.pane") });
   const view = h(
     "div.page.lore-book",
     {},
@@ -93,12 +92,6 @@ export default async function ({ params: { id }, query, signal, title }) {
     pane,
   );
   named();
-  await list.read();
   show(query.get("entry"));
-  const finish = async () => {
-    await list.finish();
-    if (query.has("entry") && !shown) await show(query.get("entry"));
-  };
-  finish().catch(complain);
   return view;
 }

@@ -1,6 +1,6 @@
 /** All lorebooks: finding, making, importing, exporting, deleting them. */
 import { api } from "../core/api.js";
-import { attempt, menu } from "../core/dialogs.js";
+import { attempt, deleting, more } from "../core/dialogs.js";
 import { act, fill, h, style } from "../core/dom.js";
 import { finder } from "../core/form.js";
 import { importing } from "../core/importing.js";
@@ -20,10 +20,7 @@ export function actions(book, then) {
     then?.();
     lorebooks.remove(book.id, book.name);
   };
-  const deleting = { label: t("common.delete"), icon: "delete", danger: true, act: drop };
-  const offer = () => menu(button, [...["world_info", "v2", "v3"].map(exporting), null, deleting]);
-  const button = act("more", t("lore.more", { name: book.name }), offer, "quiet");
-  return button;
+  return more(t("lore.more", book), [...["world_info", "v2", "v3"].map(exporting), null, deleting(drop)]);
 }
 
 const address = ({ id }) => `#/lorebooks/${id}`;

@@ -1,22 +1,20 @@
 /** A book's entries as a list: to be found, opened, switched on and off, moved, deleted. */
 import { api } from "../core/api.js";
-import { attempt, menu, undoable } from "../core/dialogs.js";
+import { attempt, deleting, more, undoable } from "../core/dialogs.js";
 import { act, h, settled } from "../core/dom.js";
 import { finder } from "../core/form.js";
 import { lorebooks } from "../core/store.js";
-import { number, t } from "../core/words.js";
+import { t, texts } from "../core/words.js";
 import { called, patch, place } from "./entry.js";
-
-const COUNTED = 50;
 
 /**
  * The list of a book at `path`.
  *
  * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`: its switch was pressed; `changed()`.
- * @returns {{element, rows, add, read, finish}} `rows` by id: `{ entry, element, tokens, draw(),
- *   save(changes) }`; `add(entry)` makes one; `read()` gets the first page, `finish()` the rest.
+ * @returns {{element, rows, add}} `rows` by id: `{ entry, element, draw(), save(changes) }`;
+ *   `add(entry)` makes one.
  */
-export function entryList(path, { open, add, toggle, changed }, signal) {
+export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
   const state = h("p.figure.grow", { role: "status" });
   const wanted = ["\n"];
@@ -25,9 +23,9 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
   const list = h("ol.lore-entries", { "aria-label": t("lore.list") });
   const filter = h(
     "select",
-    { "aria-label": t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}`)) },
-    ["all", "on", "off", "always"].map((each, at) =>
-      h("option", { value: at ? `${each}\n` : "" }, t(`lore.shown.${each}`)),
+    { "aria-label": t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
+    Object.entries(texts.lore.shown).map(([value, label]) =>
+      h("option", { value: value === "all" ? "" : value }, label),
     ),
   );
 
@@ -37,21 +35,15 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
   }, 600);
   signal.addEventListener("abort", arrange.now, { once: true });
   addEventListener("pagehide", arrange.now, { signal });
-  /** Move a row among those that are shown: `to(its place, the last place)`. */
-  const move = (row, to) => {
+  /** Move a row among those that are shown. */
+  const move = (row, way) => {
     const all = [...list.children].filter(({ hidden }) => !hidden);
     const from = all.indexOf(row.element);
-    const at = to(from, all.length - 1);
+    const at = { up: from - 1, down: from + 1, top: 0, bottom: all.length - 1 }[way];
     if (!all[at] || at === from) return;
     all[at][at > from ? "after" : "before"](row.element);
     state.textContent = t("lore.moved", { place: at + 1 });
     arrange();
-  };
-  const MOVES = {
-    up: (from) => from - 1,
-    down: (from) => from + 1,
-    top: () => 0,
-    bottom: (from, last) => last,
   };
 
   const drop = (row) => {
@@ -70,19 +62,17 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
   };
 
   const put = (entry) => {
-    const [name, about, tokens] = [h("strong.clip"), h("small.soft.clip"), h("span.figure")];
+    const [name, about] = [h("strong.clip"), h("small.soft.clip")];
     const on = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, on.checked) });
     const button = h("button.lore-open", { type: "button", onclick: () => open(entry.id) }, name, about);
-    const moving = ([way, to]) => ({ label: t(`lore.${way}`), act: () => move(row, to) });
-    const deleting = { label: t("common.delete"), icon: "delete", danger: true, act: () => drop(row) };
-    const offer = () => menu(more, [...Object.entries(MOVES).map(moving), null, deleting]);
-    const more = act("more", "", offer, "quiet");
-    const element = h("li", { id: entry.id }, on, button, tokens, more);
+    const moving = (way) => ({ label: t(`lore.${way}`), act: () => move(row, way) });
+    const ways = ["up", "down", "top", "bottom"].map(moving);
+    const others = more("", [...ways, null, deleting(() => drop(row))]);
+    const element = h("li", { id: entry.id }, on, button, others);
     const item = [element, ""];
     const row = {
       entry,
       element,
-      tokens,
       async save(changes) {
         const saved = await patch(`${path}/entries/${entry.id}`, entry, changes, entry.revision);
         row.draw();
@@ -100,11 +90,11 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
         ].filter(Boolean).join(" · ");
         on.checked = enabled;
         on.ariaLabel = t("lore.on", { name: label });
-        more.ariaLabel = t("lore.more", { name: label });
+        others.ariaLabel = t("lore.more", { name: label });
         const words = [label, ...keys, ...entry.secondary_keys, entry.content];
-        const texts = [...words, enabled ? "on" : "off", constant ? "always" : "", ""];
+        const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
         // Nothing is found in what is about to go.
-        item[1] = row.isGone ? "" : texts.join("\n");
+        item[1] = row.isGone ? "" : [...words, ...states].join("\n");
       },
     };
     row.draw();
@@ -114,23 +104,8 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
     return row;
   };
 
-  let after;
-  const read = async () => {
-    const { items, next } = await api.get(`${path}/entries`, { query: { limit: 500, after }, signal });
-    after = next;
-    items.forEach(put);
-    find.run();
-  };
-  const finish = async () => {
-    while (after) await read();
-    const all = [...rows.values()];
-    while (all.length) {
-      const some = all.splice(0, COUNTED);
-      const texts = some.map(({ entry }) => entry.content);
-      const { counts } = await api.post("/tokens", { texts }, { signal });
-      some.forEach((row, at) => (row.tokens.textContent = number(counts[at])));
-    }
-  };
+  for (const entry of await api.all(`${path}/entries`, { signal })) put(entry);
+  find.run();
 
   return {
     element: h(
@@ -147,7 +122,5 @@ export function entryList(path, { open, add, toggle, changed }, signal) {
       find.run();
       return row;
     },
-    read,
-    finish,
   };
 }

@@ -2,42 +2,44 @@
 import { api } from "../core/api.js";
 import { autoform } from "../core/form.js";
 import { h } from "../core/dom.js";
-import { has, t } from "../core/words.js";
-import texts from "../texts.json" with { type: "json" };
+import { t, texts } from "../core/words.js";
 
-const { fields, help, options } = texts.lore;
+const { fields, groups, help, options, titles } = texts.lore;
 /** Null in these stands for what is set elsewhere. */
 const EITHER = /case|whole|scoring|recursive/;
 
 /** Checkboxes for the members of a list. */
 function boxes({ label, help: says, options: all }) {
-  const made = all.map(([value, name]) => [h("input", { type: "checkbox", "aria-label": name }), value, name]);
+  const inputs = all.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
   return {
     element: h(
       "fieldset.field.wide",
       {},
       h("legend.label", {}, label),
-      h("div.row", {}, made.map(([input, , name]) => h("label.row", {}, input, name))),
+      h("div.row", {}, inputs.map((input) => h("label.row", {}, input, input.ariaLabel))),
       h("small.help", {}, says),
     ),
     fault() {},
-    read: () => made.filter(([input]) => input.checked).map(([, value]) => value),
-    write: (values) => made.forEach(([input, value]) => (input.checked = values.includes(value))),
+    read: () => inputs.filter((input) => input.checked).map((input) => input.value),
+    write: (values) => inputs.forEach((input) => (input.checked = values.includes(input.value))),
   };
 }
 
 function field(name, value) {
   const either = EITHER.test(name);
-  const choices = either ? options.either : options[name];
-  const made = { name, label: fields[name], help: help[name], options: choices && Object.entries(choices) };
-  if (either) made.options = made.options.map(([key, label]) => [JSON.parse(key), label]);
-  if (Array.isArray(value)) return choices ? { ...made, control: boxes } : { ...made, kind: "lines" };
-  if (choices) return { ...made, kind: "select" };
-  if (name === "content" || name === "description") return { ...made, kind: "area", count: true };
+  const choices = options[either ? "either" : name];
+  const made = { name, label: fields[name], help: help[name] };
+  if (choices) {
+    if (Array.isArray(value)) made.control = boxes;
+    const option = ([key, label]) => [either ? JSON.parse(key) : key, label];
+    return { ...made, kind: "select", options: Object.entries(choices).map(option) };
+  }
+  if (Array.isArray(value)) return { ...made, kind: "lines" };
+  if (/content|description/.test(name)) return { ...made, kind: "area", count: true };
   if (typeof value === "boolean") return { ...made, kind: "check" };
   if (typeof value === "string") return made;
-  const min = name === "order" ? -1e6 : 0;
-  return { ...made, kind: "number", min, max: name === "probability" ? 100 : undefined };
+  const max = name === "probability" ? 100 : undefined;
+  return { ...made, kind: "number", min: name === "order" ? -1e6 : 0, max };
 }
 
 /** A form for a book or an entry: `save(changes)` gives it as it is then. */
@@ -47,8 +49,8 @@ export function editor(what, save, signal) {
   const form = autoform({
     value: known,
     signal,
-    groups: Object.entries(texts.lore.groups[what.keys ? "entry" : "book"]).map(([title, names]) => ({
-      title: has(`lore.titles.${title}`) && t(`lore.titles.${title}`),
+    groups: Object.entries(groups[what.keys ? "entry" : "book"]).map(([title, names]) => ({
+      title: titles[title],
       fields: names.split(" ").map((name) => field(name, known[name])),
     })),
     async save(changes) {

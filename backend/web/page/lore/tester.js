@@ -1,22 +1,24 @@
 /** Trying a book: which entries a text would bring in, why, and what they take. */
 import { api } from "../core/api.js";
-import { complain } from "../core/dialogs.js";
+import { attempt } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
 import { control, progress } from "../core/form.js";
-import { chats, kept } from "../core/store.js";
+import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { why } from "../inspector/why.js";
+import { titles } from "../memory/parts.js";
 import { place } from "./entry.js";
 
 /** The tester of a book; `open(id)` shows an entry. `run()` looks again, after a change. */
 export async function tester(id, open, signal) {
   const draft = kept.get(`lore.${id}`, {});
-  const all = (await chats.all()).map((each) => [each.id, each.title || t("chats.untitled")]);
+  const chats = await titles();
   let seed;
   let last = 0;
-  const [label, help] = [t("lore.text"), t("lore.text_help")];
-  const text = control({ kind: "area", rows: 4, most: 100_000, label, help });
-  const chat = control({ kind: "select", label: t("lore.chat"), options: [["", t("lore.no_chat")], ...all] });
+  const help = t("lore.text_help");
+  const text = control({ kind: "area", rows: 4, most: 100_000, label: t("lore.text"), help });
+  const options = [["", t("lore.no_chat")], ...chats];
+  const chat = control({ kind: "select", label: t("lore.chat"), options });
   const bar = progress(t("lore.budget"));
   const head = h("h3.grow");
   const draw = () => run((seed = Math.floor(Math.random() * 2 ** 53)));
@@ -27,7 +29,7 @@ export async function tester(id, open, signal) {
   const item = (entry) => {
     const about = [
       why((entry.reasons ?? [entry.reason]).join("; ")),
-      entry.roll != null && t("lore.roll", { roll: entry.roll }),
+      entry.roll != null && t("lore.roll", entry),
       entry.position && place(entry),
     ];
     const name = h("button.lore-link", { type: "button", onclick: () => open(entry.id) }, entry.title);
@@ -39,7 +41,7 @@ export async function tester(id, open, signal) {
     );
   };
   const show = ({ entries, left_out: missed, tokens, budget, more, notes }, texts) => {
-    bar.show(budget && Math.min(1, tokens / budget), t("lore.of_budget", { tokens, budget }));
+    bar.show(budget && tokens / budget, t("lore.of_budget", { tokens, budget }));
     head.textContent = t("lore.fires", { count: entries.length });
     again.hidden = ![...entries, ...missed].some((entry) => entry.roll != null);
     const nearly = h("summary", {}, t("lore.nearly", { count: missed.length }));
@@ -52,22 +54,18 @@ export async function tester(id, open, signal) {
       notes.map((note) => h("p.soft", {}, note)),
     );
   };
-  const run = async () => {
+  const run = () => attempt(async () => {
     const mine = ++last;
     // A line of dashes parts messages.
     const texts = text.read().normalize("NFC").split(/^---+$/m).map((each) => each.trim());
-    try {
-      const wish = { texts, chat_id: chat.read() || null, seed };
-      const found = await api.post(`/lorebooks/${id}/test`, wish, { signal });
-      if (mine === last) show(found, texts);
-    } catch (error) {
-      complain(error);
-    }
-  };
+    const wish = { texts, chat_id: chat.read() || null, seed };
+    const found = await api.post(`/lorebooks/${id}/test`, wish, { signal });
+    if (mine === last) show(found, texts);
+  });
   const soon = settled(run, 350);
   signal.addEventListener("abort", soon.drop);
   text.write(draft.text);
-  chat.write(all.some(([each]) => each === draft.chat) ? draft.chat : "");
+  chat.write(chats.has(draft.chat) ? draft.chat : "");
   const oninput = () => {
     kept.set(`lore.${id}`, { text: text.read(), chat: chat.read() });
     soon();

@@ -1,6 +1,6 @@
 /** One chronicle: its timeline, what the agent did for it, and having it written anew. */
 import { api } from "../core/api.js";
-import { menu } from "../core/dialogs.js";
+import { more } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { acts, files, m, tabs } from "./parts.js";
 import { rebuild, strip } from "./rebuild.js";
@@ -20,11 +20,10 @@ export default async function chronicle({ params, query, signal, title }) {
     const job = await rebuild(it);
     if (job) rebuilt.watch(job);
   };
-  const items = [
+  const menu = more(m("acts", it), [
     { label: m("rebuild"), icon: "spark", act: again },
     ...acts(it, reload, () => (location.hash = "#/chronicles")),
-  ];
-  const more = act("more", m("acts", it), () => menu(more, items), "quiet");
+  ]);
 
   // What goes on behind the replies appears by itself.
   const live = h("p.soft", { role: "status" });
@@ -45,7 +44,7 @@ export default async function chronicle({ params, query, signal, title }) {
   const view = h("div.page", {},
     h("header", {},
       h("h1", {}, it.name),
-      h("div.row", {}, line && act("plus", m("add"), line.add, "primary"), more)),
+      h("div.row", {}, line && act("plus", m("add"), line.add, "primary"), menu)),
     it.description && h("p.about.soft", {}, it.description),
     files.element,
     rebuilt.element,

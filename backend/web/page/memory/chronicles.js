@@ -1,5 +1,5 @@
 /** All chronicles: who uses them, making them, files. */
-import { menu } from "../core/dialogs.js";
+import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { chronicles } from "../core/store.js";
 import { t } from "../core/words.js";
@@ -37,7 +37,6 @@ export default async function list({ signal, title }) {
 }
 
 function row(it, names) {
-  const more = act("more", m("acts", it), () => menu(more, acts(it)), "quiet");
   const count = it.current_count;
   const aside = it.event_count - count;
   return h("li", {},
@@ -48,5 +47,5 @@ function row(it, names) {
         h("span", {}, m("events", { count }), aside > 0 && `, ${m("aside", { aside })}`),
         it.chat_ids.map((id) =>
           h("a.tag.plain", { href: `#/chats/${id}` }, icon("chat"), h("span.clip", {}, names.get(id)))))),
-    more);
+    more(m("acts", it), acts(it)));
 }

@@ -1,11 +1,11 @@
 /** What the views of memory share: words, ways, forms in dialogs, files, a chronicle's acts. */
 import { api } from "../core/api.js";
-import { attempt, dialog, sure } from "../core/dialogs.js";
+import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
+import { t, texts } from "../core/words.js";
 
 /** A text of this part of the page. */
 export const m = (path, values) => t(`memory.${path}`, values);
@@ -22,16 +22,16 @@ export const tabs = (here, ...places) =>
 /** The tabs of all memory. */
 export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"]);
 
-const KINDS = "event discovery promise relationship conflict death travel possession fact".split(" ");
-export const KIND_OPTIONS = KINDS.map((kind) => [kind, m(`kinds.${kind}`)]);
-const WEIGHTS = [1, 2, 3, 4, 5].map((weight) => [weight, m(`weights.${weight}`)]);
+const { kinds, weights } = texts.memory;
+export const KINDS = Object.entries(kinds);
+const WEIGHTS = Object.entries(weights).map(([weight, label]) => [Number(weight), label]);
 
 const field = (name, kind, more) => ({ name, kind, label: m(name), ...more });
 
 /** Fields of an event. */
 export const EVENT = [
   field("summary", "area", { most: 4000, required: true }),
-  field("kind", "select", { options: KIND_OPTIONS, otherwise: "event" }),
+  field("kind", "select", { options: KINDS, otherwise: "event" }),
   field("significance", "select", { options: WEIGHTS, otherwise: 3 }),
   field("day", "number", { step: 1 }),
   field("time", "text", { most: 300 }),
@@ -101,6 +101,16 @@ export function sieve(place, query, signal, inputs, changed) {
   return { element, wanted, narrow };
 }
 
+/** Signals that end with `signal`, and each when the next is asked for. */
+export function signals(signal) {
+  let last = new AbortController();
+  return () => {
+    last.abort();
+    last = new AbortController();
+    return AbortSignal.any([signal, last.signal]);
+  };
+}
+
 /** Ask for a new chronicle; it, or undefined. */
 export async function make() {
   const send = (values) => api.post("/chronicles", values);
@@ -146,6 +156,6 @@ export function acts(it, changed, gone) {
     { label: m("rename"), icon: "edit", act: rename },
     { label: m("add_file"), icon: "upload", act: add },
     { label: t("common.export"), icon: "download", act: save },
-    { label: t("common.delete"), icon: "delete", act: remove, danger: true },
+    deleting(remove),
   ];
 }

@@ -2,7 +2,7 @@
 import { api } from "../core/api.js";
 import { attempt, sure } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
-import { ago, dateTime, number, t } from "../core/words.js";
+import { ago, dateTime, t } from "../core/words.js";
 import { m, titles } from "./parts.js";
 import { follow, isBusy, standing, undo, written } from "./watch.js";
 
@@ -18,8 +18,7 @@ async function section(id, title, signal) {
   const list = h("ol.deeds", { "aria-label": title });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const say = (view) =>
-    fill(state, standing(view, load), h("span.soft", {}, " ",
-      m("today", { used: view.tokens_today, most: view.tokens_per_day, model: view.model })));
+    fill(state, standing(view, load), h("span.soft", {}, " ", m("today", view)));
   const load = async (after) => {
     const view = await api.get(`/chats/${id}/enrichment`, { query: { after }, signal });
     say(view);
@@ -42,10 +41,10 @@ function card(run, chat, changed) {
     if (is && (await undo(run.id))) await changed();
   });
   const took = {
+    ...run,
     count: run.calls,
     tokens: run.prompt_tokens + run.completion_tokens,
-    seconds: number(Math.round(run.duration_ms / 100) / 10),
-    model: run.model,
+    seconds: Math.round(run.duration_ms / 100) / 10,
   };
   return h("li", { class: state },
     h("header.row", {},

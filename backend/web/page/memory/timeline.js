@@ -1,12 +1,11 @@
 /** A chronicle's events along the story's time. */
 import { api } from "../core/api.js";
-import { attempt, menu, sure, undoable } from "../core/dialogs.js";
+import { attempt, deleting, more, sure, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { date, t } from "../core/words.js";
-import { EVENT, KIND_OPTIONS, asking, m, sieve, titles } from "./parts.js";
+import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
-const PAGE = 100;
-const LARGEST_PAGE = 500;
+const PAGE = 200;
 
 /** @returns {{element, add, refresh}} `add()` asks for a new event, `refresh()` shows what changed. */
 export async function timeline(it, query, signal) {
@@ -16,41 +15,36 @@ export async function timeline(it, query, signal) {
   const spot = h("div");
   const bar = h("div.card.row.picked", { role: "status" });
   const empty = h("p.empty", { hidden: true });
-  const more = h("button", { onclick: () => ((count *= 2), refresh()) }, t("common.more"));
+  const rest = h("button", { onclick: () => refresh((count += PAGE)) }, t("common.more"));
   const chosen = new Set();
   const away = new Set();
   let events = [];
   let nodes = new Map();
   let count = PAGE;
-  let reading = new AbortController();
+  const next = signals(signal);
 
   const filters = sieve(`/chronicles/${it.id}`, query, signal, {
     q: m("q"),
     who: m("who"),
-    kind: [["", m("any_kind")], ...KIND_OPTIONS],
+    kind: [["", m("any_kind")], ...KINDS],
     current: [["", m("counting")], ["false", m("all")]],
     order: [["", m("oldest")], ["newest", m("newest")]],
-  }, () => {
-    count = PAGE;
-    refresh();
-  });
+  }, () => refresh((count = PAGE)));
 
   /** Read as many events as are wanted, from the start: what is drawn and has not changed stays. */
   const read = async () => {
-    reading.abort();
-    reading = new AbortController();
-    const ending = AbortSignal.any([signal, reading.signal]);
+    const ending = next();
     const found = [];
     let after;
     do {
-      const limit = Math.min(count, LARGEST_PAGE);
-      const page = await api.get(path, { query: { ...filters.wanted(), limit, after }, signal: ending });
+      const query = { ...filters.wanted(), limit: PAGE, after };
+      const page = await api.get(path, { query, signal: ending });
       ending.throwIfAborted();
       found.push(...page.items);
       after = page.next;
     } while (after && found.length < count);
     events = found;
-    more.hidden = !after;
+    rest.hidden = !after;
     show();
   };
   const refresh = () => attempt(read);
@@ -79,7 +73,7 @@ export async function timeline(it, query, signal) {
       const heir = at.isConnected ? at : nodes.get(focused)?.querySelector("header button");
       heir?.focus({ preventScroll: true });
     }
-    empty.hidden = nodes.size || !more.hidden;
+    empty.hidden = nodes.size || !rest.hidden;
     empty.textContent = m(Object.keys(filters.wanted()).length ? "unmatched" : "empty");
   };
   const feature = (event) =>
@@ -125,14 +119,15 @@ export async function timeline(it, query, signal) {
     const { id, pinned, summary, significance: weight, source_message_ids: from } = event;
     const by = (name) => (value) =>
       h("button.tag", { class: name, onclick: () => filters.narrow(name, value) }, value);
-    const pick = h("input.pick", { type: "checkbox", "aria-label": summary, checked: chosen.has(id) });
-    pick.onchange = () => choose(id, pick.checked);
-    const more = act("more", m("acts", { name: summary.slice(0, 80) }), () => menu(more, [
+    const onchange = ({ target }) => choose(id, target.checked);
+    const checked = chosen.has(id);
+    const pick = h("input.pick", { type: "checkbox", "aria-label": summary, checked, onchange });
+    const menu = more(m("acts", { name: summary.slice(0, 80) }), [
       { label: t("common.edit"), icon: "edit", act: () => edit(event) },
       { label: m(pinned ? "unpin" : "pin"), icon: "pin", act: () => alter(event, { pinned: !pinned }) },
       { label: m("choose"), icon: "merge", act: () => pick.click() },
-      { label: t("common.delete"), icon: "delete", act: () => remove(event), danger: true },
-    ]), "quiet");
+      deleting(() => remove(event)),
+    ]);
     const node = h("li", { class: event.is_current ? "" : "aside", vars: { weight } },
       h("div.when", {},
         h("b", {}, event.day == null ? !event.time && date(event.happened_at) : m("story_day", event)),
@@ -145,7 +140,7 @@ export async function timeline(it, query, signal) {
             m(`source.${event.source}`), event.edited && m("edited"),
             h("span.unseen", {}, m("weighs", { weight }), pinned && m("is_pinned"))),
           pinned && icon("pin"),
-          more),
+          menu),
         h(event.superseded_by && !event.is_current ? "s.prose" : "p.prose", {}, summary),
         !event.is_current && reason(event),
         h("div.row", {},
@@ -178,8 +173,7 @@ export async function timeline(it, query, signal) {
 
   // Several that become one.
   const choose = (id, is) => {
-    if (is) chosen.add(id);
-    else chosen.delete(id);
+    chosen[is ? "add" : "delete"](id);
     fill(bar, h("span.grow", {}, m("chosen", { count: chosen.size })),
       chosen.size > 1 && h("button.primary", { onclick: merge }, m("merge")),
       h("button", { onclick: leave }, t("common.cancel")));
@@ -198,12 +192,9 @@ export async function timeline(it, query, signal) {
     await edit(event);
   });
 
-  const element = h("div", {}, spot, filters.element, bar, list, empty, more);
+  const element = h("div", {}, spot, filters.element, bar, list, empty, rest);
   const id = query.get("event");
   if (id) await attempt(async () => feature(await api.get(`${path}/${id}`, { signal })));
   await read();
-  const end = new IntersectionObserver((entries) => entries.at(-1).isIntersecting && more.click());
-  end.observe(more);
-  signal.addEventListener("abort", () => end.disconnect());
   return { element, add, refresh };
 }

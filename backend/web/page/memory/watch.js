@@ -3,7 +3,7 @@ import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
 import { fill, h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
-import { m } from "./parts.js";
+import { m, signals } from "./parts.js";
 
 /** Whether something is under way. */
 export const isBusy = ({ job }) => job && job.state !== "dead";
@@ -49,12 +49,8 @@ export async function undo(id, force) {
 export function chronicleWatch({ chat, events, signal }) {
   const element = h("div.watch", { role: "status", hidden: true });
   let newest;
-  let turn = new AbortController();
-  const look = () => {
-    turn.abort();
-    turn = new AbortController();
-    return follow(chat.id, AbortSignal.any([signal, turn.signal]), show);
-  };
+  const next = signals(signal);
+  const look = () => follow(chat.id, next(), show);
   const show = (view) => {
     newest ??= view.items[0]?.id ?? "";
     const made = view.items.filter((run) => run.id > newest && run.can_undo && run.kind === "turn");
