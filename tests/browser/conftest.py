@@ -29,14 +29,6 @@ from tests.support.process import Served, serving
 _numbers = count(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A module's tests run in one process, so that its Chromium is started once."""
-    for item in items:
-        if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(scope="module")
 def chromium(request: pytest.FixtureRequest) -> Generator[Browser]:
     """A Chromium, for one module's tests.

@@ -115,7 +115,7 @@ KEYS = {
     'key "lighthouse" in message 63': "Found by its key “lighthouse” in message 63",
     'semantic 0.41, rank 2; key "lamp; oil" in the line; secondary key /in (.+)/ in the scenario': (
         "Found by its key “lamp; oil” in your message; with /in (.+)/ in the scenario; "
-        "close in meaning to what is said (match 2)"
+        "found by a search for what is said (match 2)"
     ),
     'key "a" in entry "Alice in the tower" (recursion 1)': (
         "Found by its key “a” in the entry “Alice in the tower”"
