@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import shutil
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.logs import configure_logging
 from backend.settings import Settings
-from backend.web.files import FOLDER
+from backend.web.files import FOLDER, INDEX, PageFiles
 from scripts import _bench as bench
 
 NAME, PASSWORD = "bench", "a long bench password"
@@ -93,21 +92,20 @@ def kind_of(address: str) -> str:
     return "API" if path.startswith("/api/") else Path(path).suffix.removeprefix(".") or "html"
 
 
-def code() -> list[tuple[str, int, int, int]]:
-    """(kind, files, bytes, bytes zipped) of all of the page's files, read by a view or not."""
-    sizes: dict[str, list[bytes]] = defaultdict(list)
-    for path in FOLDER.rglob("*"):
-        if path.is_file():
-            sizes[path.suffix.removeprefix(".")].append(path.read_bytes())
-    return [
-        (
-            kind,
-            len(files),
-            sum(map(len, files)),
-            sum(len(gzip.compress(each, mtime=0)) for each in files),
+def code() -> list[tuple[str, int, int, int, int]]:
+    """(kind, files, bytes written, served, zipped) of all of the page's files, read or not."""
+    sizes: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    pages = PageFiles()
+    for name, file in ((INDEX, pages.index), *pages):
+        path = FOLDER / name
+        sizes[path.suffix.removeprefix(".")].append(
+            (path.stat().st_size, len(file.plain), len(file.zipped))
         )
-        for kind, files in sorted(sizes.items())
-    ]
+    totals: list[tuple[str, int, int, int, int]] = []
+    for kind, files in sorted(sizes.items()):
+        written, served, zipped = (sum(each) for each in zip(*files, strict=True))
+        totals.append((kind, len(files), written, served, zipped))
+    return totals
 
 
 async def visit(browser: Browser, url: str, place: str, address: str) -> dict[str, Any]:
@@ -211,8 +209,9 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging("error", "json")
     print("All of the page's files")
-    for kind, files, plain, zipped in code():
-        print(f"  {kind:<24}{files:>5} files{plain:>13} bytes{zipped:>10} zipped")
+    for kind, files, written, served, zipped in code():
+        figures = f"{written:>10} written{served:>10} served{zipped:>10} zipped"
+        print(f"  {kind:<24}{files:>5} files{figures}")
     asyncio.run(measure(options))
 
 

@@ -58,6 +58,10 @@ class PageFiles:
         """The document at `/`, and nowhere else: it is the one that changes under its address."""
         self._files = {name: _packed(name, data) for name, data in contents.items()}
 
+    def __iter__(self) -> Iterator[tuple[str, PageFile]]:
+        """Every file but the index, with its path."""
+        return iter(self._files.items())
+
     def find(self, version: str, name: str) -> PageFile | None:
         """A file of this version by its path below the folder."""
         return self._files.get(name) if version == self.version else None
