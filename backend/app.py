@@ -10,22 +10,24 @@ from itertools import count
 
 from litestar import Controller, Litestar, Router
 from litestar.di import Provide
+from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
 from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
 from backend.accounts.cleanup import finish_deletions
 from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
-from backend.accounts.door import IdentityMiddleware, guard, provide_identity
 from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
+from backend.accounts.middleware import IdentityMiddleware, guard, provide_identity
+from backend.accounts.recent_activity.log import forget_old_activity
 from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
 from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
-from backend.characters.uploads import MAX_UPLOAD_BYTES
 from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
 from backend.chronicles.controller import CONTROLLERS as CHRONICLE_CONTROLLERS
 from backend.chronicles.event_controller import CONTROLLERS as EVENT_CONTROLLERS
 from backend.chronicles.transfer_controller import (
     CONTROLLERS as CHRONICLE_TRANSFER_CONTROLLERS,
 )
+from backend.container import Services
 from backend.database.base import now
 from backend.enrichment.controller import CONTROLLERS as ENRICHMENT_CONTROLLERS
 from backend.enrichment.summary.controller import CONTROLLERS as SUMMARY_CONTROLLERS
@@ -41,10 +43,13 @@ from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
 from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.openapi import openapi_config
-from backend.parts import Parts
+from backend.quotas.controller import CONTROLLERS as QUOTA_CONTROLLERS
+from backend.quotas.middleware import QuotaMiddleware
+from backend.quotas.storage import fold_ledger
+from backend.scripting.controller import CONTROLLERS as SCRIPT_CONTROLLERS
 from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
+from backend.turns.llm_controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.turns.lore_tester import CONTROLLERS as LORE_TESTER_CONTROLLERS
-from backend.turns.models_controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
 from backend.turns.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
@@ -62,8 +67,10 @@ JSON_BODY_BYTES = 8 * 1024 * 1024
 API_CONTROLLERS: Sequence[type[Controller]] = (
     *ACCOUNT_CONTROLLERS,
     *ADMIN_CONTROLLERS,
+    *QUOTA_CONTROLLERS,
     *CHARACTER_CONTROLLERS,
     *PERSONA_CONTROLLERS,
+    *SCRIPT_CONTROLLERS,
     *OPENING_CONTROLLERS,
     *CHAT_CONTROLLERS,
     *LOREBOOK_CONTROLLERS,
@@ -87,7 +94,7 @@ PLAIN_CONTROLLERS: Sequence[type[Controller]] = (*PAGE_CONTROLLERS, HealthContro
 """What stands beside it."""
 
 
-def create_app(parts: Parts) -> Litestar:
+def create_app(parts: Services) -> Litestar:
     """The application: routes, guards, and what runs beside them."""
     api = Router(API, route_handlers=API_CONTROLLERS, guards=[guard])
     return Litestar(
@@ -97,13 +104,7 @@ def create_app(parts: Parts) -> Litestar:
             PrometheusConfig(
                 app_name="talekeeper", prefix="talekeeper", group_path=True
             ).middleware,
-            IdentityMiddleware(
-                parts.sessions,
-                csrf_secret=parts.instance.csrf_secret,
-                public_origin=parts.settings.public_origin,
-                allowed_hosts=parts.settings.allowed_hosts,
-            ),
-            IdempotencyMiddleware(parts.database, max_body=MAX_UPLOAD_BYTES),
+            *guarding(parts),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lambda _: _running(parts)],
@@ -113,17 +114,31 @@ def create_app(parts: Parts) -> Litestar:
     )
 
 
-def _dependencies(parts: Parts) -> dict[str, Provide]:
-    found = {name: _constant(getattr(parts, name)) for name in Parts.__dataclass_fields__}
+def guarding(parts: Services) -> list[ASGIMiddleware]:
+    """What every request goes through, the outermost first."""
+    return [
+        IdentityMiddleware(
+            parts.sessions,
+            csrf_secret=parts.instance.csrf_secret,
+            public_origin=parts.settings.public_origin,
+            allowed_hosts=parts.settings.allowed_hosts,
+        ),
+        QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
+        IdempotencyMiddleware(parts.database),
+    ]
+
+
+def _dependencies(parts: Services) -> dict[str, Provide]:
+    found = {name: _part(parts, name) for name in Services.__dataclass_fields__}
     return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
 
 
-def _constant(value: object) -> Provide:
-    return Provide(lambda: value, sync_to_thread=False)
+def _part(parts: Services, name: str) -> Provide:
+    return Provide(lambda: getattr(parts, name), sync_to_thread=False)
 
 
 @contextlib.asynccontextmanager
-async def _running(parts: Parts) -> AsyncGenerator[None]:
+async def _running(parts: Services) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     await parts.turns.recover(all_running=parts.settings.embedded)
     if parts.settings.embedded:
@@ -136,7 +151,9 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
     gc.freeze()
     warm_up = asyncio.create_task(asyncio.to_thread(_load_tokenizers, parts.registry))
     sweeper = asyncio.create_task(_sweep(parts))
+    emptying = asyncio.create_task(parts.database.log.keep_empty())
     await parts.memory.prepare()
+    await parts.recount.schedule()
     parts.worker.start()
     try:
         yield
@@ -152,10 +169,14 @@ async def _running(parts: Parts) -> AsyncGenerator[None]:
         await parts.turns.close()
         await parts.watch.close()
         await parts.registry.aclose()
+        emptying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await emptying
+        await parts.cpu_pool.aclose()
         await parts.database.dispose()
 
 
-async def _sweep(parts: Parts) -> None:
+async def _sweep(parts: Services) -> None:
     """Look after turns that other processes left behind, and drop what has served its time."""
     rounds = count(1)
     while True:
@@ -163,9 +184,12 @@ async def _sweep(parts: Parts) -> None:
         try:
             await parts.turns.recover(all_running=False)
             await finish_deletions(parts.database)
+            await parts.sessions.forget_ended()
             await forget_old(parts.database, at=now())
+            await fold_ledger(parts.database)
             if next(rounds) % LOOK_EVERY == 0:
                 await parts.database.optimize()
+                await forget_old_activity(parts.database)
             await parts.jobs.clean(at=now())
             await parts.memory.prepare()
             parts.memory.blinders.sweep()

@@ -106,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     reindex.add_argument("--user", help="whose texts to index at once; asks for the password")
     reindex.set_defaults(command=_reindex)
 
-    rotate = commands.add_parser("rotate-keys", help="replace the root key, or users' data keys")
-    rotate.add_argument("what", choices=("root", "data"))
-    rotate.add_argument("--user", help="whose texts to seal anew at once; asks for the password")
+    rotate = commands.add_parser("rotate-keys", help="replace the root key, or users' keys")
+    rotate.add_argument("what", choices=("root", "user", "data"))
+    rotate.add_argument("--user", help="whose keys to replace; asks for the password")
     rotate.add_argument(
         "--all", action="store_true", help="new data keys at everyone's next log-in"
     )
@@ -120,26 +120,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    import uvicorn  # noqa: PLC0415  # other commands do not need it
-
-    from backend.app import create_app  # noqa: PLC0415  # as above
-    from backend.http import observe  # noqa: PLC0415  # as above
-    from backend.parts import build_parts  # noqa: PLC0415  # as above
+    from backend.app import create_app  # noqa: PLC0415  # other commands do not need it
+    from backend.connections import server_config  # noqa: PLC0415  # as above
+    from backend.container import build_services  # noqa: PLC0415  # as above
+    from backend.http import Transport, observe  # noqa: PLC0415  # as above
     from backend.serving import Server  # noqa: PLC0415  # as above
 
     with _lock(settings), _listen(settings) as listener:
         database = await _ready_database(settings)
-        parts = await build_parts(settings, _root_keys(settings, create=True), database)
+        parts = await build_services(settings, _root_keys(settings, create=True), database)
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            observe(create_app(parts)),
-            http="httptools" if _has("httptools") else "auto",
-            proxy_headers=True,
-            forwarded_allow_ips=list(settings.trusted_proxies),
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=10,
+        config = server_config(
+            observe(create_app(parts), Transport(settings.public_origin, settings.trusted_proxies)),
+            settings,
+            shutdown_seconds=10,
         )
         _greet(settings, address, [spec.id for spec in parts.registry.specs()])
         await Server(config, parts.turns, parts.jobs).serve(sockets=[listener])
@@ -147,8 +141,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
+    from backend.container import build_services, build_worker  # noqa: PLC0415  # as above
     from backend.jobs.keys import JobKeys  # noqa: PLC0415  # other commands do not need it
-    from backend.parts import build_parts, build_worker  # noqa: PLC0415  # as above
 
     if settings.embedded:
         raise UsageError(
@@ -163,7 +157,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
     database, root = await _ready_database(settings), _root_keys(settings, create=False)
-    parts = await build_parts(settings, root, database)
+    parts = await build_services(settings, root, database)
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(database, root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
@@ -249,12 +243,18 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
 
     if options.what == "data" and bool(options.user) == options.all:
         raise UsageError("rotate-keys data needs either --user NAME or --all.")
+    if options.what == "user" and not options.user:
+        raise UsageError("rotate-keys user needs --user NAME.")
     password = _ask_password() if options.user else ""
     with _lock(settings):
         database = await _ready_database(settings)
         try:
             if options.what == "root":
                 message = await rotate.rotate_root_keys(database, settings, _progress)
+            elif options.what == "user":
+                message = await rotate.rotate_user_key(
+                    database, settings, name=options.user, password=password
+                )
             elif options.all:
                 message = await rotate.make_data_keys_due(database)
             else:
@@ -354,12 +354,6 @@ def _greet(settings: Settings, address: str, models: list[str]) -> None:
 def _shown_host(host: str) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
     return f"[{host}]" if ":" in host else host
-
-
-def _has(module: str) -> bool:
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    return find_spec(module) is not None
 
 
 def _ask_password() -> str:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backend.accounts.settings import EnrichmentSettings
+from backend.container import build_registry
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
-from backend.enrichment.models_choice import choose_model
+from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder
-from backend.memory.house import index_folder
 from backend.memory.index.server import look_at_server
-from backend.parts import build_registry
+from backend.memory.runtime import index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import load_root_keys

@@ -9,12 +9,12 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from backend.accounts.door import PUBLIC, is_loopback
+from backend.accounts.middleware import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import NotFoundError
 from backend.generation.registry import ModelRegistry
-from backend.memory.house import MemoryHouse
 from backend.memory.index.protocol import IndexUnavailableError
+from backend.memory.runtime import MemoryRuntime
 from backend.settings import Settings
 
 PATIENCE_SECONDS = 5.0
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 5.0
 PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
 
 
-class Part(msgspec.Struct, kw_only=True):
+class HealthCheck(msgspec.Struct, kw_only=True):
     """One part that Talekeeper leans on. Without one that is not `needed` it gets by."""
 
     name: str
@@ -36,7 +36,7 @@ class Readiness(msgspec.Struct, kw_only=True):
     """Whether requests can be served, part by part."""
 
     ready: bool
-    parts: list[Part]
+    parts: list[HealthCheck]
 
 
 class HealthController(Controller):
@@ -63,12 +63,12 @@ class HealthController(Controller):
         self,
         database: NamedDependency[Database],
         registry: NamedDependency[ModelRegistry],
-        memory: NamedDependency[MemoryHouse],
+        memory: NamedDependency[MemoryRuntime],
     ) -> Response[Readiness]:
         """Each part, with a reason where it is not ready; 503 when requests need that part."""
         parts = [
             await _database_part(database),
-            Part(
+            HealthCheck(
                 name="models",
                 ready=True,
                 detail=", ".join(spec.id for spec in registry.specs()),
@@ -91,30 +91,34 @@ class HealthController(Controller):
         )
 
 
-async def _database_part(database: Database) -> Part:
+async def _database_part(database: Database) -> HealthCheck:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await database.ping()
     except (DatabaseUnavailableError, TimeoutError):
-        return Part(name="database", ready=False, detail=DatabaseUnavailableError.title)
-    return Part(name="database", ready=True, detail=database.url.get_backend_name())
+        return HealthCheck(name="database", ready=False, detail=DatabaseUnavailableError.title)
+    return HealthCheck(name="database", ready=True, detail=database.url.get_backend_name())
 
 
-async def _index_part(memory: MemoryHouse) -> Part:
+async def _index_part(memory: MemoryRuntime) -> HealthCheck:
     index = memory.collections.current
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await index.ping()
     except (IndexUnavailableError, TimeoutError):
-        return Part(name="index", ready=False, detail=IndexUnavailableError.title, needed=False)
-    return Part(name="index", ready=True, detail=index.name, needed=False)
+        return HealthCheck(
+            name="index", ready=False, detail=IndexUnavailableError.title, needed=False
+        )
+    return HealthCheck(name="index", ready=True, detail=index.name, needed=False)
 
 
-def _embeddings_part(memory: MemoryHouse) -> Part:
+def _embeddings_part(memory: MemoryRuntime) -> HealthCheck:
     if memory.embedder is None:
         detail = "none: memory is searched by words alone"
-        return Part(name="embeddings", ready=True, detail=detail, needed=False)
-    return Part(name="embeddings", ready=True, detail=memory.embedder.spec.model, needed=False)
+        return HealthCheck(name="embeddings", ready=True, detail=detail, needed=False)
+    return HealthCheck(
+        name="embeddings", ready=True, detail=memory.embedder.spec.model, needed=False
+    )
 
 
 def _is_near(request: Request[Any, Any, Any]) -> bool:

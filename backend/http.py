@@ -6,11 +6,16 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request, Response
+from litestar._kwargs.extractors import create_query_default_dict
+from litestar._parsers import parse_cookie_string, parse_query_string
+from litestar.datastructures import URL
 from litestar.enums import ParamType, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.exceptions import ValidationException as LitestarValidationException
@@ -74,16 +79,73 @@ _BY_STATUS: dict[int, type[AppError]] = {
 }
 
 
-def observe(app: ASGIApp) -> ASGIApp:
+class Transport:
+    """Tells https from plain http where the public origin is https, and a proxy ends TLS.
+
+    A proxy that sends no `X-Forwarded-Proto` makes every request look like plain http, so there the
+    origin decides. Plain http is what a proxy calls so, and what came past every proxy.
+
+    Args:
+        public_origin: Origin under which browsers reach this server; empty for the request's own.
+        trusted_proxies: Addresses and networks of proxies, or `*`.
+    """
+
+    def __init__(self, public_origin: str = "", trusted_proxies: Sequence[str] = ()) -> None:
+        self._requires_https = requires_https(public_origin)
+        self._trusts_all = "*" in trusted_proxies
+        self._networks = [each for each in map(_network, trusted_proxies) if each is not None]
+
+    def scheme(self, scope: Scope) -> str:
+        """`https` or `http`, as the browser sent the request."""
+        if scope["scheme"] == "https" or not self._requires_https:
+            return scope["scheme"]
+        headers = dict(scope["headers"])
+        peer = scope.get("client")
+        client = peer[0] if peer else ""
+        if headers.get(b"x-forwarded-proto", b"").strip():
+            return "http"  # a trusted proxy's `https` would be the scope's by now
+        forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+        came_by_proxy = client in {each.strip() for each in forwarded.split(",")}
+        return "https" if came_by_proxy or self._is_proxy(client) else "http"
+
+    def _is_proxy(self, client: str) -> bool:
+        """Whether a proxy may have this address. One on this machine need not be named."""
+        try:
+            address = ip_address(client)
+        except ValueError:  # a Unix socket's peer has none
+            return True
+        return (
+            self._trusts_all
+            or address.is_loopback
+            or any(address in network for network in self._networks)
+        )
+
+
+def requires_https(public_origin: str) -> bool:
+    """Whether browsers reach this server over https alone."""
+    return urlsplit(public_origin).scheme == "https"
+
+
+def _network(text: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
     """Wrap the whole application: request id, headers, and one line in the log for each answer.
 
-    It stands outside of Litestar, so that answers that no route gave have them too.
+    It stands outside of Litestar, so that answers that no route gave have them too. What is inside
+    sees the scheme that `transport` found.
     """
+    transport = transport or Transport()
 
     async def observed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await app(scope, receive, send)
             return
+        scope["scheme"] = transport.scheme(scope)
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -116,6 +178,24 @@ def observe(app: ASGIApp) -> ASGIApp:
                 )
 
     return observed
+
+
+_REMEMBERED: tuple[Any, ...] = (
+    urlsplit,
+    URL.from_components,
+    URL._new,  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as below
+    parse_query_string,
+    parse_cookie_string,
+    create_query_default_dict,
+)
+"""Functions of libraries that keep their last arguments: addresses with what was searched for, and
+cookies. Litestar has no public way to tell it not to."""
+
+
+def forget_requests() -> None:
+    """Drop what is kept of the addresses and cookies of requests, all users' together."""
+    for each in _REMEMBERED:
+        each.cache_clear()
 
 
 def _is_readable(scope: Scope) -> bool:

@@ -5,12 +5,13 @@ A handler's `opt` says what its signature can't: `backend.wire` has the names fo
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request
+from litestar import Litestar, Request, Response, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -18,19 +19,25 @@ from litestar.routes import HTTPRoute
 
 import backend
 from backend import errors
-from backend.accounts.door import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECURE_COOKIE
 from backend.accounts.errors import (
     CrossSiteError,
     ScopeError,
     TamperedAccountError,
     UnknownHostError,
 )
-from backend.accounts.idempotency import IdempotencyKeyReusedError, RequestInProgressError
+from backend.accounts.idempotency import (
+    IdempotencyKeyReusedError,
+    RequestInProgressError,
+    RequestInterruptedError,
+)
+from backend.accounts.middleware import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECURE_COOKIE
+from backend.characters.errors import PersonaNotFoundError
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.cpu_pool import TooMuchWorkError
 from backend.database.engine import DatabaseUnavailableError
 from backend.errors import MEDIA_TYPE, AppError
 from backend.lorebooks.errors import LorebookFullError
-from backend.wire import EXAMPLE, PATCHES, RAISES, STREAMS
+from backend.wire import EXAMPLE, FILES, PATCHES, RAISES, STREAMS
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -58,21 +65,49 @@ EVERYWHERE: tuple[type[AppError], ...] = (
     UnknownHostError,
     TamperedAccountError,
     RequestInProgressError,
+    RequestInterruptedError,
     errors.TooLargeError,
     errors.UnsupportedMediaTypeError,
     errors.ValidationError,
     IdempotencyKeyReusedError,
     errors.InternalError,
+    TooMuchWorkError,
     DatabaseUnavailableError,
 )
 """What any route may answer with."""
 
 HOOKED: dict[str, tuple[type[AppError], ...]] = {
     "forkChat": (ChronicleFullError, LorebookFullError),
+    "patchSettings": (PersonaNotFoundError,),
     "patchChatSettings": (ChronicleNotFoundError, ChronicleFullError),
 }
 """What operations answer with beside what their handlers name: chats do not know the parts that
 the application hooks into them."""
+
+MADE = "$response.body#/id"
+FIRST = "$response.body#/items/0/id"
+
+GIVES: dict[str, dict[str, str]] = {
+    "openChat": {"chat_id": MADE},
+    "forkChat": {"chat_id": MADE},
+    "listMessages": {"message_id": FIRST},
+    "patchMessage": {"message_id": MADE},
+    "listTurns": {"turn_id": FIRST},
+    "createCharacter": {"character_id": MADE},
+    "importCharacter": {"character_id": "$response.body#/character/id"},
+    "createPersona": {"persona_id": MADE},
+    "createLorebook": {"lorebook_id": MADE},
+    "importLorebook": {"lorebook_id": "$response.body#/lorebook/id"},
+    "createLoreEntry": {"lorebook_id": "$request.path.lorebook_id", "entry_id": MADE},
+    "createChronicle": {"chronicle_id": MADE},
+    "importChronicle": {"chronicle_id": "$response.body#/chronicle_id"},
+    "createChronicleEvent": {"chronicle_id": "$request.path.chronicle_id", "event_id": MADE},
+    "listJobs": {"job_id": FIRST},
+    "makeApiKey": {"key_id": "$response.body#/key/id"},
+    "invite": {"invitation_id": MADE},
+}
+"""Operations whose answers give ids, by the parameters of paths that take them: they become the
+document's links, to every operation that needs no other id."""
 
 SECURITY = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key, `tk_...`."},
@@ -89,11 +124,28 @@ SECURITY = {
 
 
 class SchemaDocument(JsonRenderPlugin):
-    """The document as JSON. No viewer: those of Litestar load their scripts from elsewhere."""
+    """The document as JSON. No viewer: those of Litestar load their scripts from elsewhere.
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """The document, every operation with its errors and how to sign in."""
-        return super().render(request, completed(openapi_schema, _options(request.app)))
+    It is rendered once, in a thread, when it is first asked for; its routes do not change.
+    """
+
+    _rendering: asyncio.Task[bytes] | None = None
+
+    async def answer(self, request: Request[Any, Any, Any]) -> Response[bytes] | None:
+        """Answer before Litestar's own handler, which would build the document on the event loop.
+
+        None for paths that are not the document's.
+        """
+        if request.path_params:
+            return None
+        if self._rendering is None:
+            self._rendering = asyncio.create_task(asyncio.to_thread(self._render, request))
+        # The others wait for it, even if the first one is cancelled.
+        return Response(await asyncio.shield(self._rendering), media_type=self.media_type)
+
+    def _render(self, request: Request[Any, Any, Any]) -> bytes:
+        document = request.app.openapi_schema.to_schema()
+        return self.render_json(request, completed(document, _options(request.app)))
 
 
 def _options(app: Litestar) -> dict[str, dict[str, Any]]:
@@ -110,7 +162,7 @@ def _options(app: Litestar) -> dict[str, dict[str, Any]]:
 def completed(document: dict[str, Any], options: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The document with what the operations' options say, with their problems and ways to sign in.
 
-    Litestar gives the same document each time: what is added once is added again unchanged.
+    Changes the document that it is given.
     """
     components: dict[str, Any] = document.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
@@ -120,6 +172,7 @@ def completed(document: dict[str, Any], options: dict[str, dict[str, Any]]) -> d
     for path in document.get("paths", {}).values():
         for operation in path.values():
             _complete(operation, options.get(operation["operationId"], {}), schemas)
+    _link([each for path in document.get("paths", {}).values() for each in path.values()])
     # A problem has further members, which no struct can say.
     schemas["TurnView"]["properties"]["problem"] = _nullable(PROBLEM_REFERENCE)
     return document
@@ -129,6 +182,9 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
     responses: dict[str, Any] = operation["responses"]
     # Litestar describes a 400 in a form of its own, which our answers do not have.
     responses.pop("400", None)
+    if "204" in responses:
+        # It has no body, whatever the handler's own answer could be.
+        responses["204"].pop("content", None)
     hooked = HOOKED.get(operation["operationId"], ())
     responses |= _problems([*options.get(RAISES, ()), *hooked])
     responses["default"] = _problem(
@@ -139,11 +195,65 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
     if options.get(STREAMS):
         content = responses["200"]["content"]
         other = {kind: each for kind, each in content.items() if each.get("schema")}
-        responses["200"]["content"] = {EVENTS: {"schema": {"type": "string"}}, **other}
+        responses["200"]["content"] = {EVENTS: {"schema": _event(options[STREAMS])}, **other}
+    if FILES in options:
+        responses["200"]["content"] = {kind: {"schema": _file(kind)} for kind in options[FILES]}
     if PATCHES in options:
         operation["requestBody"]["content"][JSON]["schema"] = _patch(options[PATCHES], schemas)
     if EXAMPLE in options:
         operation["requestBody"]["content"][JSON]["example"] = options[EXAMPLE]
+
+
+def _link(operations: list[dict[str, Any]]) -> None:
+    """Say of what an answer gives where it can be used."""
+    needs = {
+        each["operationId"]: {
+            parameter["name"]
+            for parameter in each.get("parameters") or ()
+            if parameter["in"] == "path"
+        }
+        for each in operations
+    }
+    for operation in operations:
+        gives = GIVES.get(operation["operationId"], {})
+        links = {
+            target: {
+                "operationId": target,
+                "parameters": {name: value for name, value in gives.items() if name in names},
+            }
+            for target, names in needs.items()
+            if names and names <= gives.keys() and target != operation["operationId"]
+        }
+        if links:
+            answers = operation["responses"]
+            next(answers[each] for each in answers if each.startswith("2"))["links"] = links
+
+
+def _event(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """One of the events of a stream: its `id`, its `event` and its `data`, parsed as JSON."""
+    return {
+        "description": "One event. The stream is a sequence of them, as text (server-sent events).",
+        "oneOf": [
+            {
+                "type": "object",
+                "title": name,
+                "required": ["id", "event", "data"],
+                "properties": {
+                    "id": {"type": "integer"},
+                    "event": {"const": name},
+                    "data": {
+                        "type": "object",
+                        "properties": {member: {} for member in members},
+                    },
+                },
+            }
+            for name, members in events.items()
+        ],
+    }
+
+
+def _file(kind: str) -> dict[str, Any]:
+    return {"type": "object"} if kind == JSON else {"type": "string", "format": "binary"}
 
 
 def _problems(kinds: Iterable[type[AppError]]) -> dict[str, Any]:
@@ -187,11 +297,19 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 def openapi_config() -> OpenAPIConfig:
     """Where the document is, and what it says of itself."""
+    document = SchemaDocument(path=["/", "/openapi.json"])
     return OpenAPIConfig(
         title="Talekeeper",
         version=backend.__version__,
         description="docs/api.md says what holds for every route.",
-        path="/schema",
         use_handler_docstrings=True,
-        render_plugins=[SchemaDocument(path=["/", "/openapi.json"])],
+        render_plugins=[document],
+        openapi_router=Router(
+            "/schema",
+            route_handlers=[],
+            include_in_schema=False,
+            dto=None,
+            return_dto=None,
+            before_request=document.answer,
+        ),
     )

@@ -11,16 +11,17 @@ from backend.accounts.keyring import open_sealer
 from backend.accounts.names import load_instance_keys
 from backend.accounts.repository import data_keys
 from backend.accounts.service import AccountService
-from backend.chats.recollection import MessageSource
-from backend.chronicles.recollection import ChronicleSource
+from backend.chats.index_source import MessageSource
+from backend.chronicles.index_source import ChronicleSource
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
 from backend.jobs.worker import Worker
-from backend.lorebooks.recollection import LoreSource
-from backend.memory.house import MemoryHouse, open_memory
+from backend.lorebooks.index_source import LoreSource
 from backend.memory.outbox import REINDEX, IndexOutbox
+from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF
@@ -48,13 +49,14 @@ async def reindex_user(
     unlocked = await accounts.unlock(name, password, address="")
     async with database.read() as session:
         rows = await data_keys(session, unlocked.user.id)
-    sealer = open_sealer(unlocked.user.id, rows, user_key=unlocked.user_key)
-    memory, _ = await _open(database, settings, root)
+    sealer = open_sealer(unlocked.user, rows, user_key=unlocked.user_key)
+    memory, _, pool = await _open(database, settings, root)
     try:
         await memory.indexer.rebuild(sealer, report)
         count = await memory.collections.current.count(unlocked.user.id)
     finally:
         await memory.aclose()
+        await pool.aclose()
     return f"{count:,} points of {name}'s are in the index {memory.collections.current.name}."
 
 
@@ -65,7 +67,7 @@ async def reindex_everybody(
 
     Whose key is not to be had is indexed when they are next seen.
     """
-    memory, queue = await _open(database, settings, root)
+    memory, queue, pool = await _open(database, settings, root)
     worker = Worker(queue, memory.kinds, JobKeys(database, root), concurrency=2)
     try:
         await memory.prepare()
@@ -84,6 +86,7 @@ async def reindex_everybody(
     finally:
         await worker.aclose()
         await memory.aclose()
+        await pool.aclose()
     done = len(users) - waiting
     message = f"{done:,} of {len(users):,} accounts are in the index."
     if waiting:
@@ -96,10 +99,11 @@ async def reindex_everybody(
 
 async def _open(
     database: Database, settings: Settings, root: RootKeys
-) -> tuple[MemoryHouse, JobQueue]:
-    queue = JobQueue(database, root)
+) -> tuple[MemoryRuntime, JobQueue, CpuPool]:
+    queue, pool = JobQueue(database, root), CpuPool()
     sources = (MessageSource(), LoreSource(), ChronicleSource())
-    return await open_memory(settings, database, queue, IndexOutbox(queue), sources), queue
+    outbox = IndexOutbox(queue)
+    return await open_memory(settings, database, queue, outbox, sources, pool), queue, pool
 
 
 async def _left(database: Database, *states: str) -> int:

@@ -59,6 +59,24 @@ async def make_data_keys_due(database: Database) -> str:
     )
 
 
+async def rotate_user_key(
+    database: Database, settings: Settings, *, name: str, password: str
+) -> str:
+    """Make a new user key for one user; says how it ended. Raises `WrongCredentialsError`."""
+    root = load_root_keys(
+        settings.resolved_root_key_file,
+        value=settings.root_key.get_secret_value() if settings.root_key else None,
+    )
+    instance = await load_instance_keys(database, root)
+    accounts = AccountService(database, root, instance, settings, kdf=DEFAULT_KDF)
+    unlocked = await accounts.unlock(name, password, address="")
+    renewed = await accounts.renew(unlocked.user.id, unlocked.current)
+    return (
+        f"This is user key {renewed.generation} of {name}. What is written from now on is under a "
+        "new data key; `rotate-keys data` seals what was written before under it, too."
+    )
+
+
 async def rotate_user_data_key(
     database: Database, settings: Settings, *, name: str, password: str, report: Report
 ) -> str:

@@ -15,6 +15,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 Names = Annotated[tuple[str, ...], NoDecode]
 """A comma-separated list."""
 
+MIN_TOTAL = 1024
+"""Smallest total budget, in tokens."""
+
 
 class Settings(BaseSettings):
     """How this installation runs. Nothing here belongs to one user."""
@@ -62,7 +65,8 @@ class Settings(BaseSettings):
         "",
         description=(
             "Origin under which browsers reach this server, such as `https://tales.example`. "
-            "Empty: the request's own host."
+            "Where it is https, cookies are for https alone, and plain http is refused. Empty: the "
+            "request's own host."
         ),
     )
     allowed_hosts: Names = Field(
@@ -90,6 +94,36 @@ class Settings(BaseSettings):
     )
     metrics: Literal["off", "loopback", "everyone"] = Field(
         "loopback", description="Who may read `/metrics`."
+    )
+
+    # Connections
+    max_connections: int = Field(
+        1_000,
+        ge=0,
+        description=(
+            "Connections, event streams among them, from which on requests are answered with 503; "
+            "`/health` still answers. 0 is no limit."
+        ),
+    )
+    header_bytes: int = Field(
+        65_536, ge=1024, description="Largest head of a request: its line and headers."
+    )
+    header_seconds: float = Field(
+        20, gt=0, description="A request's head has to be complete after this long."
+    )
+    body_seconds: float = Field(
+        30,
+        gt=0,
+        description=(
+            "A request's body has to be complete after this long, and a second more for each of "
+            "the bytes below that came."
+        ),
+    )
+    body_bytes_per_second: int = Field(
+        2_048, ge=1, description="Slowest pace at which a body may come, after that."
+    )
+    keep_alive_seconds: float = Field(
+        15, ge=1, description="A connection without a request is closed after this long."
     )
 
     # Models
@@ -238,7 +272,7 @@ class Settings(BaseSettings):
     )
 
     # Budgets, in tokens: what users start with
-    budget_total: int = Field(200_000, ge=1024, description="Prompt and reply together.")
+    budget_total: int = Field(200_000, ge=MIN_TOTAL, description="Prompt and reply together.")
     budget_history: int = Field(150_000, ge=0, description="Most that recent history may take.")
     budget_retrieval: int = Field(
         50_000, ge=0, description="Most that retrieved lore and memory may take."
@@ -247,17 +281,107 @@ class Settings(BaseSettings):
     budget_min_tail_messages: int = Field(
         8, ge=2, le=1000, description="Messages at the end that truncation spares first."
     )
-
-    # Limits on what comes in
-    max_turns_per_user: int = Field(
-        8,
-        ge=1,
-        le=10_000,
+    max_budget_total: int = Field(
+        0,
+        ge=0,
         description=(
-            "Turns, suggestions, previews, trials of lorebooks and token counts of one user that "
-            "may be under way at once, in one process."
+            "Largest total that users may set; 0 is no maximum. A larger one, set before or by "
+            "default, counts as this. History, lore and memory never take more than the total."
         ),
     )
+    max_budget_reply_reserve: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Largest reply reserve that users may set; 0 is no maximum. A larger one, set before "
+            "or by default, counts as this."
+        ),
+    )
+
+    # Quotas of one account: 0 is no limit
+    max_stored_bytes_per_user: int = Field(
+        10_000_000_000,
+        ge=0,
+        description=(
+            "Bytes of texts, pictures and what is kept beside them, and 200 for each row."
+        ),
+    )
+    max_chats_per_user: int = Field(10_000, ge=0, description="Chats.")
+    max_lorebook_entries_per_user: int = Field(
+        200_000, ge=0, description="Entries of all lorebooks together."
+    )
+    max_requests_per_minute_per_user: int = Field(
+        3_000,
+        ge=0,
+        description=(
+            "Requests that one account may send at once, and that come back in a minute; by each "
+            "process for itself. Event streams do not count."
+        ),
+    )
+    max_requests_at_once_per_user: int = Field(
+        8,
+        ge=0,
+        description=(
+            "Requests of one account that are worked on at once, in one process; others of the "
+            "account wait. Uploads and event streams have limits of their own."
+        ),
+    )
+    max_requests_per_minute_per_address: int = Field(
+        600,
+        ge=0,
+        description="The same for requests from one address that no account signed.",
+    )
+    max_turns_per_user: int = Field(
+        8,
+        ge=0,
+        le=10_000,
+        description="Turns and suggestions under way at once, in one process.",
+    )
+    max_previews_per_user: int = Field(
+        8,
+        ge=0,
+        description=(
+            "Previews of contexts, tests of lorebooks and token counts under way at once, in one "
+            "process."
+        ),
+    )
+    max_streams_per_user: int = Field(
+        64, ge=0, description="Event streams of turns and jobs open at once, in one process."
+    )
+    max_uploads_per_user: int = Field(
+        1,
+        ge=0,
+        description=(
+            "Files sent at once, in one process. Another one waits for up to 30 seconds before it "
+            "is refused."
+        ),
+    )
+    max_upload_bytes_per_user: int = Field(
+        67_108_864,
+        ge=0,
+        description=(
+            "Bytes of request bodies, files among them, that are read at once, in one process. One "
+            "request alone is always taken."
+        ),
+    )
+    max_queued_jobs_per_user: int = Field(
+        2_000,
+        ge=0,
+        description=(
+            "Jobs that are not over, from which on a user's own act enqueues no other. Work that "
+            "follows from a reply or a change is always taken."
+        ),
+    )
+    max_tokens_per_day_per_user: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Tokens of prompts and replies in a day, in UTC, from which on no turn, suggestion or "
+            "rebuild begins. What the agent and summaries take counts, but is not refused."
+        ),
+    )
+
+    # Limits on what comes in
     max_message_chars: int = Field(
         100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
     )
@@ -328,6 +452,8 @@ class Settings(BaseSettings):
         self._check_embedder()
         if self.budget_reply_reserve >= self.budget_total:
             raise ValueError("TALEKEEPER_BUDGET_REPLY_RESERVE leaves nothing of the total budget")
+        if 0 < self.max_budget_total < MIN_TOTAL:
+            raise ValueError(f"TALEKEEPER_MAX_BUDGET_TOTAL is 0 or at least {MIN_TOTAL}")
         if self.database_url and not self.database_url.startswith(
             ("sqlite+aiosqlite:", "postgresql+asyncpg:")
         ):

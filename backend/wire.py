@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import QueryParameter
+from litestar.types import Scope
 
 from backend.errors import PreconditionFailedError, ValidationError
 
 T = TypeVar("T")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
+
+RowT = TypeVar("RowT")
+
 MAX_PAGE = 500
+MAX_INTEGER = 2**31 - 1
+"""The largest number that a column of integers takes: PostgreSQL's have 32 bits."""
+
+PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
+"""The `limit` of a list."""
+PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
+"""The `after` or `before` of a list that is read by position."""
 
 # What a handler's `opt` tells the OpenAPI document beyond what its signature does.
 RAISES = "raises"
@@ -21,7 +35,22 @@ PATCHES = "patches"
 EXAMPLE = "example"
 """A body that the route takes."""
 STREAMS = "streams"
-"""True where the route answers with server-sent events."""
+"""The events that a route streams: the members of each one's data, by its name."""
+FILES = "files"
+"""The media types of the files that a route answers with."""
+
+# What it tells the quotas.
+PREVIEWS = "previews"
+"""True where the route holds one of the account's previews for as long as it takes."""
+STORES = "stores"
+"""False where a route that writes does not make the account larger; true where it is absent."""
+
+
+def largest_body(scope: Scope) -> int:
+    """The largest body, in bytes, that a request's route takes."""
+    handler = scope["route_handler"]
+    found = handler.resolve_request_max_body_size() if isinstance(handler, HTTPRouteHandler) else 0
+    return found or 0
 
 
 class Page(msgspec.Struct, Generic[T], kw_only=True):
@@ -67,6 +96,13 @@ def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozense
         )
 
 
+def page_of(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]:
+    """(a page, where the next one begins) of rows with an id; one more than `limit` was read."""
+    page = list(rows[:limit])
+    last: Any = page[-1] if len(rows) > limit else None
+    return page, str(last.id) if last is not None else None
+
+
 def etag(revision: int) -> str:
     """The `ETag` of a revision."""
     return f'"{revision}"'
@@ -82,10 +118,3 @@ def check_revision(if_match: str | None, revision: int) -> None:
             "Fetch it again, look at what changed, and send the change with its new ETag.",
             extra={"revision": revision},
         )
-
-
-def page_limit(limit: int) -> int:
-    """`limit` when it is a page size; raises `ValidationError` otherwise."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise ValidationError(f"limit must be from 1 to {MAX_PAGE}.")
-    return limit

@@ -33,6 +33,7 @@ from backend.app import create_app
 from backend.chats.counting import CountUnit
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.scenes import LENGTH
+from backend.container import Services, build_services
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
@@ -40,7 +41,6 @@ from backend.http import observe
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.index.protocol import Kind, Payload, Point, Sparse, VectorIndex, point_id
 from backend.memory.models import IndexChange
-from backend.parts import Parts, build_parts
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
@@ -57,7 +57,7 @@ IDS = UUID("6d1c6f0e-0a3f-5d39-8a51-2f1f6a1b0000")
 class Account:
     """A server's parts, and somebody who is signed in."""
 
-    parts: Parts
+    parts: Services
     identity: Identity
     token: str
 
@@ -271,7 +271,7 @@ async def open_account(
     registry: ModelRegistry | None = None,
 ) -> Account:
     """Put a server together, and sign somebody up or in."""
-    parts = await build_parts(
+    parts = await build_services(
         settings, ROOT, database, kdf=CHEAP_KDF, registry=registry or ModelRegistry(DemoConfig(0))
     )
     accounts, password = parts.accounts, "a long bench password"
@@ -290,14 +290,14 @@ async def open_account(
 
 
 @asynccontextmanager
-async def serving(parts: Parts) -> AsyncGenerator[int]:
+async def serving(parts: Services) -> AsyncGenerator[int]:
     """The application on a free port, in this process: clocks are read here."""
     config = uvicorn.Config(
         observe(create_app(parts)), port=0, log_config=None, access_log=False, log_level="critical"
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
+    while not server.started:  # uvicorn has no event for it
         await asyncio.sleep(0.01)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -16,13 +16,17 @@ CUT = -1
 """In place of a status: the connection is cut without an answer."""
 
 
+class CutError(Exception):
+    """Raised between the pieces of a stream: the connection is cut there."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """An answer: a whole body, or the pieces of a stream."""
+    """An answer: a whole body, or the pieces of a stream, at once or as they come."""
 
     status: int = 200
     body: Any = None
-    pieces: Sequence[str] | None = None
+    pieces: Sequence[str] | AsyncIterator[str] | None = None
     headers: Mapping[str, str] | None = None
 
 
@@ -34,7 +38,7 @@ async def listen(respond: Respond) -> tuple[asyncio.Server, int]:
     """Answer on a free port of this machine; the server and the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, CutError):
             while await _serve_one(reader, writer, respond):
                 pass
         writer.close()
@@ -66,13 +70,22 @@ async def _serve_one(
         writer.write(
             f"{start}content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode()
         )
-        for piece in answer.pieces:
+        async for piece in _one_by_one(answer.pieces):
             data = f"data: {piece}\n\n".encode()
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             await writer.drain()
         writer.write(b"0\r\n\r\n")
     await writer.drain()
     return True
+
+
+async def _one_by_one(pieces: Sequence[str] | AsyncIterator[str]) -> AsyncIterator[str]:
+    if isinstance(pieces, Sequence):
+        for piece in pieces:
+            yield piece
+    else:
+        async for piece in pieces:
+            yield piece
 
 
 def tokens_of(value: Any) -> int:
@@ -85,9 +98,9 @@ def streamed(text: str, prompt_tokens: int) -> Answer:
     words = text.split(" ")
     texts = [" ".join(words[at : at + 4]) for at in range(0, len(words), 4)]
     texts = [texts[0], *(f" {each}" for each in texts[1:])]
-    chunks: list[Any] = [_chunk({"role": "assistant", "content": each}) for each in texts]
-    chunks.append(_chunk({}, finish="stop"))
-    chunks.append({**_chunk({}), "choices": [], "usage": _usage(prompt_tokens, tokens_of(text))})
+    chunks: list[Any] = [chunk({"role": "assistant", "content": each}) for each in texts]
+    chunks.append(chunk({}, finish="stop"))
+    chunks.append({**chunk({}), "choices": [], "usage": usage(prompt_tokens, tokens_of(text))})
     return Answer(pieces=[*map(json.dumps, chunks), "[DONE]"])
 
 
@@ -104,7 +117,7 @@ def said(content: str | None, prompt_tokens: int, calls: Sequence[Any] = ()) -> 
             "created": 0,
             "model": MODEL,
             "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-            "usage": _usage(prompt_tokens, tokens_of(message)),
+            "usage": usage(prompt_tokens, tokens_of(message)),
         }
     )
 
@@ -115,7 +128,8 @@ def call(call_id: str, name: str, arguments: Mapping[str, Any]) -> Any:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def _chunk(delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+def chunk(delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+    """One chunk of a streamed reply."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion.chunk",
@@ -125,7 +139,8 @@ def _chunk(delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any
     }
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    """What a request took, in tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

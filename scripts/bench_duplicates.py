@@ -33,10 +33,11 @@ import msgspec
 import numpy as np
 
 from backend.chronicles.events import EventFields
+from backend.cpu_pool import CpuPool
 from backend.enrichment.duplicates.judging import (
     DuplicateJudge,
+    DuplicateThresholds,
     Near,
-    Thresholds,
     is_same,
     may_be_same,
 )
@@ -51,7 +52,7 @@ IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0004")
 SPLITS = ("choose", "check")
 WRONG_WEIGHS = 10
 NEAREST = 20
-NEVER = Thresholds(alike=9, cosine=9, contained=9, alike_in_part=9)
+NEVER = DuplicateThresholds(alike=9, cosine=9, contained=9, alike_in_part=9)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -173,7 +174,7 @@ def cut(compared: Sequence[Compared], value: Callable[[Compared], float]) -> flo
     return max(steps, key=lambda step: figures(compared, _at_least(value, step))["f1"])
 
 
-def choose(compared: Sequence[Compared]) -> Thresholds:
+def choose(compared: Sequence[Compared]) -> DuplicateThresholds:
     """The thresholds under which most is gained; of equal ones the strictest of `cosine`.
 
     First what counts without an embedder, then what meaning adds to that. Of equal ones of
@@ -181,13 +182,13 @@ def choose(compared: Sequence[Compared]) -> Thresholds:
     with less, what is chosen on one half is wrong on the other.
     """
 
-    def gain(thresholds: Thresholds) -> int:
+    def gain(thresholds: DuplicateThresholds) -> int:
         return worth(compared, lambda each: is_same(each.near, thresholds))
 
     steps = [round(step / 100, 2) for step in range(95, 45, -5)]
     alike = max((replace(NEVER, alike=step) for step in steps), key=gain)
     fine = [round(step / 100, 2) for step in range(96, 68, -2)]
-    contained = Thresholds().contained
+    contained = DuplicateThresholds().contained
     return max(
         (
             replace(alike, cosine=cosine, contained=contained, alike_in_part=part)
@@ -203,7 +204,7 @@ def by_words(near: Near[Event]) -> Near[Event]:
     return replace(near, cosine=None)
 
 
-def methods(chosen: Sequence[Compared], thresholds: Thresholds) -> dict[str, Decide]:
+def methods(chosen: Sequence[Compared], thresholds: DuplicateThresholds) -> dict[str, Decide]:
     """What decides, by name; the peers' thresholds come from `chosen`."""
     values: dict[str, Callable[[Compared], float]] = {
         "difflib": lambda each: each.ratio,
@@ -225,7 +226,7 @@ def methods(chosen: Sequence[Compared], thresholds: Thresholds) -> dict[str, Dec
     return found | ours
 
 
-def _is_seen(near: Near[Event], thresholds: Thresholds) -> bool:
+def _is_seen(near: Near[Event], thresholds: DuplicateThresholds) -> bool:
     """Whether an event is refused, or asked about."""
     return is_same(near, thresholds) or may_be_same(near)
 
@@ -235,7 +236,7 @@ def _at_least(value: Callable[[Compared], float], least: float) -> Decide:
 
 
 def summary(
-    compared: Sequence[Compared], observed: Sequence[Observed], thresholds: Thresholds
+    compared: Sequence[Compared], observed: Sequence[Observed], thresholds: DuplicateThresholds
 ) -> dict[str, Any]:
     """Every figure of the run, in per cent."""
     halves = {
@@ -275,7 +276,7 @@ def _share(compared: Sequence[Compared], kind: str, decide: Decide) -> str:
 
 def _refused(
     observed: Sequence[Observed],
-    thresholds: Thresholds,
+    thresholds: DuplicateThresholds,
     known: Callable[[Near[Event]], Near[Event]],
 ) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
@@ -319,10 +320,10 @@ async def run(
 ) -> dict[str, Any]:
     """Compare everything."""
     model = Model(model_path)
-    judge = DuplicateJudge(model)
+    judge = DuplicateJudge(model, CpuPool())
     sealer = Sealer(IDS, {1: bytes(32)}, user_key=IDS.bytes * 2)
     compared = await compare(judge, sealer, pairs)
-    thresholds = Thresholds()
+    thresholds = DuplicateThresholds()
     if chooses:
         thresholds = choose([each for each in compared if each.pair.split == "choose"])
     observed = await observe(judge, sealer, dialogues, model)

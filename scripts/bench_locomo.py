@@ -40,18 +40,19 @@ from tokenizers import Tokenizer
 
 from backend.chats.models import Message
 from backend.chats.scenes import place_in_scene
+from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
-from backend.memory import mmr, querying, ranking
-from backend.memory.asking import Ask
+from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.documents import WINDOW, Line, message_documents, scene_document
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
-from backend.memory.index.protocol import Part, Point, Query, Scope, VectorIndex
+from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
 from backend.memory.points import Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch
+from backend.memory.search_request import SearchRequest
 from backend.memory.terms import TermCounter
 from backend.vault.sealing import Sealer
 
@@ -90,7 +91,7 @@ class Searched:
     question: Question
     found: Found
     speakers: frozenset[int]
-    reading: querying.Reading
+    reading: parsed_query.ParsedQuery
     plain: Found
     relevant: frozenset[UUID]
     vectors: Mapping[UUID, Floats]
@@ -243,8 +244,8 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     Raises `SystemExit` when the two do not agree.
     """
     dialogue = desk.dialogue
-    where = [Part(containers=[dialogue.chat_id])]
-    ask = Ask(
+    where = [ScopePart(containers=[dialogue.chat_id])]
+    ask = SearchRequest(
         text=question.text,
         names=dialogue.speakers,
         parts=where,
@@ -259,9 +260,9 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     bench.searching.append((taken - desk.embedder.seconds) * 1000)
 
     blinder = desk.blinders.get(desk.sealer)
-    reading = querying.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
+    reading = parsed_query.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
     vector = await desk.embedder.embed_query(desk.sealer, reading.meaning)
-    plan = querying.plan(
+    plan = parsed_query.plan(
         reading,
         owner_id=dialogue.user_id,
         parts=where,
@@ -285,7 +286,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     return searched
 
 
-async def verbatim(desk: Desk, question: Question, where: Sequence[Part]) -> Found:
+async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -> Found:
     """What the question finds as it stands, by its vector and by its terms: for the baselines."""
     blinder = desk.blinders.get(desk.sealer)
     scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
@@ -293,8 +294,8 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[Part]) -> Fou
     sparse = desk.terms.sparse_query(question.text, blinder)
     dense_hits, sparse_hits = await desk.index.search(
         [
-            Query(vector="dense", near=vector, scope=scope, limit=querying.LIMIT),
-            Query(vector="sparse", near=sparse, scope=scope, limit=querying.LIMIT),
+            Query(vector="dense", near=vector, scope=scope, limit=parsed_query.LIMIT),
+            Query(vector="sparse", near=sparse, scope=scope, limit=parsed_query.LIMIT),
         ]
     )
     return {"dense": dense_hits, "sparse": sparse_hits}
@@ -434,9 +435,10 @@ async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Be
         spec = LocalEmbedder(model_path).spec
         index = await open_edge(Path(folder), "bench", spec.dimension)
         terms, blinders = TermCounter(), Blinders()
-        maker = PointMaker(terms, embedder)
+        pool = CpuPool()
+        maker = PointMaker(terms, embedder, pool=pool)
         service = MemorySearch(
-            OneIndex(index), [], embedder=embedder, blinders=blinders, terms=terms
+            OneIndex(index), [], embedder=embedder, blinders=blinders, terms=terms, pool=pool
         )
         for dialogue in bench.dialogues:
             sealer = Sealer(dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2)
@@ -452,6 +454,7 @@ async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Be
             found = [await search(desk, question, bench) for question in dialogue.questions]
             bench.searched.append(found)
         await index.aclose()
+        await pool.aclose()
     return bench
 
 

@@ -36,20 +36,20 @@ from uuid import UUID
 import numpy as np
 import uvloop
 
-from backend.chats.recollection import MessageSource
+from backend.chats.index_source import MessageSource
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.logs import configure_logging
-from backend.memory import querying
-from backend.memory.asking import Ask
+from backend.memory import parsed_query
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
-from backend.memory.house import MemoryHouse, index_folder
 from backend.memory.index.edge import EdgeIndex, open_edge
-from backend.memory.index.protocol import Hit, Part, Query, Scope
+from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
+from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import MemorySearch
+from backend.memory.search_request import SearchRequest
 from backend.memory.terms import TermCounter
 from backend.settings import Settings
 from scripts._bench import (
@@ -93,10 +93,10 @@ class Searched:
     """What is searched for, and where."""
 
     account: Account
-    asks: Sequence[Ask]
+    asks: Sequence[SearchRequest]
 
     @property
-    def house(self) -> MemoryHouse:
+    def house(self) -> MemoryRuntime:
         """Memory, put together."""
         return self.account.parts.memory
 
@@ -117,15 +117,15 @@ def distinct(lines: Sequence[tuple[str, str]], count: int) -> list[tuple[str, st
 
 def asks_of(
     lines: Sequence[tuple[str, str]], chat_id: UUID, *, messages: int, queries: int
-) -> list[Ask]:
+) -> list[SearchRequest]:
     """What turns would ask, whose history begins behind all of the messages."""
     cast = sorted({name for name, _ in lines if " and " not in name})[:8]
     return [
-        Ask(
+        SearchRequest(
             text=text,
             context=lines[number % len(lines)][1],
             names=cast,
-            parts=[Part(containers=[chat_id], before_position=messages)],
+            parts=[ScopePart(containers=[chat_id], before_position=messages)],
             kinds=["message"],
             now=now(),
         )
@@ -134,7 +134,7 @@ def asks_of(
 
 
 async def timed(
-    work: Callable[[Ask], Awaitable[object]], asks: Sequence[Ask]
+    work: Callable[[SearchRequest], Awaitable[object]], asks: Sequence[SearchRequest]
 ) -> tuple[list[float], list[Any]]:
     """Milliseconds that each took, and what came of it."""
     times: list[float] = []
@@ -187,9 +187,10 @@ async def bench_search(searched: Searched, *, suffix: str = "") -> list[Row]:
         embedder=None,
         blinders=house.blinders,
         terms=TermCounter(),
+        pool=parts.cpu_pool,
     )
 
-    async def look(ask: Ask, search: MemorySearch) -> int:
+    async def look(ask: SearchRequest, search: MemorySearch) -> int:
         findings = await search.find(sealer, ask)
         if findings.notes:
             raise SystemExit(f"The search did without something: {findings.notes}")
@@ -222,8 +223,8 @@ async def queries_of(searched: Searched) -> list[list[Query]]:
     blinder, terms = house.blinders.get(sealer), TermCounter()
     batches: list[list[Query]] = []
     for ask in searched.asks:
-        reading = querying.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
-        plan = querying.plan(
+        reading = parsed_query.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
+        plan = parsed_query.plan(
             reading,
             owner_id=sealer.user_id,
             parts=ask.parts,
@@ -391,7 +392,7 @@ async def open_alone(folder: Path, name: str, owner_id: UUID) -> None:
     page = await anext(aiter(index.scan(owner_id)))
     scope = Scope(
         owner_id=owner_id,
-        parts=[Part(containers=[page[0][1].container_id])],
+        parts=[ScopePart(containers=[page[0][1].container_id])],
         kinds=["message"],
     )
     for near in strangers_vectors(100, seed=3):

@@ -62,13 +62,13 @@ from backend.generation.model import (
     Piece,
     Prompt,
     TextPiece,
-    Usage,
+    TokenUsage,
 )
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.tokens import get_tokenizer
 from backend.logs import configure_logging
-from backend.memory import house
+from backend.memory import runtime
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.index.edge import EdgeIndex
 from backend.memory.search import MemorySearch
@@ -166,7 +166,7 @@ class StopwatchModel:
         self.called_at = time.perf_counter()
         self.prompt = prompt
         yield TextPiece("Yes.")
-        yield Usage(prompt_tokens=0, completion_tokens=1)
+        yield TokenUsage(prompt_tokens=0, completion_tokens=1)
         yield Finish("stop")
 
 
@@ -432,12 +432,12 @@ async def came_in(api: httpx.AsyncClient, replies: Sequence[str]) -> dict[str, f
 def hashed_words() -> Generator[None]:
     """Have a server that is put together in here embed with `HashedWords`."""
     name = "build_cached_embedder"
-    before = getattr(house, name)
-    setattr(house, name, _hashed_words)
+    before = getattr(runtime, name)
+    setattr(runtime, name, _hashed_words)
     try:
         yield
     finally:
-        setattr(house, name, before)
+        setattr(runtime, name, before)
 
 
 def _hashed_words(_: Settings, database: Database) -> CachedEmbedder:

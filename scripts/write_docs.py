@@ -24,7 +24,7 @@ from litestar.handlers import HTTPRouteHandler
 from pydantic.fields import FieldInfo
 
 import backend
-from backend.accounts.door import NEEDS, PUBLIC
+from backend.accounts.middleware import NEEDS, PUBLIC
 from backend.app import API, API_CONTROLLERS, PLAIN_CONTROLLERS
 from backend.errors import AppError
 from backend.settings import Settings

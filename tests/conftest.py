@@ -8,7 +8,7 @@ from collections.abc import Generator
 import hypothesis
 import pytest
 
-GROUPS = ("postgres", "qdrant", "browser")
+GROUPS = ("postgres", "qdrant", "browser", "generated")
 """Markers of tests that need more than Python and its packages.
 
 What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line

@@ -8,21 +8,21 @@ from litestar import Controller, delete, get, patch, post
 from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.door import NEEDS, SHOWN_ONCE
 from backend.accounts.errors import (
     InvitationNotFoundError,
     LastAdministratorError,
     UserNotFoundError,
 )
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS, SHOWN_ONCE
 from backend.accounts.models import Invitation
 from backend.accounts.names import InstanceKeys
 from backend.accounts.profile import AdministrationService
 from backend.accounts.schemas import InvitationView, NewInvitation, UserChange, UserView
 from backend.errors import ForbiddenError
-from backend.wire import RAISES, Page
+from backend.wire import RAISES, Page, PageSize
 
 
 def administrators_only(
@@ -47,14 +47,17 @@ class AdministrationController(Controller):
         self,
         administration: NamedDependency[AdministrationService],
         instance: NamedDependency[InstanceKeys],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
     ) -> Page[UserView]:
-        """Every account."""
-        users = await administration.list_users()
+        """All accounts, oldest first."""
+        users, following = await administration.list_users(after=after, limit=limit)
         return Page(
+            next=following,
             items=[
                 UserView.of(user, instance.unwrap_name(user.id, user.wrapped_name))
                 for user in users
-            ]
+            ],
         )
 
     @patch(
@@ -80,12 +83,14 @@ class AdministrationController(Controller):
 
     @get("/invitations", operation_id="listInvitations", summary="List invitations")
     async def list_invitations(
-        self, administration: NamedDependency[AdministrationService]
+        self,
+        administration: NamedDependency[AdministrationService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
     ) -> Page[InvitationView]:
-        """Every invitation; the codes are not kept."""
-        return Page(
-            items=[_invitation_view(row) for row in await administration.list_invitations()]
-        )
+        """All invitations, newest first; the codes are not kept."""
+        rows, following = await administration.list_invitations(after=after, limit=limit)
+        return Page(items=[_invitation_view(row) for row in rows], next=following)
 
     @post("/invitations", opt={SHOWN_ONCE: True}, operation_id="invite", summary="Invite somebody")
     async def invite(

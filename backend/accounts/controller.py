@@ -6,22 +6,29 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from backend.accounts.door import NEEDS, PUBLIC, SHOWN_ONCE, Door, expired_cookies
 from backend.accounts.errors import (
     BusyError,
     InsecureTransportError,
     InvitationError,
+    KeysChangedError,
     LastAdministratorError,
     NameTakenError,
     RegistrationClosedError,
+    SecondFactorRequiredError,
+    TamperedAccountError,
     TooManyAttemptsError,
+    TooManyDataKeysError,
     WeakPasswordError,
     WrongCredentialsError,
     WrongRecoveryCodeError,
+    WrongSecondFactorError,
 )
 from backend.accounts.identity import Identity
 from backend.accounts.instance_controller import CONTROLLERS as INSTANCE_CONTROLLERS
+from backend.accounts.middleware import NEEDS, PUBLIC, SHOWN_ONCE, AuthMiddleware, expired_cookies
 from backend.accounts.profile import ProfileService
+from backend.accounts.recent_activity.controller import CONTROLLERS as ACTIVITY_CONTROLLERS
+from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.accounts.schemas import (
     AccountPatch,
     Confirmation,
@@ -33,11 +40,14 @@ from backend.accounts.schemas import (
     SignUp,
     UserView,
 )
+from backend.accounts.second_factor.asking import SecondFactorGate
+from backend.accounts.second_factor.check import Proof
+from backend.accounts.second_factor.controller import CONTROLLERS as SECOND_FACTOR_CONTROLLERS
 from backend.accounts.service import AccountService
 from backend.accounts.settings import UserSettings
 from backend.accounts.throttle import address_block
 from backend.accounts.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
-from backend.errors import PreconditionFailedError
+from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
 from backend.wire import EXAMPLE, PATCHES, RAISES, etag
@@ -75,7 +85,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[SignUp],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[Door],
+        door: NamedDependency[AuthMiddleware],
     ) -> Response[SignedUp]:
         """Make an account and sign in. The first account becomes the administrator.
 
@@ -89,7 +99,7 @@ class DoorController(Controller):
         body = SignedUp(
             user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
         )
-        return await door.open(request, unlocked, body, status=201)
+        return await door.open(request, unlocked, body, kind="signed_up")
 
     @post(
         "/sessions",
@@ -97,8 +107,11 @@ class DoorController(Controller):
             PUBLIC: True,
             RAISES: (
                 WrongCredentialsError,
+                SecondFactorRequiredError,
+                WrongSecondFactorError,
                 TooManyAttemptsError,
                 InsecureTransportError,
+                TamperedAccountError,
                 BusyError,
             ),
             EXAMPLE: {"username": "Anna", "password": "a fine long password"},
@@ -111,14 +124,23 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[LogIn],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[Door],
+        door: NamedDependency[AuthMiddleware],
+        second_factor_gate: NamedDependency[SecondFactorGate],
     ) -> Response[UserView]:
-        """Open a session; its cookie signs later requests in."""
+        """Open a session; its cookie signs later requests in.
+
+        If the account has a second factor, the answer to a right password alone is the problem
+        `second-factor-required`, which says what can be used. Send the request again with `otp` or
+        `passkey`.
+        """
         door.check_transport(request)
-        unlocked = await accounts.unlock(data.username, data.password, address=_address(request))
-        return await door.open(
-            request, unlocked, UserView.of(unlocked.user, unlocked.name), status=201
-        )
+        address = _address(request)
+        unlocked = await accounts.unlock(data.username, data.password, address=address)
+        proof = Proof(data.otp, data.passkey)
+        await second_factor_gate.enter(request, unlocked, proof, address=address)
+        await accounts.remember(unlocked, address=address)
+        body = UserView.of(unlocked.user, unlocked.name)
+        return await door.open(request, unlocked, body, kind="signed_in")
 
     @post(
         "/recoveries",
@@ -140,12 +162,13 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[Recovery],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[Door],
+        door: NamedDependency[AuthMiddleware],
     ) -> Response[SignedUp]:
         """Set a new password with the recovery code. All sessions and API keys end.
 
         Recovery is for when an account may be in other hands, so nothing that opened it before
-        opens it after. A new recovery code is shown.
+        opens it after. Second factors are switched off: the code alone proves whose account it is.
+        A new recovery code is shown.
         """
         door.check_transport(request)
         unlocked = await accounts.recover(
@@ -154,7 +177,7 @@ class DoorController(Controller):
         body = SignedUp(
             user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
         )
-        return await door.open(request, unlocked, body, status=201)
+        return await door.open(request, unlocked, body, kind="recovered")
 
 
 class MeController(Controller):
@@ -171,11 +194,17 @@ class MeController(Controller):
         """The account that asks."""
         return UserView.of_identity(identity, accounts.name_of(identity))
 
-    @patch(opt={PATCHES: AccountPatch}, operation_id="changeMe", summary="Change the key mode")
+    @patch(
+        opt={PATCHES: AccountPatch, RAISES: (KeysChangedError, TooManyDataKeysError)},
+        operation_id="changeMe",
+        summary="Change the key mode",
+    )
     async def change_me(
         self,
+        request: AnyRequest,
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
+        activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
         profile: NamedDependency[ProfileService],
     ) -> UserView:
@@ -187,6 +216,9 @@ class MeController(Controller):
         `sealed`: work runs while you are here, and waits otherwise.
         """
         user = await profile.patch_account(identity, data)
+        if user.key_mode != identity.key_mode:
+            event = event_of(request, "key_mode_changed", detail=user.key_mode)
+            await activity.note(identity, event)
         return UserView.of(user, accounts.name_of(identity))
 
     @delete(
@@ -211,33 +243,85 @@ class MeController(Controller):
     @post(
         "/password",
         status_code=204,
-        opt={RAISES: (WrongCredentialsError, TooManyAttemptsError, WeakPasswordError, BusyError)},
+        opt={
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                WeakPasswordError,
+                KeysChangedError,
+                BusyError,
+            )
+        },
         operation_id="changePassword",
         summary="Change password",
     )
     async def change_password(
         self,
+        request: AnyRequest,
         data: JSONBody[PasswordChange],
         identity: NamedDependency[Identity],
+        activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
     ) -> None:
-        """Replace the password. Every other session ends; API keys go on."""
+        """Replace the password, and change the keys. Other sessions end; API keys go on."""
         await accounts.change_password(identity, data.current_password, data.new_password)
+        await activity.note(identity, event_of(request, "password_changed"))
+
+    @post(
+        "/rotate-key",
+        status_code=204,
+        opt={
+            RAISES: (
+                WrongCredentialsError,
+                TooManyAttemptsError,
+                TooManyDataKeysError,
+                KeysChangedError,
+                BusyError,
+            )
+        },
+        operation_id="changeKeys",
+        summary="Change the keys",
+    )
+    async def change_keys(
+        self,
+        request: AnyRequest,
+        data: JSONBody[Confirmation],
+        identity: NamedDependency[Identity],
+        activity: NamedDependency[ActivityLog],
+        accounts: NamedDependency[AccountService],
+    ) -> None:
+        """Make a new user key, and a new data key for what is written from now on.
+
+        For when the keys may have been read out of the server's memory. The password, the recovery
+        code, sessions and API keys stay as they are. Texts that are there already stay under the
+        data keys that they were sealed under; `talekeeper rotate-keys data` seals them again.
+        """
+        if identity.kind != "session":
+            raise ForbiddenError("An API key can't change the account's keys. Sign in to do it.")
+        await accounts.change_keys(identity, data.password)
+        await activity.note(identity, event_of(request, "key_rotated"))
 
     @post(
         "/recovery-code",
-        opt={SHOWN_ONCE: True, RAISES: (WrongCredentialsError, TooManyAttemptsError, BusyError)},
+        opt={
+            SHOWN_ONCE: True,
+            RAISES: (WrongCredentialsError, TooManyAttemptsError, KeysChangedError, BusyError),
+        },
         operation_id="newRecoveryCode",
         summary="New recovery code",
     )
     async def new_recovery_code(
         self,
+        request: AnyRequest,
         data: JSONBody[Confirmation],
         identity: NamedDependency[Identity],
+        activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
     ) -> RecoveryCode:
         """Make a new recovery code; the old one no longer works."""
-        return RecoveryCode(recovery_code=await accounts.new_recovery_code(identity, data.password))
+        code = await accounts.new_recovery_code(identity, data.password)
+        await activity.note(identity, event_of(request, "recovery_code_made"))
+        return RecoveryCode(recovery_code=code)
 
     @get("/settings", opt={NEEDS: "read"}, operation_id="getSettings", summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
@@ -268,7 +352,14 @@ class MeController(Controller):
         return Response(settings, headers={"ETag": etag(revision)})
 
 
-CONTROLLERS = (*INSTANCE_CONTROLLERS, DoorController, MeController, *TOKEN_CONTROLLERS)
+CONTROLLERS = (
+    *INSTANCE_CONTROLLERS,
+    DoorController,
+    MeController,
+    *TOKEN_CONTROLLERS,
+    *ACTIVITY_CONTROLLERS,
+    *SECOND_FACTOR_CONTROLLERS,
+)
 
 
 def _address(request: AnyRequest) -> str:

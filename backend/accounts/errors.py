@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from backend.accounts.models import FactorKind
 from backend.errors import (
     ConflictError,
     ForbiddenError,
@@ -23,6 +26,57 @@ class WrongRecoveryCodeError(UnauthenticatedError):
     """No such account, or not its recovery code: one answer for both."""
 
     slug, title = "wrong-recovery-code", "That name and recovery code do not go together"
+
+
+class SecondFactorRequiredError(UnauthenticatedError):
+    """The password is right, and the account has a second factor.
+
+    `kinds` are those that can be used here; `passkey` is what `navigator.credentials.get` takes.
+    """
+
+    slug, title = "second-factor-required", "A second factor is needed as well"
+
+    def __init__(self, kinds: list[FactorKind], passkey: dict[str, Any] | None) -> None:
+        super().__init__(
+            "Send the request again with `otp` or `passkey`.",
+            extra={"kinds": kinds, "passkey": passkey},
+        )
+
+
+class WrongSecondFactorError(UnauthenticatedError):
+    """The code or the passkey is wrong, was used before, or came too late."""
+
+    slug, title = "wrong-second-factor", "That code or passkey is not right"
+
+
+class PasskeyUnavailableError(ConflictError):
+    """Passkeys belong to a name and need a secure connection."""
+
+    slug, title = "passkey-unavailable", "Passkeys do not work at this address"
+
+
+class PasskeyRefusedError(ValidationError):
+    """What the browser sent is no new passkey for this account, or its time was up."""
+
+    slug, title = "passkey-refused", "This passkey could not be added"
+
+
+class TooManyPasskeysError(ConflictError):
+    """The account has as many passkeys as it may have."""
+
+    slug, title = "too-many-passkeys", "No more passkeys can be added"
+
+
+class SecondFactorOffError(ConflictError):
+    """The account has no second factor of the kind that this is about."""
+
+    slug, title = "second-factor-off", "There is no such second factor"
+
+
+class PasskeyNotFoundError(NotFoundError):
+    """No such passkey, or someone else's."""
+
+    slug, title = "passkey-not-found", "No such passkey"
 
 
 class TooManyAttemptsError(TooManyRequestsError):
@@ -129,7 +183,25 @@ class LastAdministratorError(ConflictError):
     slug, title = "last-administrator", "This is the last administrator"
 
 
+class KeysChangedError(ConflictError):
+    """The account's keys were changed while the request was under way."""
+
+    slug, title = "keys-changed", "The account's keys were changed meanwhile"
+
+
+class TooManyDataKeysError(TooManyRequestsError):
+    """The account's keys were changed very often."""
+
+    slug, title = "too-many-data-keys", "The keys were changed too often"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Try again tomorrow. If it says so then, ask the administrator to run `talekeeper "
+            "rotate-keys data` for this account."
+        )
+
+
 class TamperedAccountError(ForbiddenError):
-    """The account's key mode or password costs were changed by other hands than Talekeeper's."""
+    """Something else than Talekeeper changed the key mode, password costs or second factors."""
 
     slug, title = "account-tampered", "This account's security settings were tampered with"

@@ -4,10 +4,16 @@ The answer to a write that was done is kept for a day, sealed, under a keyed has
 given again to the same session or API key alone. Refusals and failures are not kept: nothing was
 done, and the next try may succeed. Nor are streams (a turn has an id of its own for that) and
 answers that hold a secret that is shown once.
+
+A process may die after it did what was asked, and before the answer is kept; or the database did it
+and the connection broke before it said so. So each transaction of such a request also marks its
+row. A request that comes again and is marked is not done again: where the service wrote down what
+it made (`note_made`), it is answered with that (`made_before`), elsewhere it is refused.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -17,16 +23,18 @@ from litestar.connection import Request
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.door import SAFE_METHODS, SHOWN_ONCE
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import SAFE_METHODS, SHOWN_ONCE
 from backend.accounts.models import IDEMPOTENT_RESPONSE, IdempotentRequest
 from backend.database.base import new_id, now
-from backend.database.engine import Database
+from backend.database.engine import EFFECT_NOTE, Database
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
 from backend.vault.sealing import digest
+from backend.wire import largest_body
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 200
@@ -50,6 +58,12 @@ class RequestInProgressError(ConflictError):
     slug, title = "request-in-progress", "The same request is being worked on"
 
 
+class RequestInterruptedError(ConflictError):
+    """The request was worked on, and its answer was lost."""
+
+    slug, title = "request-interrupted", "The answer to this request was lost"
+
+
 class KeptAnswer(msgspec.Struct, frozen=True):
     """An answer as it is kept."""
 
@@ -63,6 +77,44 @@ class Claim(NamedTuple):
     row_id: UUID
     status: int = 0
     answer: KeptAnswer | None = None
+    made_id: UUID | None = None
+
+
+class _Work:
+    """A request that is being worked on: marks its row in the first transaction that commits."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.is_over = False
+
+    async def note(self, session: AsyncSession) -> None:
+        """See `EFFECT_NOTE`. Tasks that go on after the answer have nothing to mark."""
+        if not self.is_over:
+            await self._mark(session, is_done=True)
+
+    async def note_made(self, session: AsyncSession, thing_id: UUID) -> None:
+        """Write down what was made."""
+        await self._mark(session, made_id=thing_id)
+
+    async def _mark(self, session: AsyncSession, **values: Any) -> None:
+        row = IdempotentRequest.id == self.claim.row_id
+        await session.execute(update(IdempotentRequest).where(row).values(**values))
+
+
+_WORK: ContextVar[_Work | None] = ContextVar("idempotent_work", default=None)
+
+
+def made_before() -> UUID | None:
+    """What the request at hand made when it came before, and was not answered."""
+    work = _WORK.get()
+    return work.claim.made_id if work else None
+
+
+async def note_made(session: AsyncSession, thing_id: UUID) -> None:
+    """Write down what the request at hand makes, in the transaction that makes it."""
+    work = _WORK.get()
+    if work is not None:
+        await work.note_made(session, thing_id)
 
 
 class IdempotencyMiddleware(ASGIMiddleware):
@@ -70,9 +122,8 @@ class IdempotencyMiddleware(ASGIMiddleware):
 
     scopes = (ScopeType.HTTP,)
 
-    def __init__(self, database: Database, *, max_body: int) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._max_body = max_body
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Answer again what was answered, else keep the answer."""
@@ -85,18 +136,22 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await self._read(receive)
+        messages = await self._read(receive, largest=largest_body(scope))
         claim = await self._claim(identity, key, _fingerprint(identity, request, messages))
         if claim.answer is not None:
             await _answer(send, claim.status, claim.answer)
             return
-        taken = _Taken()
+        taken, work = _Taken(), _Work(claim)
+        at_work, noting = _WORK.set(work), EFFECT_NOTE.set(work.note)
         try:
             await next_app(scope, _again(messages, receive), taken.listening(send))
         finally:
+            work.is_over = True
+            EFFECT_NOTE.reset(noting)
+            _WORK.reset(at_work)
             await self._keep(identity, claim.row_id, taken)
 
-    async def _read(self, receive: Receive) -> list[Message]:
+    async def _read(self, receive: Receive, *, largest: int) -> list[Message]:
         """The request's body, message by message. Raises `TooLargeError`."""
         messages: list[Message] = []
         size = 0
@@ -104,8 +159,8 @@ class IdempotencyMiddleware(ASGIMiddleware):
             message: Any = await receive()
             messages.append(message)
             size += len(message.get("body", b""))
-            if size > self._max_body:
-                raise TooLargeError(f"At most {self._max_body:,} bytes are taken.")
+            if size > largest:
+                raise TooLargeError(f"At most {largest:,} bytes are taken.")
             if not message.get("more_body"):
                 return messages
 
@@ -125,6 +180,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
                         IdempotentRequest.user_id == identity.user_id,
                         IdempotentRequest.key_digest == key_digest,
                         IdempotentRequest.status.is_(None),
+                        ~IdempotentRequest.is_done,
                         IdempotentRequest.created_at < now() - GIVEN_UP_AFTER,
                     )
                 )
@@ -141,6 +197,10 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return Claim(row.id)
         if found is not None and found.request_digest != fingerprint:
             raise IdempotencyKeyReusedError("Make a new one for each request.")
+        if found is not None and found.sealed_response is None and found.made_id is not None:
+            return Claim(found.id, made_id=found.made_id)
+        if found is not None and found.sealed_response is None and found.is_done:
+            _refuse_if_over(found)
         if found is None or found.status is None or found.sealed_response is None:
             raise RequestInProgressError("Wait for its answer.")
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
@@ -151,13 +211,24 @@ class IdempotencyMiddleware(ASGIMiddleware):
             row = await session.get(IdempotentRequest, row_id)
             if row is None:
                 return
-            if not taken.is_worth_keeping:
+            if not taken.is_worth_keeping and not (taken.has_failed and row.is_done):
                 await session.delete(row)
                 return
             row.status = taken.status
+            if taken.has_failed:
+                return
             row.sealed_response = identity.sealer.seal_bytes(
                 IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(taken.answer())
             )
+
+
+def _refuse_if_over(found: IdempotentRequest) -> None:
+    """Refuse what was done, and failed or was given up afterwards."""
+    if found.status is not None or found.created_at < now() - GIVEN_UP_AFTER:
+        raise RequestInterruptedError(
+            "It was done, at least in part. Look at what is there, and send what is missing with a "
+            "new key."
+        )
 
 
 async def forget_old(database: Database, *, at: datetime) -> None:
@@ -199,6 +270,11 @@ class _Taken:
     @property
     def _is_stream(self) -> bool:
         return any(value.startswith(b"text/event-stream") for _, value in self._headers)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request failed on the way, and may have done part of its work."""
+        return not self.status or self.status >= 500  # noqa: PLR2004  # the class of faults
 
     @property
     def is_worth_keeping(self) -> bool:

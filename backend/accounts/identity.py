@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.accounts.keyring import UserKey
 from backend.accounts.models import USER_SETTINGS, KeyMode
 from backend.accounts.settings import UserSettings
 from backend.vault.sealing import Sealer
@@ -35,6 +36,12 @@ class Identity:
     settings_revision: int
     created_at: datetime
     wrapped_name: bytes = field(repr=False)
+    key_generation: int = 0
+
+    @property
+    def current(self) -> UserKey:
+        """The user key with its generation."""
+        return UserKey(self.user_key, self.key_generation)
 
     def may(self, scope: Scope) -> bool:
         """Whether the session or key reaches as far as `scope`."""

@@ -7,8 +7,8 @@ from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 
 import backend
-from backend.accounts.door import PUBLIC
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import PUBLIC
 from backend.accounts.schemas import UserView
 from backend.accounts.service import AccountService, SignUpState
 

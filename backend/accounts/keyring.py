@@ -1,54 +1,113 @@
-"""From a secret that opens a slot to the keys that open a user's texts."""
+"""From the user key to the keys that open a user's texts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from hmac import compare_digest
+from dataclasses import dataclass, field
 from typing import get_args
 from uuid import UUID
 
-from backend.accounts.errors import TamperedAccountError
+from backend.accounts.errors import KeysChangedError
 from backend.accounts.models import DataKey, KeyMode, User
-from backend.logs import get_logger
-from backend.vault.sealing import KEY_BYTES, Sealer, derive, digest, open_with, seal_with
-
-log = get_logger(__name__)
+from backend.accounts.protection import tampered
+from backend.vault.sealing import (
+    KEY_BYTES,
+    SealBrokenError,
+    Sealer,
+    derive,
+    open_with,
+    seal_with,
+)
 
 KEY_MODES: tuple[KeyMode, ...] = get_args(KeyMode)
 DEFAULT_KEY_MODE: KeyMode = "per_job"
 
 
+@dataclass(frozen=True, slots=True)
+class UserKey:
+    """A user key, and its place in the row of its account's user keys."""
+
+    key: bytes = field(repr=False)
+    generation: int
+
+
+def check_current(user: User, current: UserKey) -> None:
+    """Raise `KeysChangedError` where another request changed the account's keys meanwhile."""
+    if user.key_generation != current.generation:
+        raise KeysChangedError("Send the request again.")
+
+
 def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
     """A fresh data key's row, wrapped under the user key."""
-    wrapped = seal_with(
-        derive(user_key, "data-keys"), os.urandom(KEY_BYTES), context=_context(user_id, number)
+    row = DataKey(user_id=user_id, number=number)
+    wrap_data_key(row, os.urandom(KEY_BYTES), user_key=user_key)
+    return row
+
+
+def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
+    """Put a data key into its row, wrapped under the user key."""
+    row.wrapped = seal_with(
+        derive(user_key, "data-keys"), key, context=_context(row.user_id, row.number)
     )
-    return DataKey(user_id=user_id, number=number, wrapped=wrapped)
 
 
-def open_sealer(user_id: UUID, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
-    """The sealer of a user whose key is at hand. Raises `SealBrokenError` for a wrong key."""
+def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, bytes]:
+    """An account's data keys by number. Raises `SealBrokenError` for a wrong key."""
     wrapping = derive(user_key, "data-keys")
-    keys = {
-        row.number: open_with(wrapping, row.wrapped, context=_context(user_id, row.number))
+    return {
+        row.number: open_with(wrapping, row.wrapped, context=_context(row.user_id, row.number))
         for row in rows
     }
-    return Sealer(user_id, keys, user_key=user_key)
 
 
-def settings_mac(user_key: bytes, *, key_mode: str, kdf: bytes) -> bytes:
-    """Guards what decides how well the key is kept: whoever writes rows can't make it weaker."""
-    return digest(derive(user_key, "settings-mac"), key_mode.encode(), kdf)
+def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
+    """Put the key that other keys are derived from into its user's row."""
+    user.wrapped_derivation_key = seal_with(
+        derive(user_key, "derivation-key"), key, context=_derivation_context(user.id)
+    )
 
 
-def check_settings_mac(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
-    """Raise `TamperedAccountError` unless the account's key mode and KDF are what its owner set."""
-    mac = settings_mac(user_key, key_mode=user.key_mode, kdf=kdf or b"")
-    if not compare_digest(mac, user.settings_mac):
-        log.error("account.tampered", user_id=user.id)
-        raise TamperedAccountError("Ask the administrator to look at the database.")
+def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
+    """The key that other keys are derived from. Raises `SealBrokenError`."""
+    if user.wrapped_derivation_key is None:
+        if user.key_generation:
+            raise SealBrokenError
+        return user_key
+    return open_with(
+        derive(user_key, "derivation-key"),
+        user.wrapped_derivation_key,
+        context=_derivation_context(user.id),
+    )
+
+
+def open_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
+    """The sealer of a user whose key is at hand.
+
+    Raises `SealBrokenError` for a wrong key, and where the newest data key is missing.
+    """
+    keys = open_data_keys((row for row in rows if row.user_id == user.id), user_key=user_key)
+    if not keys or max(keys) < user.newest_data_key:
+        raise SealBrokenError
+    derivation_key = open_derivation_key(user, user_key=user_key)
+    return Sealer(user.id, keys, user_key=user_key, derivation_key=derivation_key)
+
+
+def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
+    """`open_sealer` for a user who comes in.
+
+    Raises `TamperedAccountError`: the user key belongs to a slot that opened, so keys that do not
+    open were changed, removed, or put back from an older copy.
+    """
+    try:
+        return open_sealer(user, rows, user_key=user_key)
+    except SealBrokenError as error:
+        raise tampered(user) from error
 
 
 def _context(user_id: UUID, number: int) -> bytes:
     return b"data-key/" + user_id.bytes + number.to_bytes(4, "big")
+
+
+def _derivation_context(user_id: UUID) -> bytes:
+    return b"derivation-key/" + user_id.bytes

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId
 from backend.vault.sealing import Column
 
 
@@ -30,7 +30,13 @@ KeyMode = Literal["managed", "per_job", "sealed"]
 
 
 class User(Base):
-    """An account. `settings_mac` guards `key_mode` and the password's KDF against tampering."""
+    """An account. `settings_mac` guards what `Protection` names against tampering.
+
+    `factors_digest` is over the ids of the second factors that are on, None if none is.
+    `key_generation` counts the account's user keys. `newest_data_key` is the number of the data key
+    that came with the present one. Without `wrapped_derivation_key`, the user key itself is the
+    derivation key: so it is in generation 0, of accounts from before there was one.
+    """
 
     __tablename__ = "users"
 
@@ -40,16 +46,23 @@ class User(Base):
     is_administrator: Mapped[bool] = mapped_column(default=False)
     is_disabled: Mapped[bool] = mapped_column(default=False)
     key_mode: Mapped[KeyMode] = mapped_column(String, default="per_job")
+    key_generation: Mapped[int] = mapped_column(default=0, server_default="0")
+    factors_digest: Mapped[bytes | None]
+    newest_data_key: Mapped[int] = mapped_column(default=0, server_default="0")
+    wrapped_derivation_key: Mapped[bytes | None]
     settings_mac: Mapped[bytes]
     sealed_settings: Mapped[bytes | None]
     sealed_variables: Mapped[bytes | None]
+    sealed_scripts: Mapped[bytes | None] = mapped_column(deferred=True)
     settings_revision: Mapped[int] = mapped_column(default=0)
+    scripts_revision: Mapped[int] = mapped_column(default=0, server_default="0")
     new_data_key_due: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[CreatedAt]
 
 
 USER_SETTINGS = Column("users", "sealed_settings")
 USER_VARIABLES = Column("users", "sealed_variables")
+USER_SCRIPTS = Column("users", "sealed_scripts")
 
 
 class DataKey(Base):
@@ -68,8 +81,8 @@ class DataKey(Base):
 class KeySlot(Base):
     """One wrapping of the user key: `kind` is a `SlotKind`.
 
-    `lookup` is the SHA-256 of a token's secret. `kdf` belongs to passwords, `root_version` to them
-    and to standing slots.
+    `lookup` is the SHA-256 of a token's secret. `kdf` belongs to passwords. `generation` is that of
+    the user key in an envelope; a slot without one is of an older form, or a standing slot.
     """
 
     __tablename__ = "key_slots"
@@ -82,6 +95,7 @@ class KeySlot(Base):
     lookup: Mapped[bytes | None] = mapped_column(unique=True)
     kdf: Mapped[bytes | None]
     root_version: Mapped[int | None]
+    generation: Mapped[int | None]
     scope: Mapped[str] = mapped_column(default="")
     sealed_label: Mapped[bytes | None]
     created_at: Mapped[CreatedAt]
@@ -106,17 +120,34 @@ class Invitation(Base):
 
 
 class LoginFailures(Base):
-    """Failed log-ins in a row, by keyed hash of an account's name or of an address."""
+    """Failed log-ins, by keyed hash of an account's name or of an address.
+
+    They decay: `failures` is what was left of them at `last_at`.
+    """
 
     __tablename__ = "login_failures"
 
     key: Mapped[bytes] = mapped_column(primary_key=True)
-    failures: Mapped[int]
+    failures: Mapped[float] = mapped_column(Float(53))
     last_at: Mapped[datetime]
 
 
+class KnownAddress(Base):
+    """An address from which an account was signed in to, as a keyed hash of both."""
+
+    __tablename__ = "known_addresses"
+
+    key: Mapped[bytes] = mapped_column(primary_key=True)
+    user_id: Mapped[OwnerId]
+    last_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class IdempotentRequest(Base):
-    """An answered write that a client named, so that sending it again is answered the same."""
+    """An answered write that a client named, so that sending it again is answered the same.
+
+    `is_done` and `made_id` (the id of what was made) are set in the transaction that does it, for a
+    process that dies before it answers.
+    """
 
     __tablename__ = "idempotent_requests"
     __table_args__ = (UniqueConstraint("user_id", "key_digest"),)
@@ -127,7 +158,68 @@ class IdempotentRequest(Base):
     request_digest: Mapped[bytes]
     status: Mapped[int | None]
     sealed_response: Mapped[bytes | None]
+    is_done: Mapped[bool] = mapped_column(default=False, server_default=false())
+    made_id: Mapped[UUID | None]
     created_at: Mapped[CreatedAt] = mapped_column(index=True)
 
 
 IDEMPOTENT_RESPONSE = Column("idempotent_requests", "sealed_response")
+
+
+FactorKind = Literal["totp", "passkey", "one_time_code"]
+
+
+class SecondFactor(Base):
+    """Something that a sign-in needs beside the password; one that is begun and not on counts not.
+
+    `sealed_secret` depends on the kind (`second_factor.secrets`). `counter` only goes up, so that
+    nothing works twice: of a TOTP it is the newest time step that was used, of a passkey the time
+    of its newest challenge (microseconds). `sign_count` is what a passkey's device counts itself.
+    """
+
+    __tablename__ = "second_factors"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    kind: Mapped[FactorKind] = mapped_column(String)
+    is_on: Mapped[bool] = mapped_column(default=False)
+    sealed_secret: Mapped[bytes]
+    sealed_label: Mapped[bytes | None]
+    counter: Mapped[int] = mapped_column(BigInteger, default=0)
+    sign_count: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[CreatedAt]
+    last_used_at: Mapped[datetime | None]
+
+
+FACTOR_SECRET = Column("second_factors", "sealed_secret")
+FACTOR_LABEL = Column("second_factors", "sealed_label")
+
+_HAS_ADDRESS = text("sealed_address IS NOT NULL")
+
+
+class ActivityEntry(Base):
+    """Something that happened to an account: `sealed_entry` is a `StoredEntry` in JSON.
+
+    The address is in a column of its own, because it is deleted before the entry is.
+    """
+
+    __tablename__ = "account_activity"
+    __table_args__ = (
+        Index(None, "user_id", "id"),
+        Index(
+            "ix_account_activity_addressed",
+            "created_at",
+            sqlite_where=_HAS_ADDRESS,
+            postgresql_where=_HAS_ADDRESS,
+        ),
+    )
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[ListedOwnerId]
+    sealed_entry: Mapped[bytes]
+    sealed_address: Mapped[bytes | None]
+    created_at: Mapped[CreatedAt] = mapped_column(index=True)
+
+
+ACTIVITY_ENTRY = Column("account_activity", "sealed_entry")
+ACTIVITY_ADDRESS = Column("account_activity", "sealed_address")

@@ -33,9 +33,9 @@ class InstanceKeys:
         """The hash by which an account is found."""
         return digest(self._lookup, b"name", normalise_name(name).encode())
 
-    def find_throttle(self, kind: str, value: str) -> bytes:
-        """The hash under which failed log-ins are counted."""
-        return digest(self._lookup, b"throttle", kind.encode(), value.encode())
+    def find_throttle(self, kind: str, *values: str) -> bytes:
+        """The hash under which failed log-ins are counted, and known addresses kept."""
+        return digest(self._lookup, b"throttle", kind.encode(), *(each.encode() for each in values))
 
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
         """An account's name as it is stored."""

@@ -19,9 +19,10 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class OpenKey:
-    """A user's key, and the session or API key that it came with."""
+    """A user's key with its generation, and the session or API key that it came with."""
 
     slot_id: UUID
+    generation: int
     sealer: Sealer = field(repr=False)
     until: float
 
@@ -55,7 +56,7 @@ class OpenKeys:
         at = self._clock()
         # Put in at the end, so that the first in the row is the one that was seen longest ago.
         self._keys[identity.user_id] = OpenKey(
-            identity.slot_id, identity.sealer, at + STAYS_SECONDS
+            identity.slot_id, identity.key_generation, identity.sealer, at + STAYS_SECONDS
         )
         if len(self._keys) > MOST:
             del self._keys[next(iter(self._keys))]
@@ -78,6 +79,12 @@ class OpenKeys:
                 break
             del self._keys[user_id]
         return list(self._keys)
+
+    def by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
+        """The keys that are here with their users, by the session or API key they came with."""
+        return {
+            self._keys[user_id].slot_id: (user_id, self._keys[user_id]) for user_id in self.users()
+        }
 
     def get(self, user_id: UUID) -> OpenKey | None:
         """A user's key, while it is here."""

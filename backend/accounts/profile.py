@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
@@ -16,14 +16,13 @@ from backend.accounts.identity import Identity, open_settings
 from backend.accounts.keyring import (
     DEFAULT_KEY_MODE,
     KEY_MODES,
-    check_settings_mac,
-    settings_mac,
 )
-from backend.accounts.lent import end_job_keys, end_standing, give_standing
 from backend.accounts.models import USER_SETTINGS, Invitation, KeyMode, User
-from backend.accounts.rotation import refuse_older_root
+from backend.accounts.open_keys import OpenKeys
+from backend.accounts.server_held_keys import end_job_keys, end_standing, give_standing
 from backend.accounts.service import INVITATION_PREFIX
 from backend.accounts.settings import UserSettings, check_budgets
+from backend.accounts.user_keys import lock_account, make_room, renew_user_key
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
@@ -32,16 +31,33 @@ from backend.generation.sampling import check_taken
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import lookup_hash, new_token
-from backend.wire import check_revision, merge_patch, reject_unknown
+from backend.wire import check_revision, merge_patch, page_of, reject_unknown
+
+
+class FindPersona(Protocol):
+    """Raises a not-found error for a persona that is absent or someone else's."""
+
+    async def __call__(self, session: AsyncSession, persona_id: UUID, *, owner_id: UUID) -> object:
+        """Find it."""
+        ...
 
 
 class ProfileService:
     """Settings and key mode of the account that asks."""
 
     def __init__(
-        self, database: Database, root: RootKeys, settings: Settings, registry: ModelRegistry
+        self,
+        database: Database,
+        root: RootKeys,
+        settings: Settings,
+        registry: ModelRegistry,
+        open_keys: OpenKeys,
+        *,
+        find_persona: FindPersona,
     ) -> None:
+        self._find_persona = find_persona
         self._database = database
+        self._open_keys = open_keys
         self._root = root
         self._settings = settings
         self._registry = registry
@@ -52,15 +68,20 @@ class ProfileService:
         """Merge a patch into the settings: (settings, new revision).
 
         Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`,
-        `PreconditionFailedError`.
+        `PreconditionFailedError`, and what `find_persona` raises.
         """
         async with self._database.write() as session:
             user = await session.get(User, identity.user_id, with_for_update=True)
             if user is None:
                 raise ForbiddenError
             check_revision(if_match, user.settings_revision)
-            settings = merge_patch(open_settings(identity.sealer, user.sealed_settings), patch)
+            before = open_settings(identity.sealer, user.sealed_settings)
+            settings = merge_patch(before, patch)
             self._check_model(settings)
+            check_budgets([settings.budgets], self._settings, before=before.budgets)
+            # One that was deleted later may stay: only what is named now has to be there.
+            if "persona_id" in patch and settings.persona_id is not None:
+                await self._find_persona(session, settings.persona_id, owner_id=user.id)
             user.sealed_settings = identity.sealer.seal_bytes(
                 USER_SETTINGS, user.id, msgspec.json.encode(settings)
             )
@@ -74,20 +95,24 @@ class ProfileService:
         `TamperedAccountError`, `ForbiddenError` for an API key that asks for `managed`.
         """
         reject_unknown(patch, frozenset({"key_mode"}))
+        if "key_mode" not in patch:
+            async with self._database.read() as session:
+                return await repository.get_user(session, identity.user_id)
+        mode = DEFAULT_KEY_MODE if patch["key_mode"] is None else patch["key_mode"]
+        if mode not in KEY_MODES:
+            raise ValidationError(f"key_mode is one of {', '.join(KEY_MODES)}.")
         async with self._database.write() as session:
-            if patch.get("key_mode") == "managed":
-                await refuse_older_root(session, self._root)
-            user = await repository.get_user(session, identity.user_id, lock=True)
-            if "key_mode" in patch:
-                mode = DEFAULT_KEY_MODE if patch["key_mode"] is None else patch["key_mode"]
-                if mode not in KEY_MODES:
-                    raise ValidationError(f"key_mode is one of {', '.join(KEY_MODES)}.")
-                slot = await repository.slot_of_kind(session, user.id, "password")
-                kdf = (slot.kdf if slot else None) or b""
-                check_settings_mac(user, identity.user_key, kdf=kdf)
-                user.key_mode = mode
-                user.settings_mac = settings_mac(identity.user_key, key_mode=mode, kdf=kdf)
-                await self._lend(session, identity, mode)
+            user = await lock_account(session, identity.user_id, identity.current, root=self._root)
+            is_new = user.key_mode != mode
+            user.key_mode = mode
+            await self._lend(session, identity, mode)
+            if is_new:
+                # What the old mode lent out, and a copy of the row that allowed it, open nothing.
+                await make_room(session, user.id)
+                await renew_user_key(session, user, identity.user_key, root=self._root)
+        if is_new:
+            self._open_keys.drop(user.id)
+        await self._database.log.empty_now()
         return user
 
     async def _lend(self, session: AsyncSession, identity: Identity, mode: KeyMode) -> None:
@@ -112,11 +137,6 @@ class ProfileService:
         check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
         if settings.enrichment.model is not None:
             self._registry.spec(settings.enrichment.model)
-        check_budgets(
-            [settings.budgets],
-            total=self._settings.budget_total,
-            reply_reserve=self._settings.budget_reply_reserve,
-        )
 
 
 class AdministrationService:
@@ -125,10 +145,13 @@ class AdministrationService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_users(self) -> list[User]:
-        """Every account, oldest first."""
+    async def list_users(self, *, after: UUID | None, limit: int) -> tuple[list[User], str | None]:
+        """A page of all accounts, oldest first."""
+        query = select(User).order_by(User.id).limit(limit + 1)
+        if after is not None:
+            query = query.where(User.id > after)
         async with self._database.read() as session:
-            return list(await session.scalars(select(User).order_by(User.id)))
+            return page_of(list(await session.scalars(query)), limit)
 
     async def change_user(
         self, user_id: UUID, *, is_administrator: bool | None, is_disabled: bool | None
@@ -160,10 +183,15 @@ class AdministrationService:
             session.add(invitation)
         return code, invitation
 
-    async def list_invitations(self) -> list[Invitation]:
-        """Every invitation, newest first."""
+    async def list_invitations(
+        self, *, after: UUID | None, limit: int
+    ) -> tuple[list[Invitation], str | None]:
+        """A page of all invitations, newest first."""
+        query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
+        if after is not None:
+            query = query.where(Invitation.id < after)
         async with self._database.read() as session:
-            return list(await session.scalars(select(Invitation).order_by(Invitation.id.desc())))
+            return page_of(list(await session.scalars(query)), limit)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:
         """Make an invitation useless. Raises `InvitationNotFoundError`."""

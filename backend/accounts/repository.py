@@ -42,7 +42,9 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
     `lock` lets one transaction at a time change the account's password, recovery code or mode: the
     slots that are read after it are those that the MAC of its settings speaks of.
     """
-    user = await session.get(User, user_id, with_for_update=True if lock else None)
+    # Not in the way of rows that are inserted meanwhile and refer to the account.
+    for_update = {"key_share": True} if lock else None
+    user = await session.get(User, user_id, with_for_update=for_update)
     if user is None:
         raise UserNotFoundError
     return user
@@ -54,13 +56,18 @@ async def slot_of_kind(session: AsyncSession, user_id: UUID, kind: SlotKind) -> 
     return await session.scalar(query)
 
 
-async def list_slots(session: AsyncSession, user_id: UUID, kind: SlotKind) -> list[KeySlot]:
+async def list_slots(
+    session: AsyncSession, user_id: UUID, kind: SlotKind, *, after: UUID | None, limit: int
+) -> list[KeySlot]:
     """An account's sessions or API keys, newest first."""
     query = (
         select(KeySlot)
         .where(KeySlot.user_id == user_id, KeySlot.kind == kind)
         .order_by(KeySlot.id.desc())
+        .limit(limit)
     )
+    if after is not None:
+        query = query.where(KeySlot.id < after)
     return list(await session.scalars(query))
 
 
@@ -150,6 +157,16 @@ async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySl
         .where(KeySlot.id.in_(slot_ids), ~User.is_disabled)
     )
     return list(await session.scalars(query))
+
+
+async def usable_keys(session: AsyncSession, slot_ids: set[UUID]) -> list[tuple[KeySlot, int]]:
+    """The same, each with the generation of its account's user key."""
+    query = (
+        select(KeySlot, User.key_generation)
+        .join(User, User.id == KeySlot.user_id)
+        .where(KeySlot.id.in_(slot_ids), ~User.is_disabled)
+    )
+    return [(slot, number) for slot, number in await session.execute(query)]
 
 
 async def delete_ended_sessions(

@@ -19,23 +19,27 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.errors import UserNotFoundError
+from backend.accounts.key_slots import rewrap_under_root
 from backend.accounts.keyring import new_data_key, open_sealer
-from backend.accounts.lent import count_stale_job_keys, rewrap_job_keys, rewrap_standing
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.accounts.names import INSTANCE_CONTEXT
 from backend.accounts.rotation_columns import SealedTable, sealed_tables
 from backend.accounts.rotation_texts import Report, Resealer, keys_in_use
+from backend.accounts.server_held_keys import count_stale_job_keys, rewrap_job_keys
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.logs import get_logger
 from backend.vault.root import (
     RootKeyError,
     RootKeys,
+    RootSealBrokenError,
     add_root_key,
     drop_old_root_keys,
     load_root_keys,
 )
 from backend.vault.sealing import Sealer
-from backend.vault.slots import rewrap_password
+
+log = get_logger(__name__)
 
 BATCH_SLOTS = 200
 GRACE = timedelta(days=1)
@@ -124,19 +128,6 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     return done
 
 
-async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
-    """Raise `RootKeyError` where the root key was rotated after this process read it.
-
-    To be asked at the beginning of a transaction that wraps something under the root key: what a
-    server that was not restarted wraps under the old key could never be opened again once that key
-    is dropped. Its lock lets the rotation wait for such a transaction, or the other way round.
-    """
-    query = select(InstanceKey.root_version).with_for_update(read=True)
-    version = await session.scalar(query)
-    if version is not None and version > root_keys.current:
-        raise RootKeyError("The root key was rotated. Restart this server with the new one.")
-
-
 async def mark_all_due(database: Database) -> int:
     """Have every account get a new data key when it next logs in; returns how many newly are."""
     query = update(User).where(~User.new_data_key_due).values(new_data_key_due=True)
@@ -181,7 +172,9 @@ async def rotate_data_key(
         sealer = await _newest_sealer(session, user_id, user_key)
     resealer = Resealer(database, tables, sealer, report)
     await resealer.run()
-    kept = await _delete_unused_keys(database, tables, user_id, grace)
+    async with database.write() as session:
+        await _lock_user(session, user_id)
+        kept = await delete_unused_keys(session, tables, user_id, grace)
     return DataKeyRotation(sealer.current_key, resealer.done, resealer.damaged, kept)
 
 
@@ -226,27 +219,20 @@ async def _rewrap_slots(database: Database, root: RootKeys) -> int:
     async with database.write() as session:
         slots = list(await session.scalars(query))
         for slot in slots:
-            _rewrap(slot, root)
+            try:
+                rewrap_under_root(slot, root)
+            except RootSealBrokenError:
+                if slot.kind not in {"session", "api_key"}:
+                    raise
+                # It opens nothing, and its user can make another.
+                log.warning("rotation.slot_deleted", user_id=slot.user_id)
+                await session.delete(slot)
     return len(slots)
 
 
 async def _rewrap_jobs(database: Database, root: RootKeys) -> int:
     async with database.write() as session:
         return await rewrap_job_keys(session, root, limit=BATCH_SLOTS)
-
-
-def _rewrap(slot: KeySlot, root: RootKeys) -> None:
-    if slot.kind == "standing":
-        rewrap_standing(slot, root)
-        return
-    if slot.kind != "password" or slot.root_version is None:
-        raise NotImplementedError(f"Slots of kind {slot.kind!r} are not under the root key.")
-    try:
-        slot.root_version, slot.wrapped = rewrap_password(
-            slot.id, slot.user_id, blob=slot.wrapped, root_version=slot.root_version, root=root
-        )
-    except RootKeyError as error:
-        raise RootKeyError(f"Password slot {slot.id} of {slot.user_id}: {error.detail}") from error
 
 
 async def _lock_user(session: AsyncSession, user_id: UUID) -> User | None:
@@ -268,14 +254,14 @@ async def _newest_sealer(session: AsyncSession, user_id: UUID, user_key: bytes) 
     rows = await repository.data_keys(session, user_id)
     if user.new_data_key_due or len(rows) == 1:
         rows = await _add_data_key(session, user, user_key)
-    return open_sealer(user_id, rows, user_key=user_key)
+    return open_sealer(user, rows, user_key=user_key)
 
 
 async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:
     """Make the next data key of a locked account; returns all of its keys."""
     rows = await repository.data_keys(session, user.id)
     # A key wrapped under a wrong user key would make every later text unreadable.
-    newest = open_sealer(user.id, rows, user_key=user_key).current_key
+    newest = open_sealer(user, rows, user_key=user_key).current_key
     added = new_data_key(user.id, newest + 1, user_key=user_key)
     session.add(added)
     user.new_data_key_due = False
@@ -283,18 +269,20 @@ async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> l
     return [*rows, added]
 
 
-async def _delete_unused_keys(
-    database: Database, tables: Sequence[SealedTable], user_id: UUID, grace: timedelta
+async def delete_unused_keys(
+    session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID, grace: timedelta
 ) -> tuple[int, ...]:
-    """Delete older data keys that nothing is under; returns those that are still there."""
-    async with database.read() as session:
-        used = await keys_in_use(session, tables, user_id)
+    """Delete a locked account's older data keys that nothing is under.
+
+    Those that are still there are returned: something is under them, or less than `grace` has
+    passed since the next one was made.
+    """
+    used = await keys_in_use(session, tables, user_id)
     kept: list[int] = []
-    async with database.write() as session:
-        rows = await repository.data_keys(session, user_id)
-        for row, following in pairwise(sorted(rows, key=lambda each: each.number)):
-            if row.number in used or now() < following.created_at + grace:
-                kept.append(row.number)
-            else:
-                await session.delete(row)
+    rows = await repository.data_keys(session, user_id)
+    for row, following in pairwise(sorted(rows, key=lambda each: each.number)):
+        if row.number in used or now() < following.created_at + grace:
+            kept.append(row.number)
+        else:
+            await session.delete(row)
     return tuple(kept)

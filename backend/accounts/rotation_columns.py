@@ -48,6 +48,12 @@ class SealedTable:
         return self.id if self.table is User.__table__ else self.table.c.user_id
 
     @property
+    def is_listed(self) -> bool:
+        """Whether an index gives an account's rows in the order of their ids."""
+        wanted = ["user_id", "id"]
+        return any([c.name for c in index.columns][:2] == wanted for index in self.table.indexes)
+
+    @property
     def size(self) -> ColumnElement[int]:
         """Bytes in a row's sealed columns."""
         lengths = (func.coalesce(func.length(column), 0) for column in self.columns)

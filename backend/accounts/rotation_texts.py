@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.rotation_columns import SealedTable, header_of
+from backend.accounts.rotation_columns import SealedTable, described_tables, header_of
 from backend.database.engine import Database
 from backend.vault.sealing import HEADER, SealBrokenError, Sealer
 
@@ -129,6 +129,23 @@ def batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
         yield ids
 
 
+async def has_texts_beyond(session: AsyncSession, user_id: UUID, number: int) -> bool:
+    """Whether the newest text of one of the account's lists is under a data key after `number`.
+
+    So it is where the account's keys, and not its texts, were put back from an older copy. Looked
+    at are tables with an index that gives the newest row at once.
+    """
+    for sealed in described_tables():
+        if not sealed.is_listed:
+            continue
+        query = select(*(header_of(column) for column in sealed.columns))
+        query = query.where(sealed.owner == user_id).order_by(sealed.id.desc()).limit(1)
+        row = (await session.execute(query)).one_or_none() or ()
+        if any(header and key_number_of(header) > number for header in row):
+            return True
+    return False
+
+
 async def keys_in_use(
     session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID
 ) -> set[int]:
@@ -138,7 +155,15 @@ async def keys_in_use(
         for column in sealed.columns:
             query = select(header_of(column)).where(sealed.owner == user_id, column.is_not(None))
             headers.update(await session.scalars(query.distinct()))
-    return {HEADER.unpack(header)[1] for header in headers if len(header) == HEADER.size}
+    return {key_number_of(header) for header in headers if len(header) == HEADER.size}
+
+
+def key_number_of(header: bytes) -> int:
+    """Number of the data key that the start of a blob names; 0 for what is no blob."""
+    if len(header) != HEADER.size:
+        return 0
+    number: int = HEADER.unpack(header)[1]
+    return number
 
 
 async def _store(

@@ -1,7 +1,7 @@
 """Shapes of the accounts' part of the API."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -28,10 +28,16 @@ class SignUp(Struct):
 
 
 class LogIn(Struct):
-    """A name and its password."""
+    """A name and its password, and the second factor if the account has one.
+
+    `otp` is an authenticator app's code or a one-time code, `passkey` what
+    `navigator.credentials.get` gave, as JSON.
+    """
 
     username: Name
     password: Password
+    otp: Code | None = None
+    passkey: dict[str, Any] | None = None
 
 
 class Recovery(Struct):

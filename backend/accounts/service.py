@@ -22,14 +22,17 @@ from backend.accounts.errors import (
     WrongRecoveryCodeError,
 )
 from backend.accounts.identity import Identity
-from backend.accounts.keyring import DEFAULT_KEY_MODE, new_data_key, settings_mac
-from backend.accounts.lent import delete_jobs, end_job_keys, end_standing
-from backend.accounts.models import DataKey, KeySlot, User
+from backend.accounts.key_slots import wrap_directly
+from backend.accounts.keyring import DEFAULT_KEY_MODE, UserKey, new_data_key, wrap_derivation_key
+from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
 from backend.accounts.names import InstanceKeys
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.passwords import check_password, normalise_name
-from backend.accounts.rotation import refuse_older_root
-from backend.accounts.throttle import FREE_ACCOUNT_ATTEMPTS, FREE_ATTEMPTS, Throttle
+from backend.accounts.passwords import check_password
+from backend.accounts.protection import protect
+from backend.accounts.root_version import refuse_older_root
+from backend.accounts.server_held_keys import delete_jobs, end_job_keys, end_standing
+from backend.accounts.throttle import Throttle, forget_addresses
+from backend.accounts.user_keys import lock_account, make_room, renew_user_key
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -53,6 +56,11 @@ class Unlocked:
     name: str
     user_key: bytes
     recovery_code: str = ""
+
+    @property
+    def current(self) -> UserKey:
+        """The user key with its generation."""
+        return UserKey(self.user_key, self.user.key_generation)
 
 
 Farewell = Callable[[AsyncSession, UUID], Awaitable[None]]
@@ -80,7 +88,7 @@ class AccountService:
         self._instance = instance
         self._settings = settings
         self._credentials = Credentials(root, kdf)
-        self._throttle = Throttle(database)
+        self._throttle = Throttle(database, instance)
 
     async def sign_up_state(self) -> SignUpState:
         """Who may sign up now. Without an account anybody may, whatever the settings say."""
@@ -102,8 +110,7 @@ class AccountService:
                 f"A name has 1 to {MAX_NAME_LENGTH} characters that can be printed."
             )
         password = check_password(password, name=name)
-        address_key = self._instance.find_throttle("address", address)
-        await self._throttle.admit({address_key: FREE_ATTEMPTS})
+        attempt = await self._throttle.admit_sign_up(address=address)
         async with self._database.read() as session:
             # Before the costly part, which is not for whoever is not let in anyway.
             await self._check_may_join(session, invitation)
@@ -116,9 +123,12 @@ class AccountService:
             name_lookup=self._instance.find_name(name),
             wrapped_name=self._instance.wrap_name(user_id, name),
             key_mode=DEFAULT_KEY_MODE,
-            settings_mac=settings_mac(user_key, key_mode=DEFAULT_KEY_MODE, kdf=stretched.kdf),
+            key_generation=1,
+            newest_data_key=1,
         )
-        code, recovery = self._credentials.recovery_slot(user_id, user_key)
+        wrap_derivation_key(user, os.urandom(KEY_BYTES), user_key=user_key)
+        protect(user, user_key, kdf=stretched.kdf)
+        code, recovery = self._credentials.recovery_slot(user, user_key)
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             await refuse_older_root(session, self._root)
@@ -130,71 +140,85 @@ class AccountService:
             session.add_all(
                 (
                     new_data_key(user_id, 1, user_key=user_key),
-                    self._credentials.password_slot(user_id, user_key, stretched),
+                    self._credentials.password_slot(user, user_key, stretched),
                     recovery,
                 )
             )
-        await self._throttle.forgive(address=address_key)
+        await self._throttle.forgive(attempt)
+        await self._throttle.remember(user_id, name, address=address)
         return Unlocked(user, name, user_key, code)
 
     async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
         """Open an account with its password.
 
         Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
-        `BusyError`. An unknown name takes as long as a wrong password.
+        `BusyError`. An unknown name takes as long as a wrong password. The second factor is
+        still to be asked for (`SecondFactorGate`).
         """
-        account_key = self._instance.find_throttle("account", normalise_name(name))
-        address_key = self._instance.find_throttle("address", address)
-        await self._throttle.admit({account_key: FREE_ACCOUNT_ATTEMPTS, address_key: FREE_ATTEMPTS})
+        attempt = await self._throttle.admit_sign_in("account", name, address=address)
         found = await self._find(name, "password")
         if found is None:
             # As slow as with an account, so that the time tells nobody which names there are.
             await self._credentials.stretch_new(password)
             raise WrongCredentialsError
         user, slot = found
-        user_key = await self._credentials.open_password(user, slot, password)
-        await self._throttle.forgive(account=account_key, address=address_key)
-        return Unlocked(user, self._stored_name(user), user_key)
+        opened = await self._credentials.open_password(user, slot, password)
+        if not opened.is_direct:
+            await wrap_directly(
+                self._database,
+                slot,
+                secret=opened.secret,
+                user_key=opened.user_key,
+                generation=user.key_generation,
+                root=self._root,
+            )
+        await self._throttle.forgive(attempt)
+        return Unlocked(user, self._stored_name(user), opened.user_key)
+
+    async def remember(self, unlocked: Unlocked, *, address: str) -> None:
+        """A sign-in succeeded as a whole: guesses from elsewhere don't slow this address down."""
+        await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
 
     async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
         """Set a new password with the recovery code; a new code is made.
 
         Every session and API key ends: the account may have been in other hands. So do the keys
-        that were lent to the server, and `managed` goes back to the default mode.
+        that were lent to the server, and `managed` goes back to the default mode. Second factors
+        are switched off: the code alone proves whose account it is.
 
         Raises `WrongRecoveryCodeError`, `TooManyAttemptsError`, `WeakPasswordError`,
         `TamperedAccountError`, `BusyError`.
         """
         new_password = check_password(new_password, name=name)
-        account_key = self._instance.find_throttle("recovery", normalise_name(name))
-        address_key = self._instance.find_throttle("address", address)
-        await self._throttle.admit({account_key: FREE_ACCOUNT_ATTEMPTS, address_key: FREE_ATTEMPTS})
+        attempt = await self._throttle.admit_sign_in("recovery", name, address=address)
         found = await self._find(name, "recovery")
         stretched = await self._credentials.stretch_new(new_password)
         if found is None:
             raise WrongRecoveryCodeError
         user, slot = found
-        user_key = self._credentials.open_recovery(user, slot, code)
-        new_code, recovery = self._credentials.recovery_slot(user.id, user_key)
+        current = UserKey(self._credentials.open_recovery(user, slot, code), user.key_generation)
         async with self._database.write() as session:
-            await refuse_older_root(session, self._root)
-            user = await repository.get_user(session, user.id, lock=True)
+            user = await lock_account(session, user.id, current, root=self._root)
             if slot.id not in await repository.delete_slots(session, user.id, "recovery"):
                 raise WrongRecoveryCodeError  # used up by another request meanwhile
             await repository.delete_slots(session, user.id, "session")
             await repository.delete_slots(session, user.id, "api_key")
             await end_standing(session, user.id)
             await end_job_keys(session, user.id)
-            session.add(recovery)
-            await self._credentials.replace_password(session, user, user_key, stretched)
+            await forget_addresses(session, user.id)
+            await session.execute(delete(SecondFactor).where(SecondFactor.user_id == user.id))
+            user.factors_digest = None
             if user.key_mode == "managed":
                 user.key_mode = DEFAULT_KEY_MODE
-                user.settings_mac = settings_mac(
-                    user_key, key_mode=user.key_mode, kdf=stretched.kdf
-                )
+            new_code, recovery = self._credentials.recovery_slot(user, current.key)
+            session.add(recovery)
+            await self._credentials.replace_password(session, user, current.key, stretched)
+            renewed = await renew_user_key(session, user, current.key, root=self._root)
         self._open_keys.drop(user.id)
-        await self._throttle.forgive(account=account_key, address=address_key)
-        return Unlocked(user, self._stored_name(user), user_key, new_code)
+        await self._database.log.empty_now()
+        await self._throttle.forgive(attempt)
+        await self._throttle.remember(user.id, name, address=address)
+        return Unlocked(user, self._stored_name(user), renewed.key, new_code)
 
     async def change_password(self, identity: Identity, current: str, new: str) -> list[UUID]:
         """Replace the password; returns the ids of the other sessions, which it ended.
@@ -205,27 +229,47 @@ class AccountService:
         new = check_password(new, name=self.name_of(identity))
         confirmed = await self.confirm_password(identity, current)
         stretched = await self._credentials.stretch_new(new)
-        user_id, user_key = identity.user_id, identity.user_key
+        user_id = identity.user_id
         async with self._database.write() as session:
-            await refuse_older_root(session, self._root)
-            user = await repository.get_user(session, user_id, lock=True)
+            user = await lock_account(session, user_id, identity.current, root=self._root)
             slot = await repository.slot_of_kind(session, user_id, "password")
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
-            await self._credentials.replace_password(session, user, user_key, stretched)
+            await self._credentials.replace_password(session, user, identity.user_key, stretched)
             ended = await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
+            await renew_user_key(session, user, identity.user_key, root=self._root)
         self._open_keys.drop(user_id)
+        await self._database.log.empty_now()
         return ended
 
     async def new_recovery_code(self, identity: Identity, password: str) -> str:
         """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
         await self.confirm_password(identity, password)
-        code, slot = self._credentials.recovery_slot(identity.user_id, identity.user_key)
         async with self._database.write() as session:
-            await repository.get_user(session, identity.user_id, lock=True)
+            user = await lock_account(session, identity.user_id, identity.current, root=self._root)
+            code, slot = self._credentials.recovery_slot(user, identity.user_key)
             await repository.delete_slots(session, identity.user_id, "recovery")
             session.add(slot)
+        await self._database.log.empty_now()
         return code
+
+    async def change_keys(self, identity: Identity, password: str) -> None:
+        """Make a new user key; nothing ends by it. Raises as `confirm_password` does.
+
+        Also `TooManyDataKeysError`, `KeysChangedError`.
+        """
+        await self.confirm_password(identity, password)
+        await self.renew(identity.user_id, identity.current)
+
+    async def renew(self, user_id: UUID, current: UserKey) -> UserKey:
+        """A new user key for an account whose present one is at hand."""
+        async with self._database.write() as session:
+            user = await lock_account(session, user_id, current, root=self._root)
+            await make_room(session, user_id)
+            renewed = await renew_user_key(session, user, current.key, root=self._root)
+        self._open_keys.drop(user_id)
+        await self._database.log.empty_now()
+        return renewed
 
     async def confirm_password(self, identity: Identity, password: str) -> UUID:
         """The id of the password's slot, where it is the account's password.
@@ -233,15 +277,14 @@ class AccountService:
         Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
         `BusyError`.
         """
-        account_key = self._instance.find_throttle("confirm", identity.user_id.hex)
-        await self._throttle.admit({account_key: FREE_ATTEMPTS})
+        attempt = await self._throttle.admit_confirmation(identity.user_id)
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
             slot = await repository.slot_of_kind(session, user.id, "password")
         if slot is None:
             raise WrongCredentialsError
         await self._credentials.open_password(user, slot, password)
-        await self._throttle.forgive(account=account_key)
+        await self._throttle.forgive(attempt)
         return slot.id
 
     async def delete(self, user_id: UUID) -> None:
@@ -263,6 +306,7 @@ class AccountService:
         self._open_keys.drop(user_id)
         async with self._database.write() as session:
             await session.execute(delete(User).where(User.id == user_id))
+        await self._database.log.empty_now()
 
     def name_of(self, identity: Identity) -> str:
         """The account's name."""

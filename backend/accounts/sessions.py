@@ -7,24 +7,28 @@ from uuid import UUID
 
 from backend.accounts import repository
 from backend.accounts.identity import Identity, Scope, TokenKind
-from backend.accounts.keyring import check_settings_mac, open_sealer
-from backend.accounts.lent import prolong_standing
+from backend.accounts.key_slots import new_slot, open_slot, wrap_directly
+from backend.accounts.keyring import open_checked_sealer
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.open_keys import OpenKeys
+from backend.accounts.protection import check_protection, tampered
 from backend.accounts.rotation import ensure_data_key
+from backend.accounts.rotation_texts import has_texts_beyond
+from backend.accounts.server_held_keys import prolong_standing
 from backend.accounts.service import Unlocked
+from backend.accounts.user_keys import lock_account
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
 from backend.settings import Settings
+from backend.vault.root import RootKeys
 from backend.vault.slots import (
     WrongSecretError,
     lookup_hash,
     new_token,
     token_secret,
-    unwrap_with_secret,
-    wrap_with_secret,
 )
+from backend.wire import page_of
 
 SESSION_PREFIX = "ts_"
 API_KEY_PREFIX = "tk_"
@@ -36,9 +40,14 @@ class SessionService:
     """Makes, checks, lists and ends sessions and API keys."""
 
     def __init__(
-        self, database: Database, settings: Settings, open_keys: OpenKeys | None = None
+        self,
+        database: Database,
+        root: RootKeys,
+        settings: Settings,
+        open_keys: OpenKeys | None = None,
     ) -> None:
         self._database = database
+        self._root = root
         self._open_keys = open_keys or OpenKeys()
         self._idle = timedelta(days=settings.session_idle_days)
         self._absolute = timedelta(days=settings.session_absolute_days)
@@ -52,20 +61,23 @@ class SessionService:
         token, secret = new_token(SESSION_PREFIX)
         slot_id, user_id, at = new_id(), unlocked.user.id, now()
         async with self._database.write() as session:
-            await ensure_data_key(session, unlocked.user, unlocked.user_key)
+            user = await lock_account(session, user_id, unlocked.current, root=self._root)
+            await ensure_data_key(session, user, unlocked.user_key)
             await repository.delete_ended_sessions(
                 session, user_id, at=at, unused_since=at - self._idle
             )
-            sealer = open_sealer(
-                user_id, await repository.data_keys(session, user_id), user_key=unlocked.user_key
-            )
-            slot = KeySlot(
+            data_keys = await repository.data_keys(session, user_id)
+            sealer = open_checked_sealer(user, data_keys, user_key=unlocked.user_key)
+            if await has_texts_beyond(session, user_id, sealer.current_key):
+                raise tampered(user)
+            slot = new_slot(
+                "session",
+                user_id,
+                secret=secret,
+                user_key=unlocked.user_key,
+                generation=user.key_generation,
+                root=self._root,
                 id=slot_id,
-                user_id=user_id,
-                kind="session",
-                wrapped=wrap_with_secret(
-                    "session", slot_id, user_id, secret=secret, user_key=unlocked.user_key
-                ),
                 lookup=lookup_hash(secret),
                 scope="manage",
                 sealed_label=sealer.seal(SLOT_LABEL, slot_id, label[:300]),
@@ -88,19 +100,21 @@ class SessionService:
             raise ForbiddenError("An API key can't make API keys. Sign in, and make it there.")
         token, secret = new_token(API_KEY_PREFIX)
         slot_id = new_id()
-        slot = KeySlot(
+        slot = new_slot(
+            "api_key",
+            identity.user_id,
+            secret=secret,
+            user_key=identity.user_key,
+            generation=identity.key_generation,
+            root=self._root,
             id=slot_id,
-            user_id=identity.user_id,
-            kind="api_key",
-            wrapped=wrap_with_secret(
-                "api_key", slot_id, identity.user_id, secret=secret, user_key=identity.user_key
-            ),
             lookup=lookup_hash(secret),
             scope=scope,
             sealed_label=identity.sealer.seal(SLOT_LABEL, slot_id, label),
             expires_at=expires_at,
         )
         async with self._database.write() as session:
+            await lock_account(session, identity.user_id, identity.current, root=self._root)
             session.add(slot)
         return token, slot
 
@@ -116,11 +130,19 @@ class SessionService:
             self._open_keys.seen(identity)
         return identity
 
-    async def list_slots(self, identity: Identity, kind: TokenKind) -> list[KeySlot]:
-        """The account's sessions or API keys that have not ended, newest first."""
+    async def list_slots(
+        self, identity: Identity, kind: TokenKind, *, after: UUID | None, limit: int
+    ) -> tuple[list[KeySlot], str | None]:
+        """The account's sessions or API keys that have not ended, newest first: a page of them.
+
+        It may be short, as those that have ended are left out of it.
+        """
         async with self._database.read() as session:
-            slots = await repository.list_slots(session, identity.user_id, kind)
-        return [slot for slot in slots if not self._ended(slot, now())]
+            rows = await repository.list_slots(
+                session, identity.user_id, kind, after=after, limit=limit + 1
+            )
+        page, following = page_of(rows, limit)
+        return [slot for slot in page if not self._ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
         """End a session or an API key. Raises the kind's not-found error."""
@@ -132,6 +154,19 @@ class SessionService:
                 owner_id=owner_id,
                 kind=kind,
             )
+        await self._database.log.empty_now()
+
+    async def forget_ended(self) -> None:
+        """Forget keys in memory that another process has ended or changed."""
+        in_memory = self._open_keys.by_slot()
+        if not in_memory:
+            return
+        async with self._database.read() as session:
+            found = await repository.usable_keys(session, set(in_memory))
+        usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
+        for slot_id, (user_id, key) in in_memory.items():
+            if (slot_id, key.generation) not in usable:
+                self._open_keys.drop(user_id)
 
     async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
         """Which of these sessions and keys have not ended: for streams that outlive a request."""
@@ -149,10 +184,20 @@ class SessionService:
         if user.is_disabled or self._ended(slot, at):
             return None
         try:
-            user_key = unwrap_with_secret(kind, slot.id, user.id, secret=secret, blob=slot.wrapped)
+            user_key, is_direct = open_slot(slot, secret=secret, root=self._root)
         except WrongSecretError:
             return None
-        check_settings_mac(user, user_key, kdf=kdf)
+        check_protection(user, user_key, kdf=kdf)
+        sealer = open_checked_sealer(user, data_keys, user_key=user_key)
+        if not is_direct:
+            await wrap_directly(
+                self._database,
+                slot,
+                secret=secret,
+                user_key=user_key,
+                generation=user.key_generation,
+                root=self._root,
+            )
         if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)
@@ -165,12 +210,13 @@ class SessionService:
             scope="manage" if kind == "session" else scope_of(slot),
             is_administrator=user.is_administrator,
             key_mode=user.key_mode,
-            sealer=open_sealer(user.id, data_keys, user_key=user_key),
+            sealer=sealer,
             user_key=user_key,
             sealed_settings=user.sealed_settings,
             settings_revision=user.settings_revision,
             created_at=user.created_at,
             wrapped_name=user.wrapped_name,
+            key_generation=user.key_generation,
         )
 
     def _ended(self, slot: KeySlot, at: datetime) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
 
+from backend.context.budget import Budget
 from backend.errors import ValidationError
 from backend.generation.sampling import Sampling
+from backend.settings import MIN_TOTAL, Settings
 
 ValueT = TypeVar("ValueT")
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
@@ -21,11 +23,21 @@ class BudgetSettings(
 ):
     """Token budgets; what is absent is the server's default."""
 
-    total: Annotated[int, msgspec.Meta(ge=1024, le=10_000_000)] | None = None
+    total: Annotated[int, msgspec.Meta(ge=MIN_TOTAL, le=10_000_000)] | None = None
     history: Tokens | None = None
     retrieval: Tokens | None = None
     reply_reserve: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     min_tail_messages: Annotated[int, msgspec.Meta(ge=2, le=1000)] | None = None
+
+
+LoreMode = Literal["keys", "keys_and_meaning", "meaning"]
+"""How lorebook entries are found: by their keys, by what they are about, or by both. Without an
+embedding model all are found by their keys."""
+
+DEFAULT_MODE: LoreMode = "keys_and_meaning"
+
+LoreStrategy = Literal["evenly", "character_first", "global_first"]
+"""Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
 
 
 class LoreOverrides(
@@ -34,14 +46,19 @@ class LoreOverrides(
     """How lorebooks are scanned where a book or an entry does not say; absent is the default.
 
     `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
-    `budget_cap` in tokens (0: none). `include_names` scans `Name: text` and not the text alone.
-    `min_activations` looks further back, as far as `min_activations_depth`, until so many entries
-    are found (0: no further).
+    `budget_cap` in tokens (0: none). Where room is short, history leaves lore that came in what it
+    needs, up to `reserve_percent` of the prompt (25). `include_names` scans `Name: text` and not
+    the text alone. `min_activations` looks further back, as far as `min_activations_depth`, until
+    so many entries are found (0: no further). `strategy` orders the entries that come after
+    those of the chat's and the persona's books: the characters' first, the global books' first, or
+    evenly, by their own order. `mode` says how entries are found: by their keys, by what they are
+    about, or both.
     """
 
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
     budget_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     budget_cap: Tokens | None = None
+    reserve_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     include_names: bool | None = None
     recursive: bool | None = None
     max_recursion_steps: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
@@ -50,6 +67,8 @@ class LoreOverrides(
     use_group_scoring: bool | None = None
     min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
+    strategy: LoreStrategy | None = None
+    mode: LoreMode | None = None
 
 
 class SourceWeights(
@@ -106,21 +125,56 @@ class UserSettings(
     post_history_instructions: LongText | None = None
 
 
-def check_budgets(chain: Sequence[BudgetSettings], *, total: int, reply_reserve: int) -> None:
-    """Raise `ValidationError` where nothing is left for a prompt.
+def check_budgets(
+    chain: Sequence[BudgetSettings], settings: Settings, *, before: BudgetSettings
+) -> None:
+    """Raise `ValidationError` for budgets that are too large or leave nothing for a prompt.
 
     Args:
-        chain: Budgets as they are looked up, the nearest first.
-        total: The server's own, for where none of them says.
-        reply_reserve: Likewise.
+        chain: Budgets as they are looked up, the nearest first: it is being set.
+        settings: The server's own budgets, for those that none of them says, and its maxima.
+        before: What the nearest one was. What stays is not checked against maxima: an operator may
+            have lowered them since.
     """
-    window = first_set(chain, "total", total)
-    reserve = first_set(chain, "reply_reserve", reply_reserve)
+    for name, maximum in _maxima(settings).items():
+        wanted: int | None = getattr(chain[0], name)
+        if wanted is not None and wanted > maximum and wanted != getattr(before, name):
+            raise ValidationError(
+                f"budgets.{name}: {wanted:,} tokens are more than this server's maximum of "
+                f"{maximum:,} (TALEKEEPER_MAX_BUDGET_{name.upper()})."
+            )
+    window = first_set(chain, "total", settings.budget_total)
+    reserve = first_set(chain, "reply_reserve", settings.budget_reply_reserve)
     if reserve >= window:
         raise ValidationError(
             f"budgets: of a total of {window:,} tokens a reply_reserve of {reserve:,} leaves "
             "nothing for the prompt."
         )
+
+
+def effective_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budget:
+    """The budgets that hold: as they are looked up, the nearest first, within the server's maxima.
+
+    A reply reserve that a lowered maximum of the total leaves too little beside takes half of it.
+    """
+    wanted = {
+        name: first_set(chain, name, getattr(settings, f"budget_{name}"))
+        for name in BudgetSettings.__struct_fields__
+    }
+    allowed = {name: min(wanted[name], most) for name, most in _maxima(settings).items()}
+    if "total" in allowed and allowed["total"] < wanted["total"]:
+        reserve = allowed.get("reply_reserve", wanted["reply_reserve"])
+        allowed["reply_reserve"] = min(reserve, allowed["total"] // 2)
+    return Budget(**{**wanted, **allowed})
+
+
+def _maxima(settings: Settings) -> dict[str, int]:
+    """The server's maxima, by the budget's name."""
+    maxima = {
+        "total": settings.max_budget_total,
+        "reply_reserve": settings.max_budget_reply_reserve,
+    }
+    return {name: maximum for name, maximum in maxima.items() if maximum}
 
 
 def first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:

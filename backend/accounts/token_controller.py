@@ -6,17 +6,18 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.door import NEEDS, SHOWN_ONCE, expired_cookies
 from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS, SHOWN_ONCE, expired_cookies
 from backend.accounts.models import SLOT_LABEL, KeySlot
+from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.accounts.schemas import ApiKeyView, MadeApiKey, NewApiKey, SessionView
 from backend.accounts.sessions import SessionService, scope_of
 from backend.database.base import now
 from backend.errors import BadRequestError, ValidationError
-from backend.wire import EXAMPLE, RAISES, Page
+from backend.wire import EXAMPLE, RAISES, Page, PageSize
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -30,10 +31,16 @@ class SessionController(Controller):
 
     @get(operation_id="listSessions", summary="List sessions")
     async def list_sessions(
-        self, identity: NamedDependency[Identity], sessions: NamedDependency[SessionService]
+        self,
+        identity: NamedDependency[Identity],
+        sessions: NamedDependency[SessionService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
     ) -> Page[SessionView]:
-        """Where the account is signed in."""
+        """Where the account is signed in, newest first. A page may be short."""
+        slots, following = await sessions.list_slots(identity, "session", after=after, limit=limit)
         return Page(
+            next=following,
             items=[
                 SessionView(
                     id=slot.id,
@@ -43,8 +50,8 @@ class SessionController(Controller):
                     last_used_at=slot.last_used_at,
                     expires_at=slot.expires_at,
                 )
-                for slot in await sessions.list_slots(identity, "session")
-            ]
+                for slot in slots
+            ],
         )
 
     @delete(
@@ -59,11 +66,13 @@ class SessionController(Controller):
         session_id: FromPath[str],
         identity: NamedDependency[Identity],
         sessions: NamedDependency[SessionService],
+        activity: NamedDependency[ActivityLog],
     ) -> Response[None]:
         """End a session by its id, or this one with `current`. Its streams close within 5 s."""
         slot_id = identity.slot_id if session_id == "current" else _session_id(session_id)
         await sessions.end(slot_id, owner_id=identity.user_id, kind="session")
         mine = slot_id == identity.slot_id
+        await activity.note(identity, event_of(request, "signed_out" if mine else "session_ended"))
         return Response(None, cookies=expired_cookies(request) if mine else [])
 
 
@@ -76,11 +85,15 @@ class ApiKeyController(Controller):
 
     @get(operation_id="listApiKeys", summary="List API keys")
     async def list_keys(
-        self, identity: NamedDependency[Identity], sessions: NamedDependency[SessionService]
+        self,
+        identity: NamedDependency[Identity],
+        sessions: NamedDependency[SessionService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
     ) -> Page[ApiKeyView]:
-        """The account's API keys; their tokens are not kept."""
-        slots = await sessions.list_slots(identity, "api_key")
-        return Page(items=[_key_view(identity, slot) for slot in slots])
+        """The account's API keys, newest first; their tokens are not kept. A page may be short."""
+        slots, following = await sessions.list_slots(identity, "api_key", after=after, limit=limit)
+        return Page(items=[_key_view(identity, slot) for slot in slots], next=following)
 
     @post(
         opt={SHOWN_ONCE: True, EXAMPLE: {"label": "A script of mine", "scope": "chat"}},
@@ -89,9 +102,11 @@ class ApiKeyController(Controller):
     )
     async def make_key(
         self,
+        request: AnyRequest,
         data: JSONBody[NewApiKey],
         identity: NamedDependency[Identity],
         sessions: NamedDependency[SessionService],
+        activity: NamedDependency[ActivityLog],
     ) -> MadeApiKey:
         """Make a key. Scopes: `read` looks, `chat` also writes and plays, `manage` may do all.
 
@@ -103,6 +118,8 @@ class ApiKeyController(Controller):
             scope=data.scope,
             expires_at=None if data.expires_at is None else _expiry(data.expires_at),
         )
+        event = event_of(request, "api_key_made", detail=f"{data.label} ({data.scope})")
+        await activity.note(identity, event)
         return MadeApiKey(key=_key_view(identity, slot), token=token)
 
     @delete(
@@ -113,12 +130,15 @@ class ApiKeyController(Controller):
     )
     async def end_key(
         self,
+        request: AnyRequest,
         key_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         sessions: NamedDependency[SessionService],
+        activity: NamedDependency[ActivityLog],
     ) -> None:
         """The key opens nothing from now on."""
         await sessions.end(key_id, owner_id=identity.user_id, kind="api_key")
+        await activity.note(identity, event_of(request, "api_key_ended"))
 
 
 CONTROLLERS = (SessionController, ApiKeyController)

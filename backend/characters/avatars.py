@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from anyio import CapacityLimiter, to_thread
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -16,12 +16,10 @@ from backend.characters.images import reencode_avatar
 from backend.characters.models import AVATAR_IMAGE, AVATAR_THUMBNAIL, Avatar
 from backend.characters.repository import HolderLink
 from backend.characters.schemas import AvatarSize
+from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
-
-PLACES = 2
-"""Pictures and cards that a service works on at once: each may take a few hundred megabytes."""
 
 _COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
 
@@ -50,7 +48,7 @@ class AvatarService:
 
     Args:
         database: Where they are.
-        threads: How many pictures are encoded at once.
+        pool: Where pictures are encoded, some hundred megabytes each.
         link: The column that ties a picture to its holder.
         get_holder: Finds the holder; what it raises for a holder that is not there, every method
             here raises.
@@ -59,13 +57,13 @@ class AvatarService:
     def __init__(
         self,
         database: Database,
-        threads: CapacityLimiter,
+        pool: CpuPool,
         *,
         link: HolderLink,
         get_holder: GetHolder,
     ) -> None:
         self._database = database
-        self._threads = threads
+        self._pool = pool
         self._link = link
         self._get_holder = get_holder
 
@@ -90,8 +88,8 @@ class AvatarService:
         owner_id = identity.user_id
         async with self._database.read() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id)
-        avatar = await to_thread.run_sync(
-            sealed_avatar, identity.sealer, self._link, holder_id, data, limiter=self._threads
+        avatar = await self._pool.run(
+            owner_id, partial(sealed_avatar, identity.sealer, self._link, holder_id, data)
         )
         async with self._database.write() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
@@ -109,7 +107,9 @@ class AvatarService:
                 raise AvatarNotFoundError
 
 
-def sealed_avatar(sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes) -> Avatar:
+def sealed_avatar(
+    sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
+) -> Avatar:
     """The row of a picture, encoded anew. CPU-bound.
 
     Raises `ImageError`, `TooLargeError`.
@@ -121,6 +121,7 @@ def sealed_avatar(sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes
         user_id=sealer.user_id,
         media_type=picture.media_type,
         thumbnail_media_type=picture.thumbnail_media_type,
+        is_imported=is_imported,
         sealed_image=sealer.seal_bytes(AVATAR_IMAGE, avatar_id, picture.data),
         sealed_thumbnail=sealer.seal_bytes(AVATAR_THUMBNAIL, avatar_id, picture.thumbnail),
         **{link.key: holder_id},

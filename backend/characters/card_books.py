@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.settings import LoreMode
 from backend.vault.sealing import Sealer
 
 
@@ -19,6 +20,7 @@ class CardLorebook(msgspec.Struct, kw_only=True):
     id: UUID
     name: str
     entry_count: int
+    mode: LoreMode | None = None
 
 
 class ReadyBook(Protocol):
@@ -81,6 +83,10 @@ class CardBooks(Protocol):
         Raises:
             CardLimitError: Too many entries, or one that is too long.
         """
+        ...
+
+    def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
+        """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
         ...
 
     async def find(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +10,7 @@ import msgspec
 
 from backend.characters.card_books import CardBooks, ReadyBook, StoredBook
 from backend.characters.cards.model import Card
+from backend.characters.greetings import check_greetings
 from backend.characters.importing import BOOK, check_card, prepared_book, without_book
 from backend.characters.models import Character
 from backend.characters.records import open_card
@@ -30,12 +31,14 @@ class ChangedCard:
     """A card with a patch merged into it, as it is stored, and what becomes of its book.
 
     `ready` is a book to be stored; `drops_book` says that the one that is there goes.
+    `new_scripts` says that its regex scripts are other ones.
     """
 
     card: Card
     shown: ShownBook | None
     ready: ReadyBook | None = None
     drops_book: bool = False
+    new_scripts: bool = False
 
 
 def shown_ready(ready: ReadyBook | None) -> ShownBook | None:
@@ -56,17 +59,37 @@ def patched(
     stored: StoredBook | None,
     patch: dict[str, Any],
     books: CardBooks,
+    *,
+    longest_greeting: int,
 ) -> ChangedCard:
     """Merge into a card; a patch of `character_book` merges into what is shown of its lorebook.
 
-    Raises `CardError`, `ValidationError` (see `check_card`).
+    Raises `CardError`, `ValidationError` (see `check_card`, `check_greetings`).
     """
     card = open_card(sealer, row.id, row.sealed_card)
+    changed = _patched(sealer, row, card, stored, patch, books, longest_greeting=longest_greeting)
+    then, new = (each.extensions.get("regex_scripts") for each in (card, changed.card))
+    return replace(changed, new_scripts=new != then)
+
+
+def _patched(
+    sealer: Sealer,
+    row: Character,
+    card: Card,
+    stored: StoredBook | None,
+    patch: dict[str, Any],
+    books: CardBooks,
+    *,
+    longest_greeting: int,
+) -> ChangedCard:
     before = shown_stored(card, stored)
     if BOOK not in patch and stored is not None:
-        return ChangedCard(check_card(merge_patch(without_book(card), patch)), before)
+        changed = check_card(merge_patch(without_book(card), patch))
+        check_greetings(changed, known=card, longest=longest_greeting)
+        return ChangedCard(changed, before)
     whole = msgspec.structs.replace(card, character_book=before.book if before else None)
     changed = check_card(merge_patch(whole, patch))
+    check_greetings(changed, known=card, longest=longest_greeting)
     kept = without_book(changed)
     if changed.character_book is None:
         return ChangedCard(kept, None, drops_book=stored is not None)

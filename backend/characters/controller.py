@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.identity import Identity
+from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer, picture_answer
 from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.merge import ExportSpec
@@ -21,6 +22,7 @@ from backend.characters.schemas import (
     ExportFormat,
     ImportedCharacter,
     NewCharacter,
+    ScriptConsent,
 )
 from backend.characters.service import CharacterService
 from backend.characters.uploads import (
@@ -31,7 +33,7 @@ from backend.characters.uploads import (
     read_image,
 )
 from backend.errors import ConflictError, PreconditionFailedError
-from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -47,7 +49,7 @@ class CharacterController(Controller):
         self,
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[CharacterItem]:
@@ -56,9 +58,7 @@ class CharacterController(Controller):
         With `search`, those in whose name, nickname, creator or tags each of its words occurs,
         whatever the case. A page of a search may be short, or empty, while `next` leads on.
         """
-        return await characters.list_page(
-            identity, limit=page_limit(limit), after=after, search=search
-        )
+        return await characters.list_page(identity, limit=limit, after=after, search=search)
 
     @post(
         opt={RAISES: (CardError, CardLimitError)},
@@ -155,18 +155,43 @@ class CharacterController(Controller):
         """Delete a character with its picture and files. Chats that it took part in stay."""
         await characters.delete(identity, character_id, if_match=request.headers.get("if-match"))
 
+    @put(
+        "/{character_id:uuid}/regex-scripts",
+        status_code=204,
+        opt={RAISES: (CharacterNotFoundError,)},
+        operation_id="putCharacterScripts",
+        summary="Let a card's regex scripts run",
+    )
+    async def put_scripts(
+        self,
+        character_id: FromPath[UUID],
+        data: JSONBody[ScriptConsent],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> None:
+        """Let the regex scripts that a card brings run, or not. Until then they don't.
+
+        They are `extensions.regex_scripts` of the card. Changed ones have to be allowed again.
+        """
+        await characters.allow_scripts(identity, character_id, allowed=data.allowed)
+
     @get(
         "/{character_id:uuid}/export",
-        opt={RAISES: (CharacterNotFoundError,)},
+        opt={
+            RAISES: (CharacterNotFoundError,),
+            FILES: ("image/png", "application/json", "application/zip"),
+        },
         operation_id="exportCharacter",
         summary="Export a card file",
         media_type="image/png",
     )
     async def export_character(
         self,
+        request: AnyRequest,
         character_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
+        activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "png",
         spec: FromQuery[ExportSpec] = "v3",
     ) -> Response[bytes]:
@@ -178,11 +203,12 @@ class CharacterController(Controller):
         card does.
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
+        await activity.note(identity, event_of(request, "exported", detail="character"))
         return file_answer(file)
 
     @get(
         "/{character_id:uuid}/avatar",
-        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError)},
+        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError), FILES: ("image/webp",)},
         operation_id="getCharacterAvatar",
         summary="Read a character's picture",
         media_type="image/webp",

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
+from backend.characters.card_books import CardBooks, StoredBook
+from backend.characters.cards.assets import main_icon
 from backend.characters.cards.merge import ExportSpec
-from backend.characters.cards.model import Asset, Card
-from backend.characters.cards.writer import to_charx, to_json, to_png
-from backend.characters.images import placeholder_png
+from backend.characters.cards.model import Card
+from backend.characters.cards.png import SIGNATURE, without_texts
+from backend.characters.cards.reader import read_card
+from backend.characters.cards.writer import png_assets, to_changed_png, to_charx, to_json, to_png
+from backend.characters.changing import shown_stored
+from backend.characters.images import as_png, placeholder_png
+from backend.characters.models import (
+    AVATAR_IMAGE,
+    CARD_FILE,
+    CardFile,
+    Character,
+    CharacterAsset,
+)
+from backend.characters.records import open_asset, open_card, open_source
+from backend.characters.repository import StoredPicture
+from backend.characters.schemas import ExportFormat
+from backend.vault.sealing import Sealer
 
 _STEM_LENGTH = 80
 _FALLBACK_STEM = "character"
@@ -43,23 +60,76 @@ class ExportedFile:
         )
 
 
-def export_json(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> ExportedFile:
-    """A JSON card of version 2 or 3."""
-    return ExportedFile(to_json(card, source, spec), "application/json", card.name, "json")
+@dataclass(slots=True)
+class StoredCharacter:
+    """What is stored of a character, still sealed. JSON needs neither file nor assets."""
+
+    row: Character
+    book: StoredBook | None
+    picture: StoredPicture | None
+    file: CardFile | None = None
+    assets: Sequence[CharacterAsset] = ()
 
 
-def export_png(card: Card, source: Mapping[str, Any], picture: bytes | None) -> ExportedFile:
-    """The card inside its picture; inside a placeholder where there is none."""
-    image = picture or placeholder_png(card.name)
-    return ExportedFile(to_png(card, source, image), "image/png", card.name, "png")
-
-
-def export_charx(
-    card: Card, source: Mapping[str, Any], picture: bytes | None, assets: Iterable[Asset]
+def exported(
+    sealer: Sealer,
+    stored: StoredCharacter,
+    books: CardBooks,
+    file_format: ExportFormat,
+    spec: ExportSpec,
 ) -> ExportedFile:
-    """An archive of the card (version 3), its picture, and the files that came with it."""
-    data = to_charx(card, source, image=picture, assets=assets)
-    return ExportedFile(data, "application/zip", card.name, "charx")
+    """A card as a file.
+
+    JSON and PNG leave out the files of an archive. A PNG that was imported comes back byte for
+    byte, but for what has changed; a character without a picture gets a placeholder there.
+    """
+    row = stored.row
+    card = open_card(sealer, row.id, row.sealed_card)
+    shown = shown_stored(card, stored.book)
+    card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
+    source = open_source(sealer, row.id, row.sealed_source)
+    if file_format == "json":
+        return ExportedFile(to_json(card, source, spec), "application/json", card.name, "json")
+    assets = [open_asset(sealer, asset) for asset in stored.assets]
+    file = (
+        sealer.open_bytes(CARD_FILE, stored.file.id, stored.file.sealed_data)
+        if stored.file
+        else None
+    )
+    icon = file or main_icon(card.assets, {asset.path: asset.data for asset in assets})
+    is_imported = stored.picture is not None and stored.picture.is_imported and icon is not None
+    picture = _picture(sealer, stored.picture, icon if is_imported else None)
+    if file_format == "charx":
+        if file is not None:
+            card, assets = png_assets(card, file)
+        is_inside = is_imported and file is None
+        data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
+        return ExportedFile(data, "application/zip", card.name, "charx")
+    picture = picture or placeholder_png(card.name)
+    if file is None:
+        data = to_png(card, source, picture)
+    else:
+        before = _imported(file, books)
+        data = to_changed_png(card, before, file, None if is_imported else picture)
+    return ExportedFile(data, "image/png", card.name, "png")
+
+
+def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -> bytes | None:
+    """A picture as a PNG: just as it came, where it came in that format."""
+    if stored is None:
+        return None
+    if came is None:
+        return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
+    return without_texts(came) if came.startswith(SIGNATURE) else as_png(came)
+
+
+def _imported(file: bytes, books: CardBooks) -> Card:
+    """The card of a PNG as it was shown when it had been imported."""
+    card = read_card(file).card
+    if card.character_book is None:
+        return card
+    shown = books.shown(card.character_book, name=card.nickname or card.name)
+    return msgspec.structs.replace(card, character_book=shown)
 
 
 def _file_stem(name: str) -> str:

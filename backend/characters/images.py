@@ -1,7 +1,7 @@
 """Pictures of characters and personas: read within bounds, and always encoded anew.
 
-What is stored or sent was written by this module: no metadata, no trailing bytes, nothing of the
-file that came in but its pixels. All functions are CPU-bound; call them in a thread.
+What is shown was written by this module: no metadata, no trailing bytes, nothing of the file that
+came in but its pixels. All functions are CPU-bound; call them in a thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ImageError(AppError):
 
 
 @dataclass(frozen=True, slots=True)
-class Avatar:
+class EncodedAvatar:
     """A picture as it is stored: at most `AVATAR_SIDE` pixels a side, `width` by `height`.
 
     The thumbnail has at most `THUMBNAIL_SIDE` pixels a side. Transparency is kept in both.
@@ -60,7 +60,7 @@ class Avatar:
     thumbnail_media_type: str
 
 
-def reencode_avatar(data: bytes) -> Avatar:
+def reencode_avatar(data: bytes) -> EncodedAvatar:
     """Read a PNG, JPEG, WebP or GIF (its first frame) into what is stored of it.
 
     Turned upright as its EXIF says, scaled down where it is larger, stripped of all metadata.
@@ -73,7 +73,7 @@ def reencode_avatar(data: bytes) -> Avatar:
     image.thumbnail((AVATAR_SIDE, AVATAR_SIDE), Image.Resampling.LANCZOS)
     thumbnail = image.copy()
     thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-    return Avatar(
+    return EncodedAvatar(
         data=_encode(image, "WEBP", quality=_AVATAR_QUALITY),
         media_type="image/webp",
         width=image.width,

@@ -21,13 +21,15 @@ from backend.characters.images import ImageError
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
+    CARD_FILE,
     CHARACTER_SOURCE,
     Avatar,
+    CardFile,
     Character,
     CharacterAsset,
 )
 from backend.characters.records import AssetDescription, seal_card
-from backend.database.base import new_id
+from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
 from backend.vault.sealing import Sealer
 
@@ -38,13 +40,14 @@ BOOK: Final = "character_book"
 class ImportedRows:
     """A character as it will be stored, and what to tell the person who imports.
 
-    `card` is without its book, which is kept apart.
+    `card` is without its book, which is kept apart. `files` are the rows of the PNG that it came
+    in, or of what stood beside it in its archive.
     """
 
     card: Card
     character: Character
     avatar: Avatar | None
-    assets: list[CharacterAsset]
+    files: list[Base]
     book: ReadyBook | None
     warnings: list[str]
 
@@ -66,11 +69,15 @@ def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> ImportedRows:
     avatar = None
     if imported.avatar is not None:
         try:
-            avatar = sealed_avatar(sealer, Avatar.character_id, character.id, imported.avatar)
+            avatar = sealed_avatar(
+                sealer, Avatar.character_id, character.id, imported.avatar, is_imported=True
+            )
         except (ImageError, TooLargeError) as error:
             warnings.append(f"The card came without its picture: {error.detail}")
-    assets = [_asset(sealer, character.id, asset) for asset in imported.assets]
-    return ImportedRows(card, character, avatar, assets, book, warnings)
+    files: list[Base] = [_asset(sealer, character.id, asset) for asset in imported.assets]
+    if imported.is_png:
+        files.append(_card_file(sealer, character.id, data))
+    return ImportedRows(card, character, avatar, files, book, warnings)
 
 
 def without_book(card: Card) -> Card:
@@ -147,6 +154,16 @@ def check_card(card: Card) -> Card:
     if found.warnings:
         raise ValidationError(f"It would not be stored as it is: {' '.join(found.warnings)}")
     return found.card
+
+
+def _card_file(sealer: Sealer, character_id: UUID, data: bytes) -> CardFile:
+    file_id = new_id()
+    return CardFile(
+        id=file_id,
+        user_id=sealer.user_id,
+        character_id=character_id,
+        sealed_data=sealer.seal_bytes(CARD_FILE, file_id, data),
+    )
 
 
 def _asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index
+from sqlalchemy import ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -12,16 +12,28 @@ from backend.vault.sealing import Column
 
 
 class Character(Base):
-    """A character: what lists show, the card, and the card as it came in."""
+    """A character: what lists show, the card, and the card as it came in.
+
+    `scripts_allowed` says whether the card's regex scripts may run; None until the user is asked.
+    """
 
     __tablename__ = "characters"
-    __table_args__ = (Index(None, "user_id", "id"),)
+    __table_args__ = (
+        Index(None, "user_id", "id"),
+        Index(
+            "ix_characters_scripts",
+            "user_id",
+            sqlite_where=text("scripts_allowed IS NOT NULL"),
+            postgresql_where=text("scripts_allowed IS NOT NULL"),
+        ),
+    )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
     sealed_summary: Mapped[bytes]
     sealed_card: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
+    scripts_allowed: Mapped[bool | None]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
@@ -51,6 +63,23 @@ ASSET_DESCRIPTION = Column("character_assets", "sealed_description")
 ASSET_DATA = Column("character_assets", "sealed_data")
 
 
+class CardFile(Base):
+    """The PNG file that a card came in, for an export that changes nothing else in it."""
+
+    __tablename__ = "card_files"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    character_id: Mapped[UUID] = mapped_column(
+        ForeignKey("characters.id", ondelete="CASCADE"), unique=True
+    )
+    sealed_data: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+CARD_FILE = Column("card_files", "sealed_data")
+
+
 class Persona(Base):
     """Who the user is in a chat."""
 
@@ -69,7 +98,10 @@ PERSONA = Column("personas", "sealed_persona")
 
 
 class Avatar(Base):
-    """The picture of a character or of a persona, and its thumbnail: one row each at most."""
+    """The picture of a character or of a persona, and its thumbnail: one row each at most.
+
+    `is_imported` says that it came with the character's card.
+    """
 
     __tablename__ = "avatars"
 
@@ -83,6 +115,7 @@ class Avatar(Base):
     )
     media_type: Mapped[str]
     thumbnail_media_type: Mapped[str]
+    is_imported: Mapped[bool] = mapped_column(default=False, server_default=false())
     sealed_image: Mapped[bytes]
     sealed_thumbnail: Mapped[bytes]
     created_at: Mapped[CreatedAt]

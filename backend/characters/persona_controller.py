@@ -15,7 +15,7 @@ from backend.characters.personas import PersonaService
 from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
 from backend.characters.uploads import MAX_UPLOAD_BYTES, ImageOperation, read_image
 from backend.errors import PreconditionFailedError
-from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -31,11 +31,11 @@ class PersonaController(Controller):
         self,
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[PersonaView]:
         """Personas, newest first."""
-        return await personas.list_page(identity, limit=page_limit(limit), after=after)
+        return await personas.list_page(identity, limit=limit, after=after)
 
     @post(operation_id="createPersona", summary="Make a persona")
     async def create_persona(
@@ -100,7 +100,7 @@ class PersonaController(Controller):
 
     @get(
         "/{persona_id:uuid}/avatar",
-        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError)},
+        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError), FILES: ("image/webp",)},
         operation_id="getPersonaAvatar",
         summary="Read a persona's picture",
         media_type="image/webp",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from anyio import CapacityLimiter
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters import repository
-from backend.characters.avatars import PLACES, AvatarService
+from backend.characters.avatars import AvatarService
 from backend.characters.models import Avatar, Persona
 from backend.characters.records import open_persona, seal_persona
 from backend.characters.schemas import PersonaFields, PersonaView
+from backend.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
@@ -23,11 +23,11 @@ from backend.wire import Page, check_revision, merge_patch, reject_unknown
 class PersonaService:
     """What a user does with personas."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
         self.avatars = AvatarService(
             database,
-            CapacityLimiter(PLACES),
+            pool,
             link=Avatar.persona_id,
             get_holder=repository.get_persona,
         )

@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, defer
 
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
-from backend.characters.models import Avatar, Character, CharacterAsset, Persona
+from backend.characters.models import Avatar, CardFile, Character, CharacterAsset, Persona
 from backend.characters.records import open_card, open_persona, open_summary
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
@@ -32,7 +32,7 @@ class PersonaData(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSummary:
+class StoredCharacterSummary:
     """What a list needs of a character, still sealed."""
 
     id: UUID
@@ -45,10 +45,14 @@ class StoredSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoredPicture:
-    """A picture in one of its two sizes, still sealed. A new picture has a new id."""
+    """A picture in one of its two sizes, still sealed. A new picture has a new id.
+
+    `is_imported` says that it came with the character's card.
+    """
 
     id: UUID
     media_type: str
+    is_imported: bool
     sealed: bytes
 
 
@@ -76,7 +80,7 @@ async def get_character(
 
 async def list_characters(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
-) -> list[StoredSummary]:
+) -> list[StoredCharacterSummary]:
     """Characters of a user, newest first, from behind `after`."""
     query = (
         select(
@@ -93,7 +97,7 @@ async def list_characters(
     )
     if after is not None:
         query = query.where(Character.id < after)
-    return [StoredSummary(*row) for row in (await session.execute(query)).all()]
+    return [StoredCharacterSummary(*row) for row in (await session.execute(query)).all()]
 
 
 async def get_card(
@@ -143,6 +147,15 @@ async def list_assets(
         .order_by(CharacterAsset.id)
     )
     return list(await session.scalars(query))
+
+
+async def find_card_file(
+    session: AsyncSession, character_id: UUID, *, owner_id: UUID
+) -> CardFile | None:
+    """The PNG that a character's card came in."""
+    return await session.scalar(
+        select(CardFile).where(CardFile.character_id == character_id, CardFile.user_id == owner_id)
+    )
 
 
 async def get_persona(
@@ -200,9 +213,14 @@ async def find_avatar(
 ) -> StoredPicture | None:
     """The picture of a character or persona, in one size."""
     columns = (
-        (Avatar.id, Avatar.media_type, Avatar.sealed_image)
+        (Avatar.id, Avatar.media_type, Avatar.is_imported, Avatar.sealed_image)
         if size == "full"
-        else (Avatar.id, Avatar.thumbnail_media_type, Avatar.sealed_thumbnail)
+        else (
+            Avatar.id,
+            Avatar.thumbnail_media_type,
+            Avatar.is_imported,
+            Avatar.sealed_thumbnail,
+        )
     )
     query = select(*columns).where(link == holder_id, Avatar.user_id == owner_id)
     row = (await session.execute(query)).one_or_none()

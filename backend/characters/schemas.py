@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.accounts.settings import LoreMode
 from backend.characters.card_books import CardLorebook
 from backend.characters.cards.limits import NAME, TEXT
 from backend.characters.cards.model import Card
@@ -23,11 +24,13 @@ class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
 class CharacterView(Card, kw_only=True):
     """A character: the fields of its card, and what Talekeeper knows besides.
 
-    `lorebook_id` is the lorebook that is kept for the card's `character_book`.
+    `lorebook_id` is the lorebook that is kept for the card's `character_book`. `scripts_allowed`
+    says whether the card's regex scripts may run; null until the user is asked.
     """
 
     id: UUID
     lorebook_id: UUID | None
+    scripts_allowed: bool | None
     has_avatar: bool
     revision: int
     created_at: datetime
@@ -48,15 +51,22 @@ class CharacterItem(msgspec.Struct, kw_only=True):
     updated_at: datetime
 
 
+class ScriptConsent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether a card's regex scripts may run."""
+
+    allowed: bool
+
+
 class ImportedCharacter(msgspec.Struct, kw_only=True):
     """What came out of a file.
 
-    `lorebook` is what the card's embedded book became. `warnings` are sentences about what had to
-    be bent or left out.
+    `lorebook` is what the card's embedded book became, and `found_by` how its entries are found
+    where they do not say. `warnings` are sentences about what had to be bent or left out.
     """
 
     character: CharacterView
     lorebook: CardLorebook | None
+    found_by: LoreMode | None
     warnings: list[str]
 
 

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from anyio import CapacityLimiter, to_thread
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.idempotency import made_before, note_made
 from backend.accounts.identity import Identity
+from backend.accounts.settings import DEFAULT_MODE
 from backend.characters import repository
-from backend.characters.avatars import PLACES, AvatarService
-from backend.characters.card_books import CardBooks, StoredBook
+from backend.characters.avatars import AvatarService
+from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
 from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Card
 from backend.characters.changing import ShownBook, patched, shown_ready, shown_stored
-from backend.characters.exporting import ExportedFile, export_charx, export_json, export_png
-from backend.characters.importing import import_rows, new_rows
-from backend.characters.models import AVATAR_IMAGE, Avatar, Character
-from backend.characters.records import (
-    Summary,
-    open_asset,
-    open_card,
-    open_source,
-    open_summary,
-    seal_card,
-)
-from backend.characters.repository import StoredSummary
+from backend.characters.exporting import ExportedFile, StoredCharacter, exported
+from backend.characters.greetings import check_greetings, greeting_warnings
+from backend.characters.importing import ImportedRows, import_rows, new_rows
+from backend.characters.models import Avatar, Character
+from backend.characters.records import Summary, open_card, open_summary, seal_card
+from backend.characters.repository import StoredCharacterSummary
 from backend.characters.schemas import (
     CharacterItem,
     CharacterView,
     ExportFormat,
     ImportedCharacter,
 )
+from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
+from backend.vault.sealing import Sealer
 from backend.wire import Page, check_revision, reject_unknown
 
 SEARCHED_AT_ONCE = 5000
@@ -48,15 +46,18 @@ ATTEMPTS = 20
 
 
 class CharacterService:
-    """What a user does with characters."""
+    """What a user does with characters. `longest_message` is a limit in characters."""
 
-    def __init__(self, database: Database, books: CardBooks) -> None:
+    def __init__(
+        self, database: Database, books: CardBooks, *, pool: CpuPool, longest_message: int
+    ) -> None:
+        self._pool = pool
         self._database = database
+        self._longest_message = longest_message
         self._books = books
-        self._threads = CapacityLimiter(PLACES)
         self.avatars = AvatarService(
             database,
-            self._threads,
+            pool,
             link=Avatar.character_id,
             get_holder=repository.get_character,
         )
@@ -75,19 +76,21 @@ class CharacterService:
             rows = await repository.list_characters(
                 session, owner_id=identity.user_id, limit=bound + 1, after=after
             )
-        items: list[CharacterItem] = []
-        for looked_at, row in enumerate(rows):
-            if looked_at == bound or len(items) == limit:
-                return Page(items=items, next=str(rows[looked_at - 1].id))
-            summary = open_summary(identity.sealer, row.id, row.sealed_summary)
-            if _matches(summary, words):
-                items.append(_item(row, summary))
-        return Page(items=items)
+        return await self._pool.run(
+            identity.user_id,
+            partial(_page, identity.sealer, rows, words, limit=limit, bound=bound),
+            size=sum(len(row.sealed_summary) for row in rows) // 2,
+        )
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
-        """Make a character. Raises `CardError`, `ValidationError` (see `check_card`)."""
-        rows = await to_thread.run_sync(
-            new_rows, identity.sealer, card, self._books, limiter=self._threads
+        """Make a character.
+
+        Raises `CardError`, `ValidationError` (see `check_card`), `CardLimitError` for a greeting
+        that no chat could open with.
+        """
+        check_greetings(card, longest=self._longest_message)
+        rows = await self._pool.run(
+            identity.user_id, partial(new_rows, identity.sealer, card, self._books)
         )
         async with self._database.write() as session:
             session.add(rows.character)
@@ -105,7 +108,7 @@ class CharacterService:
             has_avatar = await _has_avatar(session, character)
             stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
-        shown = await self._shown(card, stored)
+        shown = await self._shown(identity, card, stored)
         return _view(character, card, shown, has_avatar=has_avatar)
 
     async def patch(
@@ -129,8 +132,17 @@ class CharacterService:
             check_revision(if_match, before.revision)
             # Outside of the transaction that stores: a large card takes a while, and nobody else
             # can write to SQLite meanwhile.
-            changed = await to_thread.run_sync(
-                patched, sealer, before, stored, patch, self._books, limiter=self._threads
+            changed = await self._pool.run(
+                owner_id,
+                partial(
+                    patched,
+                    sealer,
+                    before,
+                    stored,
+                    patch,
+                    self._books,
+                    longest_greeting=self._longest_message,
+                ),
             )
             async with self._database.write() as session:
                 character = await repository.get_character(
@@ -139,6 +151,8 @@ class CharacterService:
                 if character.revision != before.revision:
                     continue
                 seal_card(sealer, character, changed.card)
+                if changed.new_scripts:
+                    character.scripts_allowed = None
                 character.revision += 1
                 character.updated_at = now()
                 if changed.drops_book:
@@ -148,6 +162,14 @@ class CharacterService:
                 has_avatar = await _has_avatar(session, character)
             return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Others are changing it at this moment. Send the change again.")
+
+    async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
+        """Let a card's regex scripts run, or not. Raises `CharacterNotFoundError`."""
+        async with self._database.write() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=identity.user_id, lock=True
+            )
+            character.scripts_allowed = allowed
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
         """Delete a character with its picture and files; its chats stay.
@@ -165,28 +187,54 @@ class CharacterService:
     async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
         """Make a character of a card file (PNG, CHARX, JSON, YAML). What is refused stores nothing.
 
+        A greeting that no chat could open with costs a warning.
+
         Raises `CardError`, `TooLargeError`.
         """
-        rows = await to_thread.run_sync(
-            import_rows, identity.sealer, data, self._books, limiter=self._threads
+        rows = await self._pool.run(
+            identity.user_id, partial(import_rows, identity.sealer, data, self._books)
         )
+        if (made_id := made_before()) is not None:
+            return await self._imported_before(identity, made_id, rows)
         async with self._database.write() as session:
+            await note_made(session, rows.character.id)
             session.add(rows.character)
             await session.flush()
-            session.add_all(rows.assets)
+            session.add_all(rows.files)
             if rows.avatar is not None:
                 session.add(rows.avatar)
             if rows.book is not None:
                 await rows.book.store(session, identity)
+        made = _view(
+            rows.character, rows.card, shown_ready(rows.book), has_avatar=rows.avatar is not None
+        )
+        return self._imported(identity, made, rows, rows.book.summary if rows.book else None)
+
+    async def _imported_before(
+        self, identity: Identity, character_id: UUID, rows: ImportedRows
+    ) -> ImportedCharacter:
+        """What the same request made, and was not answered with. Raises as `get` does."""
+        made = await self.get(identity, character_id)
+        async with self._database.read() as session:
+            stored = await self._books.find(session, identity, character_id)
+        summary = None
+        if stored is not None and rows.book is not None:
+            summary = msgspec.structs.replace(rows.book.summary, id=stored.id)
+        return self._imported(identity, made, rows, summary)
+
+    def _imported(
+        self,
+        identity: Identity,
+        made: CharacterView,
+        rows: ImportedRows,
+        lorebook: CardLorebook | None,
+    ) -> ImportedCharacter:
+        warnings = [*rows.warnings, *greeting_warnings(rows.card, longest=self._longest_message)]
+        found_by = None
+        if lorebook is not None:
+            found_by = lorebook.mode or identity.settings.lore.mode or DEFAULT_MODE
         return ImportedCharacter(
-            character=_view(
-                rows.character,
-                rows.card,
-                shown_ready(rows.book),
-                has_avatar=rows.avatar is not None,
-            ),
-            lorebook=rows.book.summary if rows.book else None,
-            warnings=rows.warnings,
+            character=made, lorebook=lorebook, found_by=found_by, warnings=warnings
         )
 
     async def export(
@@ -199,7 +247,7 @@ class CharacterService:
     ) -> ExportedFile:
         """A file that imports back to the same card. `spec` chooses the version of JSON alone.
 
-        In a CHARX archive the picture is the card's main icon, whatever it was before.
+        What came in comes back as it was, but for what has changed since.
 
         Raises `CharacterNotFoundError`.
         """
@@ -208,42 +256,49 @@ class CharacterService:
             character = await repository.get_character(
                 session, character_id, owner_id=owner_id, source=True
             )
-            stored = await repository.find_avatar(
+            picture = await repository.find_avatar(
                 session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
             )
-            kept_book = await self._books.find(session, identity, character_id)
-            assets = (
-                await repository.list_assets(session, character_id, owner_id=owner_id)
-                if file_format == "charx"
-                else []
+            stored = StoredCharacter(
+                character, await self._books.find(session, identity, character_id), picture
             )
-        card = open_card(sealer, character.id, character.sealed_card)
-        shown = await self._shown(card, kept_book)
-        card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
-        source = open_source(sealer, character.id, character.sealed_source)
-        picture = sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed) if stored else None
-        match file_format:
-            case "json":
-                return await to_thread.run_sync(
-                    export_json, card, source, spec, limiter=self._threads
+            if file_format != "json":
+                stored.file = await repository.find_card_file(
+                    session, character_id, owner_id=owner_id
                 )
-            case "png":
-                return await to_thread.run_sync(
-                    export_png, card, source, picture, limiter=self._threads
+                stored.assets = await repository.list_assets(
+                    session, character_id, owner_id=owner_id
                 )
-            case "charx":
-                files = (open_asset(sealer, row) for row in assets)
-                return await to_thread.run_sync(
-                    export_charx, card, source, picture, files, limiter=self._threads
-                )
-            case _:
-                assert_never(file_format)
+        return await self._pool.run(
+            owner_id, partial(exported, sealer, stored, self._books, file_format, spec)
+        )
 
-    async def _shown(self, card: Card, stored: StoredBook | None) -> ShownBook | None:
+    async def _shown(
+        self, identity: Identity, card: Card, stored: StoredBook | None
+    ) -> ShownBook | None:
         """A stored card's book; opened in a thread, for it may have thousands of entries."""
         if stored is None:
             return shown_stored(card, None)
-        return await to_thread.run_sync(shown_stored, card, stored, limiter=self._threads)
+        return await self._pool.run(identity.user_id, partial(shown_stored, card, stored))
+
+
+def _page(
+    sealer: Sealer,
+    rows: Sequence[StoredCharacterSummary],
+    words: Sequence[str],
+    *,
+    limit: int,
+    bound: int,
+) -> Page[CharacterItem]:
+    """At most `limit` of the rows that match; only the first `bound` are looked at."""
+    items: list[CharacterItem] = []
+    for looked_at, row in enumerate(rows):
+        if looked_at == bound or len(items) == limit:
+            return Page(items=items, next=str(rows[looked_at - 1].id))
+        summary = open_summary(sealer, row.id, row.sealed_summary)
+        if _matches(summary, words):
+            items.append(_item(row, summary))
+    return Page(items=items)
 
 
 def _matches(summary: Summary, words: Sequence[str]) -> bool:
@@ -254,7 +309,7 @@ def _matches(summary: Summary, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _item(row: StoredSummary, summary: Summary) -> CharacterItem:
+def _item(row: StoredCharacterSummary, summary: Summary) -> CharacterItem:
     return CharacterItem(
         id=row.id,
         name=summary.name,
@@ -276,6 +331,7 @@ def _view(
         **msgspec.structs.asdict(whole),
         id=character.id,
         lorebook_id=shown.lorebook_id if shown else None,
+        scripts_allowed=character.scripts_allowed,
         has_avatar=has_avatar,
         revision=character.revision,
         created_at=character.created_at,

@@ -31,7 +31,7 @@ from backend.chats.settings import ChatSettings
 from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.wire import EXAMPLE, PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -47,12 +47,11 @@ class ChatController(Controller):
         self,
         identity: NamedDependency[Identity],
         chats: NamedDependency[ChatService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         character_id: FromQuery[UUID | None] = None,
     ) -> Page[ChatView]:
         """Chats, newest first, of one character or of all."""
-        limit = page_limit(limit)
         items = await chats.list_chats(
             identity, limit=limit + 1, after=after, character_id=character_id
         )
@@ -145,11 +144,11 @@ class ChatController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         messages: NamedDependency[MessageService],
-        limit: FromQuery[int] = 50,
-        before: FromQuery[int | None] = None,
+        limit: PageSize = 50,
+        before: PlaceCursor = None,
     ) -> MessagePage:
         """The end of the active path, newest last; `before` is a position to read above of."""
-        return await messages.page(identity, chat_id, before=before, limit=page_limit(limit))
+        return await messages.page(identity, chat_id, before=before, limit=limit)
 
     @post(
         "/{chat_id:uuid}/fork",
@@ -233,14 +232,16 @@ class MessageController(Controller):
         message_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         messages: NamedDependency[MessageService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
     ) -> Page[MessageView]:
         """A message and its swipes, in the order they were made."""
-        return Page(items=await messages.siblings(identity, message_id))
+        return await messages.siblings(identity, message_id, after=after, limit=limit)
 
     @post(
         "/activate",
         status_code=200,
-        opt={RAISES: (MessageNotFoundError,)},
+        opt={STORES: False, RAISES: (MessageNotFoundError,)},
         operation_id="activateMessage",
         summary="Choose a branch",
     )

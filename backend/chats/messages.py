@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, draft_message
+from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -20,13 +22,41 @@ from backend.chats.models import (
     Message,
 )
 from backend.chats.schemas import Deleted, MessagePage, MessageView
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.errors import ConflictError
+from backend.generation.model import Role
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
+from backend.wire import Page, page_of
 
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""
+
+ATTEMPTS = 5
+"""How often an edit is counted again because its chat's unit changed meanwhile."""
+
+
+class MessageScripts(Protocol):
+    """Regex scripts, as far as messages are concerned."""
+
+    async def edited(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        role: Role,
+        character_id: UUID | None,
+        text: str,
+    ) -> str:
+        """A message's new text, as scripts that run on edits leave it."""
+        ...
+
+    async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:
+        """Put beside messages of one chat what scripts show in the place of their texts."""
+        ...
+
 
 OnShown = Callable[[AsyncSession, Identity, Message], Awaitable[None]]
 """What is to be done when a message is taken into prompts again, in the same transaction."""
@@ -41,8 +71,12 @@ class MessageService:
         settings: Settings,
         index: IndexOutbox,
         *,
+        pool: CpuPool,
+        scripts: MessageScripts,
         on_shown: Sequence[OnShown] = (),
     ) -> None:
+        self._pool = pool
+        self._scripts = scripts
         self._on_shown = on_shown
         self._database = database
         self._index = index
@@ -69,6 +103,7 @@ class MessageService:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await repository.active_page(session, chat.id, before=before, limit=limit)
             items = await view_messages(session, identity.sealer, rows)
+        await self._scripts.show(identity, items)
         more = bool(rows) and rows[0].position > 0
         return MessagePage(items=items, previous=rows[0].position if more else None)
 
@@ -76,14 +111,21 @@ class MessageService:
         """Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            return (await view_messages(session, identity.sealer, [message]))[0]
+            (view,) = await view_messages(session, identity.sealer, [message])
+        await self._scripts.show(identity, [view])
+        return view
 
-    async def siblings(self, identity: Identity, message_id: UUID) -> list[MessageView]:
+    async def siblings(
+        self, identity: Identity, message_id: UUID, *, after: UUID | None, limit: int
+    ) -> Page[MessageView]:
         """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            rows = await tree.siblings(session, message)
-            return await view_messages(session, identity.sealer, rows)
+            rows = await tree.siblings(session, message, after=after, limit=limit + 1)
+            page, following = page_of(rows, limit)
+            items = await view_messages(session, identity.sealer, page)
+        await self._scripts.show(identity, items)
+        return Page(items=items, next=following)
 
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
         """Lead the active path through a message. Raises `MessageNotFoundError`."""
@@ -93,35 +135,59 @@ class MessageService:
             await tree.choose_leaf(session, chat, leaf)
             await session.flush()
             await self._changed(session, identity, chat, [message.id])
-            return await _fresh_view(session, identity, message.id)
+        return await self.get(identity, message_id)
 
     async def edit(self, identity: Identity, message_id: UUID, text: str) -> MessageView:
         """Say it differently: a new sibling, active; the old text and what followed it stay.
 
         Raises `MessageNotFoundError`, `EmptyMessageError`, `MessageTooLongError`,
-        `MessageBusyError`.
+        `MessageBusyError`, and `ConflictError` where the chat's unit changes again and again.
         """
         self.check_text(text)
-        async with self._database.write() as session:
-            message, chat = await _locked(session, identity, message_id)
-            if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is there.")
-            edited = draft_message(
-                identity.sealer,
-                Draft(
-                    role=message.role,
-                    author=identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author),
-                    text=text,
-                    character_id=message.character_id,
-                    persona_id=message.persona_id,
-                ),
-                unit=CountUnit.parse(chat.count_unit),
+        sealer = identity.sealer
+        async with self._database.read() as session:
+            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
+        text = self.check_text(
+            await self._scripts.edited(
+                identity,
+                message.chat_id,
+                role=message.role,
+                character_id=message.character_id,
+                text=text,
             )
-            edited.hidden = message.hidden
-            parent = await session.get(Message, message.parent_id) if message.parent_id else None
-            await tree.attach(session, chat, edited, parent=parent)
-            await self._changed(session, identity, chat, [edited.id])
-            return await _fresh_view(session, identity, edited.id)
+        )
+        for _ in range(ATTEMPTS):
+            async with self._database.read() as session:
+                message, unit = await repository.get_counted(
+                    session, message_id, owner_id=identity.user_id
+                )
+            draft = MessageDraft(
+                role=message.role,
+                author=sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author),
+                text=text,
+                character_id=message.character_id,
+                persona_id=message.persona_id,
+            )
+            # Before the transaction: no one who writes waits for a thread.
+            sealed = await self._pool.run(
+                identity.user_id,
+                partial(sealed_draft, sealer, draft, unit=CountUnit.parse(unit)),
+                size=len(text),
+            )
+            async with self._database.write() as session:
+                message, chat = await _locked(session, identity, message_id)
+                if message.status == "streaming":
+                    raise MessageBusyError("Stop it first, or wait until it is there.")
+                if chat.count_unit != unit:
+                    continue
+                edited = sealed.to_message()
+                edited.hidden = message.hidden
+                above = message.parent_id
+                parent = await session.get(Message, above) if above else None
+                await tree.attach(session, chat, edited, parent=parent)
+                await self._changed(session, identity, chat, [edited.id])
+            return await self.get(identity, edited.id)
+        raise ConflictError("The chat is being counted again. Send the change once more.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         """Leave a message out of prompts, or take it in again. Raises `MessageNotFoundError`."""
@@ -132,7 +198,7 @@ class MessageService:
             if was_hidden and not hidden:
                 for on_shown in self._on_shown:
                     await on_shown(session, identity, message)
-            return await _fresh_view(session, identity, message_id)
+        return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
         """Delete a message and all below it. Raises `MessageNotFoundError`, `MessageBusyError`."""
@@ -157,11 +223,11 @@ async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
     """Messages of one chat as the API shows them."""
-    families = await repository.sibling_ids(session, rows)
-    return [_view(sealer, row, families[row.id]) for row in rows]
+    places = await repository.sibling_places(session, rows)
+    return [_view(sealer, row, *places[row.id]) for row in rows]
 
 
-def _view(sealer: Sealer, row: Message, family: list[UUID]) -> MessageView:
+def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
     thinking = row.sealed_thinking
     return MessageView(
         id=row.id,
@@ -178,16 +244,11 @@ def _view(sealer: Sealer, row: Message, family: list[UUID]) -> MessageView:
         hidden=row.hidden,
         is_active=row.is_active,
         tokens=row.tokens,
-        sibling=family.index(row.id) + 1,
-        sibling_count=len(family),
+        sibling=sibling,
+        sibling_count=sibling_count,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
-
-
-async def _fresh_view(session: AsyncSession, identity: Identity, message_id: UUID) -> MessageView:
-    message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-    return (await view_messages(session, identity.sealer, [message]))[0]
 
 
 async def _locked(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, func, select, type_coerce
+from sqlalchemy import CTE, ColumnElement, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
@@ -16,6 +16,9 @@ from sqlalchemy.types import NullType
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.generation.model import Role
+
+PAGE = 500
+"""Rows that are made of what a driver gives at a time."""
 
 
 async def get_chat(
@@ -32,6 +35,11 @@ async def get_chat(
     return chat
 
 
+async def leaf_position(session: AsyncSession, chat: Chat) -> int | None:
+    """Where a chat's path ends; None while it has no messages."""
+    return await session.scalar(select(Message.position).where(Message.id == chat.leaf_id))
+
+
 async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID) -> Message:
     """Raises `MessageNotFoundError`, both when absent and when someone else's."""
     message = await session.scalar(
@@ -42,6 +50,22 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
     if message is None:
         raise MessageNotFoundError
     return message
+
+
+async def get_counted(
+    session: AsyncSession, message_id: UUID, *, owner_id: UUID
+) -> tuple[Message, str]:
+    """A message, and its chat's `count_unit`. Raises `MessageNotFoundError`."""
+    row = (
+        await session.execute(
+            select(Message, Chat.count_unit)
+            .join(Chat, Chat.id == Message.chat_id)
+            .where(Message.id == message_id, Message.user_id == owner_id)
+        )
+    ).one_or_none()
+    if row is None:
+        raise MessageNotFoundError
+    return row[0], row[1]
 
 
 async def list_chats(
@@ -92,28 +116,47 @@ async def active_page(
     return list(await session.scalars(query))[::-1]
 
 
-async def sibling_ids(session: AsyncSession, messages: Sequence[Message]) -> dict[UUID, list[UUID]]:
-    """For each message the ids of it and its siblings, in the order they were made."""
+async def sibling_places(
+    session: AsyncSession, messages: Sequence[Message]
+) -> dict[UUID, tuple[int, int]]:
+    """For each of a chat's messages its place among its siblings, from 1, and how many they are.
+
+    In the order they were made. The database counts: there may be hundreds of each.
+    """
     if not messages:
         return {}
-    parents = [row.parent_id for row in messages if row.parent_id is not None]
-    found: dict[UUID | None, list[UUID]] = defaultdict(list)
-    query = select(Message.parent_id, Message.id).order_by(Message.id)
-    for parent_id, message_id in await session.execute(query.where(Message.parent_id.in_(parents))):
-        found[parent_id].append(message_id)
-    if len(parents) < len(messages):
-        roots = query.where(Message.chat_id == messages[0].chat_id, Message.position == 0)
-        found[None] = [message_id for _, message_id in await session.execute(roots)]
-    return {row.id: found[row.parent_id] for row in messages}
+    place = func.row_number().over(partition_by=Message.parent_id, order_by=Message.id)
+    count = func.count().over(partition_by=Message.parent_id)
+    parents = {row.parent_id for row in messages if row.parent_id is not None}
+    is_family: ColumnElement[bool] = Message.parent_id.in_(parents)
+    if any(row.parent_id is None for row in messages):
+        roots = (Message.chat_id == messages[0].chat_id) & (Message.position == 0)
+        is_family = or_(is_family, roots) if parents else roots
+    families = (
+        select(Message.id, place.label("place"), count.label("count")).where(is_family).subquery()
+    )
+    wanted = [row.id for row in messages]
+    found: dict[UUID, tuple[int, int]] = {}
+    for start in range(0, len(wanted), PAGE):
+        some = families.c.id.in_(wanted[start : start + PAGE])
+        rows = await session.execute(select(families).where(some))
+        found |= {row.id: (row.place, row.count) for row in rows}
+    return found
 
 
-async def count_replies(session: AsyncSession, leaf: Message) -> int:
-    """How many messages of characters there are on the active path, down to and with `leaf`."""
+async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
+    """How many chats a user has."""
+    query = select(func.count()).select_from(Chat).where(Chat.user_id == owner_id)
+    return await session.scalar(query) or 0
+
+
+async def count_said(session: AsyncSession, leaf: Message, role: Role) -> int:
+    """How many messages of a role there are on the active path, down to and with `leaf`."""
     query = select(func.count()).where(
         Message.chat_id == leaf.chat_id,
         Message.is_active,
         Message.position <= leaf.position,
-        Message.role == "assistant",
+        Message.role == role,
     )
     return await session.scalar(query) or 0
 
@@ -134,6 +177,20 @@ async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     climb = _climb(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
+
+
+async def path_pages(
+    session: AsyncSession, message: Message, columns: Sequence[InstrumentedAttribute[Any]]
+) -> AsyncIterator[Sequence[Any]]:
+    """Columns of a message and of its ancestors, from the root down, some hundred rows at a time.
+
+    Nothing else is asked of the session until the last page has come.
+    """
+    climb = _climb(message.id)
+    query = select(*columns).join(climb, climb.c.id == Message.id).order_by(Message.position)
+    result = await session.stream(query.execution_options(yield_per=PAGE))
+    async for page in result.partitions():
+        yield page
 
 
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:

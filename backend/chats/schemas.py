@@ -42,7 +42,11 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessageView(msgspec.Struct, kw_only=True):
-    """A message. `sibling` counts from 1 among `sibling_count` swipes."""
+    """A message. `sibling` counts from 1 among `sibling_count` swipes.
+
+    `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
+    null where they change nothing.
+    """
 
     id: UUID
     chat_id: UUID
@@ -62,6 +66,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     sibling_count: int
     created_at: datetime
     updated_at: datetime
+    shown: str | None = None
+    shown_thinking: str | None = None
 
 
 class MessagePage(msgspec.Struct, kw_only=True):

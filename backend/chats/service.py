@@ -7,14 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete
+from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import check_budgets
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, copy_path, draft_message
+from backend.chats.drafts import COPIED, MessageDraft, PathCopier, sealed_draft
 from backend.chats.errors import MessageBusyError
 from backend.chats.models import (
     CHAT_SETTINGS,
@@ -26,6 +26,7 @@ from backend.chats.models import (
 )
 from backend.chats.schemas import ChatPatch, ChatView
 from backend.chats.settings import ChatSettings
+from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -34,6 +35,7 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
 from backend.memory.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, unlimited
 from backend.settings import Settings
 from backend.vault.sealing import Column, Sealer
 from backend.wire import check_revision, merge_patch
@@ -64,17 +66,21 @@ BeforeDelete = Callable[[AsyncSession, Identity, Chat], Awaitable[None]]
 class ChatService:
     """What a user does with chats as wholes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the application hooks in what chats do not know
         self,
         database: Database,
         registry: ModelRegistry,
         settings: Settings,
         index: IndexOutbox,
         *,
+        pool: CpuPool,
         chronicle: ChooseChronicle,
         before_delete: Sequence[BeforeDelete] = (),
         copy_along: Sequence[CopyAlong] = (),
+        check_added: CheckAdded = unlimited,
     ) -> None:
+        self._check_added = check_added
+        self._pool = pool
         self._chronicle = chronicle
         self._before_delete = before_delete
         self._copy_along = copy_along
@@ -106,9 +112,12 @@ class ChatService:
         title: str,
         character_ids: Sequence[UUID],
         persona_id: UUID | None,
-        greetings: Sequence[Draft],
+        greetings: Sequence[MessageDraft],
     ) -> ChatView:
-        """Make a chat whose first message is the first greeting; the others are its swipes."""
+        """Make a chat whose first message is the first greeting; the others are its swipes.
+
+        Raises `StorageQuotaExceededError`.
+        """
         spec, _ = self.effective_model(identity, ChatSettings())
         unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
         chat_id = new_id()
@@ -119,15 +128,19 @@ class ChatService:
             persona_id=persona_id,
             count_unit=str(unit),
         )
-        messages = [draft_message(identity.sealer, each, unit=unit) for each in greetings]
+        drafts = await self._pool.run(
+            identity.user_id,
+            lambda: [sealed_draft(identity.sealer, each, unit=unit) for each in greetings],
+            size=sum(len(each.text) for each in greetings),
+        )
+        messages = [each.to_message() for each in drafts]
         async with self._database.write() as session:
             session.add(chat)
             await session.flush()
+            await self._check_added(session, identity.user_id)
             _add_members(session, chat_id, character_ids)
-            for message in messages:
-                await tree.attach(session, chat, message, parent=None)
             if messages:
-                await tree.choose_leaf(session, chat, messages[0].id)
+                await tree.attach_greetings(session, chat, messages)
                 await self._index.changed(
                     session,
                     identity,
@@ -203,14 +216,15 @@ class ChatService:
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
-            settings = merge_patch(read_settings(identity.sealer, chat), patch)
+            before = read_settings(identity.sealer, chat)
+            settings = merge_patch(before, patch)
             self.effective_model(identity, settings)
             if settings.enrichment.model is not None:
                 self._registry.spec(settings.enrichment.model)
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
-                total=self._settings.budget_total,
-                reply_reserve=self._settings.budget_reply_reserve,
+                self._settings,
+                before=before.budgets,
             )
             await self._keep_chronicle(session, identity, chat, settings)
             kept = msgspec.structs.replace(settings, chronicle_enabled=False, chronicle_id=None)
@@ -250,8 +264,9 @@ class ChatService:
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own.
 
-        Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`, and
-        `MessageBusyError` while the message is being written; and what `copy_along` raises.
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`,
+        `StorageQuotaExceededError`, and `MessageBusyError` while the message is being written; and
+        what `copy_along` raises.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -261,7 +276,6 @@ class ChatService:
                 raise ValidationError("The message is of another chat.")
             if message.status == "streaming":
                 raise MessageBusyError("Stop it first, or wait until it is there.")
-            path = await repository.path_to(session, message)
             members = await repository.character_ids(session, [source.id])
             fork_id = new_id()
             fork = Chat(
@@ -283,16 +297,28 @@ class ChatService:
             )
             session.add(fork)
             await session.flush()
+            await self._check_added(session, identity.user_id)
             _add_members(session, fork_id, members.get(source.id, []))
-            copies = copy_path(sealer, path, fork_id)
-            session.add_all(copies)
-            fork.leaf_id = copies[-1].id
-            await session.flush()
-            copied = {row.id: copy.id for row, copy in zip(path, copies, strict=True)}
+            copied = await _copy_path(session, sealer, message, fork_id)
+            fork.leaf_id = copied[message.id]
             for copy_along in self._copy_along:
                 await copy_along(session, identity, source.id, fork_id, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
+
+
+async def _copy_path(
+    session: AsyncSession, sealer: Sealer, message: Message, fork_id: UUID
+) -> dict[UUID, UUID]:
+    """Copy the path that ends at a message into another chat: each message's copy, by its id."""
+    copier = PathCopier(sealer, fork_id)
+    rows: list[dict[str, Any]] = []
+    async for page in repository.path_pages(session, message, COPIED):
+        opened = unhurried(page, lambda row: 2 * len(row.sealed_content))
+        rows += [copier.copy(row) async for row in opened]
+    for start in range(0, len(rows), tree.AT_ONCE):
+        await session.execute(insert(Message), rows[start : start + tree.AT_ONCE])
+    return copier.copied
 
 
 def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[UUID]) -> None:

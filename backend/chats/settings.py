@@ -21,11 +21,21 @@ from backend.generation.sampling import Sampling
 class AuthorsNote(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A note of the user's among the last messages: `depth` 0 stands after the newest."""
+    """A note of the user's to the model.
+
+    It stands among the last messages, where `depth` 0 is after the newest, or around the system
+    prompt. With an `interval` of n it comes with every n-th of the user's lines; 0 is never. With
+    `scan`, lorebooks look for their keys in it, too. Where it has no text, the note of the
+    character that speaks stands for it: `extensions.talekeeper.authors_note` of the card, of the
+    same form.
+    """
 
     text: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
     depth: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
     role: Role = "system"
+    position: Literal["at_depth", "before_prompt", "after_prompt"] = "at_depth"
+    interval: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1
+    scan: bool = False
 
 
 class SummarySettings(
@@ -68,5 +78,11 @@ class ChatSettings(
     post_history_instructions: LongText | None = None
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)
     memory_placement: Literal["before_history", "after_history"] = "after_history"
+    lore_placement: Literal["after_history", "as_written"] = "after_history"
+    """Where activated lore stands whose place is around the character or the examples.
+
+    `as_written` puts it there. By default it stands behind the history, so that what comes before
+    stays the same and providers' caches keep hitting.
+    """
     names: bool | None = None
     """Put each author's name before the text. Absent: only where several characters take part."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, Row, delete, inspect, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Row, Select, delete, inspect, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -26,6 +26,9 @@ from backend.chats.scenes import place_in_scene
 
 CHUNK = 5000
 """Ids in one statement: both databases take some 32,000 parameters."""
+
+AT_ONCE = 100
+"""Rows that a session writes in one go."""
 
 UNSYNCHRONISED = {"synchronize_session": False}
 """Rows in memory are not followed up: what is shown afterwards is read again."""
@@ -56,6 +59,23 @@ async def attach(
     session.add(message)
     await session.flush()
     await choose_leaf(session, chat, message.id)
+
+
+async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence[Message]) -> None:
+    """Give a chat without messages its first ones: siblings, the first of them active.
+
+    As `attach` does it one by one, in no statement but the insert.
+    """
+    for message in messages:
+        message.chat_id, message.user_id = chat.id, chat.user_id
+        message.parent_id, message.position = None, 0
+        place_in_scene(message, None)
+        message.path_tokens = 0 if message.hidden else message.tokens
+        message.is_active = message.is_selected = message is messages[0]
+    chat.leaf_id = messages[0].id if messages else None
+    for start in range(0, len(messages), AT_ONCE):
+        session.add_all(messages[start : start + AT_ONCE])
+        await session.flush()
 
 
 async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -> None:
@@ -138,14 +158,18 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
     return list(gone)
 
 
-async def siblings(session: AsyncSession, message: Message) -> list[Message]:
-    """A message and its siblings, in the order they were made."""
-    query = (
-        select(Message)
-        .where(_children_of(message.chat_id, [message.parent_id]))
-        .order_by(Message.id)
-    )
+async def siblings(
+    session: AsyncSession, message: Message, *, after: UUID | None, limit: int
+) -> list[Message]:
+    """A message and its siblings, in the order they were made: those after `after`."""
+    query = _siblings(message).order_by(Message.id).limit(limit)
+    if after is not None:
+        query = query.where(Message.id > after)
     return list(await session.scalars(query))
+
+
+def _siblings(message: Message) -> Select[Message]:
+    return select(Message).where(_children_of(message.chat_id, [message.parent_id]))
 
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
@@ -206,9 +230,10 @@ def _children_of(chat_id: UUID, parents: Sequence[UUID | None]) -> ColumnElement
 
 
 async def _nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
-    others = [row for row in await siblings(session, message) if row.id != message.id]
-    before = [row for row in others if row.id < message.id]
-    return before[-1] if before else (others[0] if others else None)
+    """The sibling before a message, else the one after it."""
+    query = _siblings(message).limit(1)
+    before = await session.scalar(query.where(Message.id < message.id).order_by(Message.id.desc()))
+    return before or await session.scalar(query.where(Message.id > message.id).order_by(Message.id))
 
 
 async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> None:

@@ -6,8 +6,8 @@ Between two parts others get their turn: there may be thousands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import insert, update
@@ -22,16 +22,6 @@ from backend.chronicles.writing import NewEvent, hold_chats, row_of, source_rows
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
-
-_T = TypeVar("_T")
-
-
-async def unhurried(items: Sequence[_T]) -> AsyncIterator[_T]:
-    """The items, with a pause for others after every so many."""
-    for number, item in enumerate(items, start=1):
-        yield item
-        if number % AT_ONCE == 0:
-            await asyncio.sleep(0)
 
 
 async def all_events(session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> list[StoryEvent]:

@@ -13,7 +13,7 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.chronicles.service import ChronicleService
 from backend.errors import PreconditionFailedError
-from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Chronicles",)
@@ -30,11 +30,11 @@ class ChronicleController(Controller):
         self,
         identity: NamedDependency[Identity],
         chronicles: NamedDependency[ChronicleService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[ChronicleView]:
         """Chronicles, newest first, with the chats that use them."""
-        return await chronicles.list_page(identity, limit=page_limit(limit), after=after)
+        return await chronicles.list_page(identity, limit=limit, after=after)
 
     @post(
         opt={RAISES: (ChronicleFullError,)},

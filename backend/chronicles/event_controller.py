@@ -25,7 +25,7 @@ from backend.chronicles.schemas import (
     NewChronicleEvent,
 )
 from backend.errors import PreconditionFailedError
-from backend.wire import EXAMPLE, PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import EXAMPLE, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Chronicles",)
@@ -47,7 +47,7 @@ class EventController(Controller):
         chronicle_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         chronicle_events: NamedDependency[EventService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: Annotated[str | None, QueryParameter(max_length=100)] = None,
         order: FromQuery[EventOrder] = "oldest",
         current: FromQuery[bool] = True,  # noqa: FBT002  # a query's parameter
@@ -79,7 +79,7 @@ class EventController(Controller):
             identity,
             chronicle_id,
             wanted,
-            limit=page_limit(limit),
+            limit=limit,
             after=after,
             newest=order == "newest",
         )

@@ -13,15 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
-from backend.chronicles.bulk import add_all, all_events, set_all, unhurried
+from backend.chronicles.bulk import add_all, all_events, set_all
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.events import ChronicleFields
+from backend.chronicles.index_source import KIND
 from backend.chronicles.making import UNNAMED, make_chronicle
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.reading import SourceMessage, StoryEvent
-from backend.chronicles.recollection import KIND
 from backend.chronicles.records import open_chronicle
 from backend.chronicles.writing import NewEvent, remove_events
+from backend.cpu_pool import unhurried
 from backend.memory.outbox import IndexOutbox
 
 MAX_NOTED = 1_000

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
-from anyio import CapacityLimiter, to_thread
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,23 +19,21 @@ from backend.accounts.identity import Identity
 from backend.characters.exporting import ExportedFile
 from backend.chats.models import Message
 from backend.chronicles import repository
-from backend.chronicles.bulk import AT_ONCE, add_all, all_events, set_all, unhurried
+from backend.chronicles.bulk import AT_ONCE, add_all, all_events, set_all
 from backend.chronicles.events import ChronicleFields, EventFields
 from backend.chronicles.files import ChronicleFile, EventRecord, read_file, write_file
+from backend.chronicles.index_source import KIND
 from backend.chronicles.limits import check_pins, check_room
 from backend.chronicles.making import UNNAMED, make_chronicle
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import STORY_ORDER, SourceMessage, chunks
-from backend.chronicles.recollection import KIND
 from backend.chronicles.records import open_chronicle, open_event, sealed_event
 from backend.chronicles.writing import NewEvent, hold_chats
+from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
-
-PLACES = 2
-"""Threads that read and write files at one time."""
 
 _Same = tuple[bytes, datetime]
 """What makes two events the same: what they say, and when they happened."""
@@ -75,10 +73,10 @@ class ImportedChronicle(msgspec.Struct, kw_only=True):
 class ChronicleTransfer:
     """Exports chronicles, and imports what was exported."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+    def __init__(self, database: Database, outbox: IndexOutbox, pool: CpuPool) -> None:
         self._database = database
         self._outbox = outbox
-        self._threads = CapacityLimiter(PLACES)
+        self._pool = pool
 
     async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
         """A file of a chronicle with all its events. Raises `ChronicleNotFoundError`."""
@@ -88,7 +86,7 @@ class ChronicleTransfer:
             )
             fields = open_chronicle(identity.sealer, chronicle)
             events = await all_events(session, identity.sealer, chronicle_id)
-        data = await to_thread.run_sync(write_file, fields, events, limiter=self._threads)
+        data = await self._pool.run(identity.user_id, partial(write_file, fields, events))
         return ExportedFile(data, "application/json", fields.name, "json")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedChronicle:
@@ -138,7 +136,7 @@ class ChronicleTransfer:
             file = read_file(data)
             return file, [_incoming(sealer, *each) for each in enumerate(file.events)]
 
-        return await to_thread.run_sync(read, limiter=self._threads)
+        return await self._pool.run(sealer.user_id, read)
 
     async def _add(
         self,

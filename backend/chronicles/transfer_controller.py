@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backend.accounts.identity import Identity
+from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
@@ -22,7 +23,7 @@ from backend.chronicles.errors import (
     ChronicleNotFoundError,
 )
 from backend.chronicles.transfer import ChronicleTransfer, ImportedChronicle
-from backend.wire import RAISES
+from backend.wire import FILES, RAISES
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -84,19 +85,23 @@ class ChronicleTransferController(Controller):
 
     @get(
         "/{chronicle_id:uuid}/export",
-        opt={RAISES: (ChronicleNotFoundError,)},
+        opt={RAISES: (ChronicleNotFoundError,), FILES: ("application/json",)},
         operation_id="exportChronicle",
         summary="Export a chronicle file",
         media_type="application/json",
     )
     async def export_chronicle(
         self,
+        request: AnyRequest,
         chronicle_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         chronicle_transfer: NamedDependency[ChronicleTransfer],
+        activity: NamedDependency[ActivityLog],
     ) -> Response[bytes]:
         """The chronicle with all its events, in story order, as JSON that imports back."""
-        return file_answer(await chronicle_transfer.export(identity, chronicle_id))
+        file = await chronicle_transfer.export(identity, chronicle_id)
+        await activity.note(identity, event_of(request, "exported", detail="chronicle"))
+        return file_answer(file)
 
 
 CONTROLLERS = (ChronicleTransferController,)

@@ -14,7 +14,7 @@ providers' prefix caches keep hitting:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -51,9 +51,10 @@ class Item:
     """One piece of a prompt, and why it is there.
 
     `source_id` is the row it came from. `depth` counts messages from the end, the user's line
-    included: 0 stands after it; with `from_start` it counts from the first kept message. `order`
+    included: 0 stands after it; with `from_start` it counts from the first kept message. What
+    `joins` stands in one message with the item before it, on a line of its own. `order`
     sorts what stands together: lore by its insertion order, memories by their time. `tokens` is
-    what it takes where it stands, 0 until it is counted.
+    what it takes where it stands; before that, of its text alone, 0 where it was not counted.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Item:
     source_id: UUID | None = None
     depth: int = 0
     from_start: bool = False
+    joins: bool = False
     order: int = 0
     tokens: int = 0
 
@@ -244,7 +246,7 @@ def assemble(
 def _counted(item: Item, count: Counter) -> Item:
     # In the head an item shares its message with others; elsewhere it is one.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
-    return replace(item, tokens=count(item.text) + overhead)
+    return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,12 @@ def layout(
     remembered = [PromptMessage("system", memory)] if memory else []
     line = [item for item in items if item.place == "line"]
     after = [item for item in items if item.place == "tail"]
-    deep = [item for item in items if item.place == "depth"]
+    # Where the chat is shorter than several depths, what is further from where they count stands
+    # further from it.
+    deep = sorted(
+        _joined(item for item in items if item.place == "depth"),
+        key=lambda item: item.depth if item.from_start else -item.depth,
+    )
     last = [item for item in deep if item.depth < len(line) and not item.from_start]
 
     inserted: defaultdict[int, list[PromptMessage]] = defaultdict(list)
@@ -312,6 +319,17 @@ def layout(
     tail = _messages([*line, *last, *after])
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
     return [*head, *between, *tail]
+
+
+def _joined(items: Iterable[Item]) -> list[Item]:
+    """With the text of those that join others in these."""
+    found: list[Item] = []
+    for item in items:
+        if item.joins and found:
+            found[-1] = replace(found[-1], text=f"{found[-1].text}\n{item.text}")
+        else:
+            found.append(item)
+    return found
 
 
 def _without(

@@ -36,6 +36,23 @@ class Budget:
             reply_reserve=math.ceil(self.reply_reserve / ratio),
         )
 
+    def within(self, window: int) -> Budget:
+        """The same for a model whose window may be smaller than `total`: shares of that window.
+
+        The reply keeps a quarter of it at most. History and retrieval divide the rest as they would
+        divide what they ask for, where that is more; history gets half of it if it asks for that.
+        """
+        if window >= self.total:
+            return self
+        reply = min(self.reply_reserve, window // 4)
+        prompt, wanted = window - reply, self.history + self.retrieval
+        share = prompt * self.history // wanted if wanted else 0
+        history = min(self.history, max(share, prompt // 2))
+        retrieval = min(self.retrieval, prompt - history)
+        return replace(
+            self, total=window, history=history, retrieval=retrieval, reply_reserve=reply
+        )
+
     def for_history(self, fixed: int) -> int:
         """What recent history may take beside `fixed` tokens that are always sent."""
         return max(0, min(self.history, self.prompt - fixed))

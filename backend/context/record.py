@@ -39,6 +39,7 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     source_id: UUID | None = None
     depth: int = 0
     from_start: bool = False
+    joins: bool = False
     order: int = 0
     text_hash: str = ""
     text: str | None = None
@@ -137,6 +138,7 @@ def recorded_item(item: Item) -> RecordedItem:
         source_id=item.source_id,
         depth=item.depth,
         from_start=item.from_start,
+        joins=item.joins,
         order=item.order,
         text=item.text,
     )
@@ -233,6 +235,7 @@ def _item(each: RecordedItem) -> Item:
         source_id=each.source_id,
         depth=each.depth,
         from_start=each.from_start,
+        joins=each.joins,
         order=each.order,
         tokens=0,
     )

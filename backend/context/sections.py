@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 from uuid import UUID
 
 from backend.context.assembly import Item
-from backend.context.macros import MacroContext, Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.generation.model import Role
 from backend.prompts import PromptLibrary
 
 EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
+
+
+def split_examples(text: str) -> list[str]:
+    """The example dialogues of a text, which `<START>` stands before."""
+    return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +40,19 @@ class CardFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """The author's note."""
+    """The author's note. Where it is not due, neither it nor the lore around it is sent."""
 
     text: str = ""
     depth: int = 4
     role: Role = "system"
+    position: Literal["at_depth", "before_prompt", "after_prompt"] = "at_depth"
+    is_due: bool = True
+    reason: str = "chat settings"
+
+    @property
+    def place(self) -> Literal["depth", "head"]:
+        """Where it and its lore stand."""
+        return "depth" if self.position == "at_depth" else "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +111,27 @@ class SectionBuilder:
         inputs: SectionInputs,
         context: MacroContext,
         variables: Variables,
+        macro_budget: MacroBudget,
     ) -> None:
         self._prompts = prompts
         self._inputs = inputs
         self._context = context
+        self._macro_budget = macro_budget
         self.variables = variables
         self.used: dict[str, str] = {}
 
     def build(self) -> list[Item]:
-        """The items, in order. `variables` holds what macros wrote, `used` the prompt files."""
+        """The items, in order. `variables` holds what macros wrote, `used` the prompt files.
+
+        Raises `MacroLimitError`.
+        """
         inputs = self._inputs
         card, lore = inputs.card, inputs.lore
-        items = [self._system_prompt()]
+        note = inputs.note.position
+        items = self._note() if note == "before_prompt" else []
+        items.append(self._system_prompt())
+        if note == "after_prompt":
+            items += self._note()
         if inputs.persona:
             persona = self._expand(inputs.persona, "persona")
             items.append(
@@ -149,20 +172,9 @@ class SectionBuilder:
                     source_id=card.id,
                 )
             )
-        items += lore.note_top
-        if inputs.note.text:
-            items.append(
-                Item(
-                    kind="authors_note",
-                    title="Author's note",
-                    text=self._expand(inputs.note.text, "authorsNote"),
-                    place="depth",
-                    depth=inputs.note.depth,
-                    role=inputs.note.role,
-                    reason="chat settings",
-                )
-            )
-        items += [*lore.note_bottom, *lore.at_depth]
+        if note == "at_depth":
+            items += self._note()
+        items += lore.at_depth
         if inputs.line is not None:
             items.append(
                 Item(
@@ -225,7 +237,7 @@ class SectionBuilder:
     def _examples(self) -> list[Item]:
         card = self._inputs.card
         expanded = self._expand(card.examples, "mesExamples")
-        examples = [part.strip() for part in EXAMPLE_MARK.split(expanded) if part.strip()]
+        examples = split_examples(expanded)
         if not examples:
             return []
         return [
@@ -238,6 +250,21 @@ class SectionBuilder:
                 source_id=card.id,
             )
         ]
+
+    def _note(self) -> list[Item]:
+        """The author's note with the lore around it: one message."""
+        inputs, lore = self._inputs, self._inputs.lore
+        note = Item(
+            kind="authors_note",
+            title="Author's note",
+            text=self._expand(inputs.note.text, "authorsNote") if inputs.note.is_due else "",
+            place=inputs.note.place,
+            depth=inputs.note.depth,
+            role=inputs.note.role,
+            reason=inputs.note.reason,
+        )
+        items = [item for item in (*lore.note_top, note, *lore.note_bottom) if item.text.strip()]
+        return [replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _post_history(self) -> list[Item]:
         inputs, card = self._inputs, self._inputs.card
@@ -258,7 +285,7 @@ class SectionBuilder:
 
     def _expand(self, text: str, place: str, *, original: str | None = None) -> str:
         context = replace(self._context, original=original)
-        expansion = expand(text, context, self.variables, place=place)
+        expansion = expand(text, context, self.variables, place=place, budget=self._macro_budget)
         self.variables = expansion.variables
         return expansion.text
 

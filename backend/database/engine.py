@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from backend.database.write_ahead_log import WriteAheadLog
 from backend.errors import UnavailableError
 
 BUSY_TIMEOUT_MS = 30_000
@@ -43,6 +45,11 @@ UNAVAILABLE_CODES = frozenset(
 that is no database, is not among them: waiting mends neither."""
 
 
+EffectNote = Callable[[AsyncSession], Awaitable[None]]
+EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=None)
+"""What a request wants to be written down in each transaction that changes something for it."""
+
+
 class DatabaseUnavailableError(UnavailableError):
     """The database does not answer; nothing was half done."""
 
@@ -57,6 +64,7 @@ class Database:
     reader's all see one moment. SQLite takes one writer at a time: there, writers queue for the
     one writing connection of this process (`BEGIN IMMEDIATE`, with a busy timeout for other
     processes), and readers have connections of their own that never wait for a writer (WAL).
+    `log` is that write-ahead log.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
@@ -73,6 +81,9 @@ class Database:
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
+        self.log = WriteAheadLog(
+            self._writer if self.is_sqlite else None, busy_timeout_ms=BUSY_TIMEOUT_MS
+        )
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
 
@@ -95,8 +106,12 @@ class Database:
 
         Raises `DatabaseUnavailableError` when the database can't be reached.
         """
+        note = EFFECT_NOTE.get()
         async with translated(), self._write_sessions.begin() as session:
             yield session
+            if note is not None:
+                await note(session)
+        self.log.written()
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:

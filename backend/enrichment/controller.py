@@ -31,7 +31,8 @@ from backend.enrichment.schemas import (
 from backend.enrichment.service import EnrichmentService
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
-from backend.wire import RAISES, page_limit
+from backend.quotas.service import Quotas
+from backend.wire import RAISES, STORES, PageSize
 
 TAGS = ("Chronicles",)
 
@@ -52,14 +53,14 @@ class EnrichmentController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         enrichment: NamedDependency[EnrichmentService],
-        limit: FromQuery[int] = 20,
+        limit: PageSize = 20,
         after: FromQuery[UUID | None] = None,
     ) -> EnrichmentView:
         """How the work stands, and what was done: each run with what it read, wrote and took.
 
         Newest first, the rolling summary's runs among them.
         """
-        return await enrichment.overview(identity, chat_id, limit=page_limit(limit), after=after)
+        return await enrichment.overview(identity, chat_id, limit=limit, after=after)
 
 
 class RunController(Controller):
@@ -82,13 +83,14 @@ class RunController(Controller):
         "/undo",
         status_code=200,
         opt={
+            STORES: False,
             RAISES: (
                 RunNotFoundError,
                 RunUndoneError,
                 NothingToUndoError,
                 RunReplacedError,
                 LorebookFullError,
-            )
+            ),
         },
         operation_id="undoRun",
         summary="Undo a run",
@@ -139,6 +141,7 @@ class RebuildController(Controller):
         data: JSONBody[NewRebuild],
         identity: NamedDependency[Identity],
         enrichment: NamedDependency[EnrichmentService],
+        quotas: NamedDependency[Quotas],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
     ) -> Response[JobView]:
         """Have the agent read a chat from the start, and put what it finds in place of the old.
@@ -151,6 +154,8 @@ class RebuildController(Controller):
         if dry_run:
             estimate: Any = await enrichment.estimate(identity, chronicle_id, data)
             return Response(estimate, status_code=200)
+        await quotas.check_jobs(identity.user_id)
+        await quotas.check_tokens(identity.user_id)
         return Response(await enrichment.rebuild(identity, chronicle_id, data))
 
     @get(

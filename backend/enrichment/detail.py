@@ -17,7 +17,7 @@ EffectKind = Literal[
 ]
 
 
-class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a run wrote.
 
     `id` is the event's or the entry's, `container_id` its chronicle's or lorebook's. `title` is for
@@ -57,7 +57,7 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kinds: list[str] = []
     message_ids: list[UUID] = []
     memory_ids: list[UUID] = []
-    effects: list[Effect] = []
+    effects: list[RunEffect] = []
     refused: list[Refused] = []
     note: str = ""
     kept: list[int] = []

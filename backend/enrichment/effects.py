@@ -14,13 +14,12 @@ from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import counting
 from backend.chronicles.records import open_chronicle, open_event
-from backend.enrichment.detail import Effect, Refused
-from backend.enrichment.story import Stretch
-from backend.enrichment.study import ProposedChange, ProposedEntry, ProposedEvent, Study
+from backend.enrichment.detail import Refused, RunEffect
+from backend.enrichment.story import TranscriptSlice
+from backend.enrichment.study import AgentResult, ProposedChange, ProposedEntry, ProposedEvent
 from backend.lorebooks import authoring
 from backend.lorebooks.errors import LorebookFullError
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
@@ -33,7 +32,7 @@ _PINNED = "What it supersedes was pinned while the agent read: that counts on, b
 class Written:
     """What was written, in order, and what could not be after all."""
 
-    effects: Sequence[Effect] = ()
+    effects: Sequence[RunEffect] = ()
     refused: Sequence[Refused] = ()
 
 
@@ -41,14 +40,14 @@ async def apply(
     session: AsyncSession,
     holder: KeyHolder,
     index: IndexOutbox,
-    stretch: Stretch,
-    study: Study,
+    stretch: TranscriptSlice,
+    study: AgentResult,
     *,
     run_id: UUID,
 ) -> Written:
     """Write the proposals of a study, mark what they supersede, and tell the index.
 
-    Whoever calls has locked the chat and knows that its lines are still as they were read. What a
+    The caller has locked the chat and knows that its lines are still as they were read. What a
     person changed meanwhile stays as it is, and what has no room is left out; both are in
     `refused`.
     """
@@ -73,14 +72,14 @@ async def apply(
 class _Writer:
     session: AsyncSession
     sealer: Sealer
-    stretch: Stretch
+    stretch: TranscriptSlice
     run_id: UUID
-    effects: list[Effect] = field(default_factory=list[Effect])
+    effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
     events: list[UUID] = field(default_factory=list[UUID])
     entries: dict[UUID, list[UUID]] = field(default_factory=dict[UUID, list[UUID]])
 
-    async def write(self, study: Study) -> None:
+    async def write(self, study: AgentResult) -> None:
         chronicle = await self.session.scalar(
             select(Chronicle)
             .where(
@@ -124,7 +123,7 @@ class _Writer:
             self._refuse("create_chronicle_event", error.detail)
             return
         by_id = {each.id: row for each, row in zip(proposed, rows, strict=True)}
-        changed: list[Effect] = []
+        changed: list[RunEffect] = []
         for each, row in zip(proposed, rows, strict=True):
             self.events.append(row.id)
             if (old := each.supersedes) is None:
@@ -135,7 +134,7 @@ class _Writer:
             elif (effect := await self._superseded(old, row, each)) is not None:
                 changed.append(effect)
         self.effects += [
-            Effect(
+            RunEffect(
                 what="event_created",
                 id=row.id,
                 container_id=row.chronicle_id,
@@ -159,7 +158,7 @@ class _Writer:
 
     async def _superseded(
         self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
-    ) -> Effect | None:
+    ) -> RunEffect | None:
         """Mark an event that was there before; None where its user was faster.
 
         That is where it has gone meanwhile, was pinned, or is superseded by another that counts.
@@ -176,7 +175,7 @@ class _Writer:
         before = await writing.snapshot(self.session, self.sealer, row)
         await writing.supersede(self.session, row, by.id)
         self.events.append(row.id)
-        return Effect(
+        return RunEffect(
             what="event_changed",
             id=row.id,
             container_id=row.chronicle_id,
@@ -213,7 +212,7 @@ class _Writer:
             return
         self._note_entry(row)
         self.effects.append(
-            Effect(
+            RunEffect(
                 what="entry_created",
                 id=row.id,
                 container_id=book.id,
@@ -231,10 +230,10 @@ class _Writer:
             .with_for_update()
         )
         row = await self.session.scalar(
-            select(EntryRow).where(
-                EntryRow.id == change.id,
-                EntryRow.lorebook_id == change.book_id,
-                EntryRow.user_id == owner_id,
+            select(LoreEntryRow).where(
+                LoreEntryRow.id == change.id,
+                LoreEntryRow.lorebook_id == change.book_id,
+                LoreEntryRow.user_id == owner_id,
             )
         )
         if book is None or row is None or row.revision != change.revision:
@@ -246,7 +245,7 @@ class _Writer:
         )
         self._note_entry(row)
         self.effects.append(
-            Effect(
+            RunEffect(
                 what="entry_changed",
                 id=row.id,
                 container_id=book.id,
@@ -257,7 +256,7 @@ class _Writer:
             )
         )
 
-    def _note_entry(self, row: EntryRow) -> None:
+    def _note_entry(self, row: LoreEntryRow) -> None:
         self.entries.setdefault(row.lorebook_id, []).append(row.id)
 
     def _origin(self) -> authoring.Origin:

@@ -22,13 +22,13 @@ from backend.chats.service import read_settings
 from backend.database.base import new_id, now
 from backend.database.upsert import upsert
 from backend.enrichment.agent.agent import Agent
+from backend.enrichment.daily_budget import check_daily_budget, spent_today
 from backend.enrichment.detail import RunDetail
+from backend.enrichment.llm_selection import choose_model, filter_alone
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun, RunKind, RunState
-from backend.enrichment.models_choice import choose_model, filter_alone
-from backend.enrichment.purse import check_purse, spent_today
 from backend.enrichment.runs import note_failed, sealed_detail
-from backend.enrichment.story import STRETCH_TOKENS, Stretch, is_unchanged
-from backend.enrichment.study import Purse, Study
+from backend.enrichment.story import STRETCH_TOKENS, TranscriptSlice, is_unchanged
+from backend.enrichment.study import AgentResult, RunBudget
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
@@ -112,8 +112,8 @@ class Work:
 
     kind: RunKind
     reader: Reader
-    stretch: Stretch
-    purse: Purse
+    stretch: TranscriptSlice
+    purse: RunBudget
     run_id: UUID = field(default_factory=new_id)
     begun: float = field(default_factory=time.monotonic)
 
@@ -130,14 +130,14 @@ class RunWork:
         """Who would read a chat now."""
         return await find_reader(session, self._registry, self._settings, sealer, chat)
 
-    async def purse(self, session: AsyncSession, user_id: UUID) -> Purse:
+    async def purse(self, session: AsyncSession, user_id: UUID) -> RunBudget:
         """What one run may take of what is left for the day. Raises `RetryLaterError`."""
         allowed, at = self._settings.enrichment_tokens_per_day, now()
-        await check_purse(session, user_id, at, allowed=allowed)
+        await check_daily_budget(session, user_id, at, allowed=allowed)
         left = allowed - await spent_today(session, user_id, at)
-        return Purse(min(self._settings.enrichment_tokens_per_run, left))
+        return RunBudget(min(self._settings.enrichment_tokens_per_run, left))
 
-    async def study(self, work: Work) -> Study:
+    async def study(self, work: Work) -> AgentResult:
         """What the agent makes of a stretch. Raises what `Agent.study` does."""
         return await self._agent.study(
             work.reader.holder.sealer,

@@ -16,6 +16,7 @@ from backend.database.base import now
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
+from backend.quotas.tokens import add_tokens
 from backend.vault.sealing import Sealer
 
 _DETAIL = msgspec.json.Decoder(RunDetail)
@@ -33,8 +34,20 @@ def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
     return _DETAIL.decode(sealer.open_bytes(RUN_DETAIL, run.id, run.sealed_detail))
 
 
+async def note_done(session: AsyncSession, run: EnrichmentRun) -> None:
+    """Keep a run that went well."""
+    session.add(run)
+    await session.flush()
+    await _note_tokens(session, run)
+
+
+async def _note_tokens(session: AsyncSession, run: EnrichmentRun) -> None:
+    await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
+
+
 async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> EnrichmentRun:
     """Keep a run that failed; the same failure again, of the same job, is one row: that one."""
+    await _note_tokens(session, run)
     before = await session.scalar(
         select(EnrichmentRun).where(
             EnrichmentRun.chat_id == run.chat_id,

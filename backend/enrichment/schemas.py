@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.enrichment.detail import Effect, EffectKind, RunDetail
+from backend.enrichment.detail import EffectKind, RunDetail, RunEffect
 from backend.enrichment.models import EnrichmentRun, RunKind, RunState
 from backend.jobs.schemas import JobView
 
@@ -27,7 +27,7 @@ class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
     because: str
 
     @classmethod
-    def of(cls, effect: Effect) -> "WrittenView":
+    def of(cls, effect: RunEffect) -> "WrittenView":
         """The view of an effect."""
         return cls(
             what=effect.what,

@@ -12,8 +12,8 @@ from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.enrichment.daily_budget import spent_today
 from backend.enrichment.outbox import TURN, lane_of
-from backend.enrichment.purse import spent_today
 from backend.enrichment.rebuild import starting
 from backend.enrichment.run_work import find_reader
 from backend.enrichment.runs import get_run, list_runs, open_detail

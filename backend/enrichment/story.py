@@ -52,7 +52,7 @@ class StoryLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TranscriptSlice:
     """New lines of a chat (at least one), oldest first, for one run.
 
     Attributes:
@@ -89,7 +89,7 @@ async def read_unread(
     settings: EnrichmentSettings,
     *,
     most_tokens: int = STRETCH_TOKENS,
-) -> Stretch | None:
+) -> TranscriptSlice | None:
     """What a chat said since the agent read last, and since its owner agreed to it.
 
     It ends with a reply: a user's line without one is read together with its reply. None where
@@ -126,7 +126,7 @@ async def read_range(  # noqa: PLR0913  # a range, and how much of it
     since: datetime | None = None,
     left_alone: frozenset[UUID] = frozenset(),
     most_tokens: int = STRETCH_TOKENS,
-) -> Stretch | None:
+) -> TranscriptSlice | None:
     """The beginning of a range of the active path, as much as one run reads.
 
     Hidden lines and such as are being written are left out. Whoever reads on begins behind the last
@@ -142,7 +142,7 @@ async def read_range(  # noqa: PLR0913  # a range, and how much of it
     kept = _fitting(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
     lines = [_line(sealer, row, most_tokens) for row in fitting]
     earlier = [_line(sealer, row, most_tokens) for row in kept]
-    return Stretch(
+    return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=chronicle_id,
         earlier=earlier,
@@ -156,7 +156,7 @@ async def read_range(  # noqa: PLR0913  # a range, and how much of it
     )
 
 
-async def is_unchanged(session: AsyncSession, stretch: Stretch) -> bool:
+async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     """Whether the lines of a stretch are all still active, shown, and as they were read."""
     ids = [line.id for line in stretch.lines]
     rows = await session.execute(

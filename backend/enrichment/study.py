@@ -11,8 +11,8 @@ import msgspec
 
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import SourceMessage
-from backend.enrichment.detail import Effect, Refused, RunDetail
-from backend.generation.model import Prompt, Usage
+from backend.enrichment.detail import Refused, RunDetail, RunEffect
+from backend.generation.model import Prompt, TokenUsage
 from backend.lorebooks.entries import LoreEntry
 
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
@@ -21,7 +21,7 @@ CHARACTERS_A_TOKEN = 4
 """About as many as most texts have: for what no provider has counted."""
 
 
-class Purse:
+class RunBudget:
     """Tokens that a run may take, and what it took: as the provider reports them.
 
     It is filled in while the run goes on, so that it is known of one that fails, too.
@@ -42,7 +42,7 @@ class Purse:
         """Whether a prompt goes into what is left. The first call always does."""
         return not self.calls or self.spent + estimate(prompt) <= self.limit
 
-    def take(self, usage: Usage | None, prompt: Prompt, answer: str) -> None:
+    def take(self, usage: TokenUsage | None, prompt: Prompt, answer: str) -> None:
         """Note a call; without a report it is estimated by length."""
         self.calls += 1
         if usage is None:
@@ -105,7 +105,7 @@ Proposal = ProposedEvent | ProposedEntry | ProposedChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class AgentResult:
     """What came of reading a stretch. `note` is for people."""
 
     why: str
@@ -120,7 +120,9 @@ class Study:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def detail(self, effects: Sequence[Effect] = (), refused: Sequence[Refused] = ()) -> RunDetail:
+    def detail(
+        self, effects: Sequence[RunEffect] = (), refused: Sequence[Refused] = ()
+    ) -> RunDetail:
         """The study as it is stored, with what was written, and what could not be after all."""
         return RunDetail(
             why=self.why,

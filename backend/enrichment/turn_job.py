@@ -25,9 +25,9 @@ from backend.enrichment.run_work import (
     run_row,
     set_mark,
 )
-from backend.enrichment.runs import sealed_detail
+from backend.enrichment.runs import note_done, sealed_detail
 from backend.enrichment.story import behind_mark, is_unchanged, read_unread
-from backend.enrichment.study import Study
+from backend.enrichment.study import AgentResult
 from backend.generation.model import ModelRateLimitError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.errors import RetryLaterError
@@ -95,7 +95,7 @@ class TurnEnricher:
             purse = await self._runs.purse(session, sealer.user_id)
         return Work(kind="turn", reader=reader, stretch=stretch, purse=purse)
 
-    async def _studied(self, job: RunningJob, work: Work) -> Study:
+    async def _studied(self, job: RunningJob, work: Work) -> AgentResult:
         """What the agent makes of a stretch. What goes wrong is noted, with what it cost."""
         try:
             return await self._runs.study(work)
@@ -112,7 +112,7 @@ class TurnEnricher:
             await self._note_failure(job, work, error)
             raise
 
-    async def _write(self, job: RunningJob, work: Work, study: Study) -> None:
+    async def _write(self, job: RunningJob, work: Work, study: AgentResult) -> None:
         """Everything that a run leaves, in one transaction. Raises `PathChangedError`."""
         writing = job.finish() if work.stretch.is_last else job.step()
         async with writing as session:
@@ -121,8 +121,7 @@ class TurnEnricher:
             if not await is_wanted(session, work) or await behind_mark(session, chat_id) > first:
                 raise PathChangedError
             run = run_row(job, work, "done")
-            session.add(run)
-            await session.flush()
+            await note_done(session, run)
             written = await apply(
                 session, work.reader.holder, self._index, work.stretch, study, run_id=work.run_id
             )

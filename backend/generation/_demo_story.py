@@ -32,7 +32,7 @@ _TIMES_TO_RECUR = 2
 _LINE = re.compile(r"^#(\d+) (?:([^:\n]{1,80}): )?", re.MULTILINE)
 _SENTENCE = re.compile(r"[^.!?…\n]+(?:[.!?…]+[\"”’']*|$|(?=\n))")
 _WORD = re.compile(r"[\w'’-]+")
-_PART = r"[A-Z][\w-]+"
+_PART = r"[A-Z][\w-]{1,40}"
 _NAME = re.compile(rf"\b{_PART}(?: (?:of (?:the )?)?{_PART}){{0,4}}")
 _PLACE = re.compile(
     r"\b(?:in|at|into|inside|under|beneath|below|near|on|to|behind|outside) the (" + _NAME.pattern
@@ -97,7 +97,7 @@ _TOLD_TO = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class StoryLine:
+class DemoLine:
     """One message: its mark (`#12`), who said it (or nobody), and what."""
 
     mark: str
@@ -137,12 +137,12 @@ def section(text: str, name: str) -> str:
     return rest.rpartition(f"</{name}>")[0] if opened else ""
 
 
-def lines_of(text: str) -> list[StoryLine]:
+def lines_of(text: str) -> list[DemoLine]:
     """The messages of a section, each `#12 Marlena: text`, over one line or more."""
     heads = list(_LINE.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)][: len(heads)]
     return [
-        StoryLine(f"#{head[1]}", (head[2] or "").strip(), text[head.end() : end].strip())
+        DemoLine(f"#{head[1]}", (head[2] or "").strip(), text[head.end() : end].strip())
         for head, end in zip(heads, ends, strict=True)
     ]
 
@@ -153,14 +153,14 @@ def sentences(text: str) -> list[str]:
     return [each for each in plain if each]
 
 
-def happenings(lines: Sequence[StoryLine]) -> list[Happening]:
+def happenings(lines: Sequence[DemoLine]) -> list[Happening]:
     """The events of these lines, in order."""
     speakers = list(dict.fromkeys(line.speaker for line in lines if line.speaker))
     found: dict[str, Happening] = {}
     for line in lines:
         if line.is_own:
             continue
-        others = [each for each in speakers if each != line.speaker]
+        others = [each for each in speakers[:3] if each != line.speaker]
         addressed = others[0] if len(others) == 1 else ""
         for sentence in _told_sentences(line):
             made = _happening(sentence, line, addressed)
@@ -169,7 +169,7 @@ def happenings(lines: Sequence[StoryLine]) -> list[Happening]:
     return list(found.values())
 
 
-def introductions(lines: Sequence[StoryLine], earlier: Sequence[StoryLine]) -> list[Introduced]:
+def introductions(lines: Sequence[DemoLine], earlier: Sequence[DemoLine]) -> list[Introduced]:
     """Names that `lines` say something of.
 
     `X is an inn` is enough; of `X, an inn` the name has to come up before, or again.
@@ -191,7 +191,7 @@ def introductions(lines: Sequence[StoryLine], earlier: Sequence[StoryLine]) -> l
     return list(found.values())
 
 
-def _told_sentences(line: StoryLine) -> Iterator[str]:
+def _told_sentences(line: DemoLine) -> Iterator[str]:
     """Sentences; a bare `*hides the key*` has the speaker in front of it."""
 
     def with_speaker(act: re.Match[str]) -> str:
@@ -203,7 +203,7 @@ def _told_sentences(line: StoryLine) -> Iterator[str]:
     yield from sentences(_ACTS.sub(with_speaker, line.text))
 
 
-def _happening(sentence: str, line: StoryLine, addressed: str) -> Happening | None:
+def _happening(sentence: str, line: DemoLine, addressed: str) -> Happening | None:
     found = _verb_in(sentence)
     if found is None:
         return None
@@ -212,7 +212,8 @@ def _happening(sentence: str, line: StoryLine, addressed: str) -> Happening | No
     names = _names(sentence)
     told = [name for name in (line.speaker, addressed) if name and name in summary]
     names = [*told, *(name for name in names if not any(name in each for each in told))]
-    who = [name for name in dict.fromkeys(names) if name not in places]
+    elsewhere = set(places)
+    who = [name for name in dict.fromkeys(names) if name not in elsewhere]
     if not who:
         return None
     verb = FORMS[found]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend.generation._demo_story import (
+    DemoLine,
     Happening,
     Introduced,
-    StoryLine,
     happenings,
     introductions,
     lines_of,
@@ -140,7 +140,7 @@ def _read(prompt: Prompt) -> str:
     return next(spoken, "")
 
 
-def _summed_up(text: str) -> list[StoryLine]:
+def _summed_up(text: str) -> list[DemoLine]:
     lines = lines_of(section(text, "new_lines") or text)
     return [line for line in lines if not line.is_own]
 
@@ -150,6 +150,6 @@ def _before(text: str) -> list[str]:
     return sentences(section(text, "previous_summary").replace(SUMMARY_HEAD, ""))
 
 
-def _first_of(line: StoryLine) -> list[str]:
+def _first_of(line: DemoLine) -> list[str]:
     first = sentences(line.text)[:1]
     return [f"{line.speaker}: {each}" if line.speaker else each for each in first]

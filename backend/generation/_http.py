@@ -63,7 +63,7 @@ def noting_responses(opened: list[httpx2.Response]) -> Generator[None, None, Non
 
     google-genai gives no handle on the response behind a stream, and its generators refer to each
     other in a circle, so that closing the outermost leaves the connection open until the garbage
-    collector comes by. Whoever means to hang up closes the response itself. Do not yield inside.
+    collector comes by. To hang up, close the response itself. Do not yield inside.
     """
     token = _opened.set(opened)
     try:

@@ -22,7 +22,7 @@ from backend.generation.model import (
     Piece,
     TextPiece,
     ThinkingPiece,
-    Usage,
+    TokenUsage,
 )
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Delta:
     """
 
     pieces: tuple[TextPiece | ThinkingPiece, ...] = ()
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     finish: FinishReason | None = None
     reason: str = ""
 
@@ -60,7 +60,7 @@ async def relay(
         ModelBlockedError: The provider's filter let nothing through.
         ModelEmptyReplyError: It finished without a word.
     """
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     end: Delta | None = None
     began = spoke = False
     async with aclosing(deltas):

@@ -39,6 +39,10 @@ _MAX_RUN = 100_000
 """Characters that go to an encoder at once. tiktoken's regex engine overflows its stack on runs of
 about a million spaces, and long runs of one letter take more than linear time."""
 
+_MAX_LOCKED_RUN = 25_000
+"""The same for an encoder that holds the interpreter's lock while it works: up to 75 ms in 100,000
+characters, in which no other thread runs."""
+
 
 class VocabularyDamagedError(InternalError):
     """The vocabulary in the package is not the one that it shipped with."""
@@ -75,31 +79,37 @@ class Tokenizer(Protocol):
 class _Vocabulary:
     """A `Tokenizer` over an encoder's plain-text `encode`."""
 
-    def __init__(self, name: str, encode: Callable[[str], Sequence[int]]) -> None:
+    def __init__(
+        self, name: str, encode: Callable[[str], Sequence[int]], *, max_run: int = _MAX_RUN
+    ) -> None:
         self.name = name
         self._encode = encode
+        self._max_run = max_run
 
     def count(self, text: str) -> int:
         try:
-            return sum(len(self._encode(run)) for run in _bounded_runs(text))
+            return self._count(text)
         except UnicodeEncodeError:
             # Lone surrogates (half an emoji, from a client that cuts UTF-16) have no UTF-8 form.
             repaired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return sum(len(self._encode(run)) for run in _bounded_runs(repaired))
+            return self._count(repaired)
 
     def count_many(self, texts: Sequence[str]) -> list[int]:
         return [self.count(text) for text in texts]
 
+    def _count(self, text: str) -> int:
+        return sum(len(self._encode(run)) for run in _bounded_runs(text, self._max_run))
 
-def _bounded_runs(text: str) -> Iterator[str]:
-    """Cut `text` into runs of at most `_MAX_RUN` characters.
+
+def _bounded_runs(text: str, most: int) -> Iterator[str]:
+    """Cut `text` into runs of at most `most` characters.
 
     The cut is made before the last space of a run, where a vocabulary begins a new token anyway,
-    so the counts add up exactly; text with no space in 100,000 characters may gain a token a cut.
+    so the counts add up exactly; text with no space in a whole run may gain a token a cut.
     """
     start = 0
-    while len(text) - start > _MAX_RUN:
-        end = start + _MAX_RUN
+    while len(text) - start > most:
+        end = start + most
         space = text.rfind(" ", start + 1, end)
         cut = space if space > 0 else end
         yield text[start:cut]
@@ -135,7 +145,8 @@ def _load_gemma3() -> Tokenizer:
     """Build Gemma 3's vocabulary, which is Gemini's. About 0.1 s and 50 MB."""
     from splintr import Tokenizer as Splintr  # noqa: PLC0415 - an optional dependency
 
-    return _Vocabulary("gemma3", Splintr.from_pretrained("gemma3").encode_ordinary)
+    encode = Splintr.from_pretrained("gemma3").encode_ordinary
+    return _Vocabulary("gemma3", encode, max_run=_MAX_LOCKED_RUN)
 
 
 _LOADERS: dict[str, tuple[str, Callable[[], Tokenizer]]] = {

@@ -26,9 +26,9 @@ from backend.generation.model import (
     StructuredAnswer,
     TextPiece,
     ThinkingPiece,
+    TokenUsage,
     Tool,
     ToolAnswer,
-    Usage,
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 
@@ -158,10 +158,10 @@ def _spaced(words: Iterable[str]) -> Iterator[str]:
         yield f" {word}" if index else word
 
 
-def _usage(prompt: Prompt, *, completion: int, thinking: int = 0) -> Usage:
+def _usage(prompt: Prompt, *, completion: int, thinking: int = 0) -> TokenUsage:
     """An estimate by length: counting a full window would cost more than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
-    return Usage(
+    return TokenUsage(
         prompt_tokens=max(1, characters // _CHARACTERS_A_TOKEN),
         completion_tokens=completion,
         thinking_tokens=thinking,

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from backend.generation import _gemini_wire as wire
+from backend.generation import _gemini_mapping as wire
 from backend.generation._configs import GeminiConfig
 from backend.generation._failures import code_words, failure, mapping, sequence, wait_seconds
 from backend.generation._http import make_http_client, noting_responses

@@ -7,7 +7,7 @@ adapter knows a vendor's types, and every failure that leaves an adapter is a `M
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from backend.errors import AppError
@@ -82,14 +82,27 @@ class ThinkingPiece:
     text: str
 
 
+MAX_REPORTED_TOKENS = 10_000_000
+"""Of one request: several times the largest context window."""
+
+
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens as the provider reported them. `completion_tokens` includes `thinking_tokens`."""
+class TokenUsage:
+    """Tokens as the provider reported them. `completion_tokens` includes `thinking_tokens`.
+
+    A number that no request can have is brought to the nearest that it can: what a server says is
+    added up and stored.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     thinking_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            reported = getattr(self, each.name)
+            object.__setattr__(self, each.name, min(max(reported, 0), MAX_REPORTED_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ class Finish:
     reason: FinishReason
 
 
-Piece = TextPiece | ThinkingPiece | Usage | Finish
+Piece = TextPiece | ThinkingPiece | TokenUsage | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +121,7 @@ class ToolAnswer:
 
     text: str
     calls: Sequence[ToolCall]
-    usage: Usage | None
+    usage: TokenUsage | None
     finish: FinishReason
 
 
@@ -117,7 +130,7 @@ class StructuredAnswer:
     """A value of the schema that was asked for, parsed but not validated against it."""
 
     value: Any
-    usage: Usage | None
+    usage: TokenUsage | None
 
 
 @dataclass(frozen=True, slots=True)

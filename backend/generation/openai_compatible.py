@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from backend.generation import _openai_wire as wire
+from backend.generation import _openai_mapping as wire
 from backend.generation._configs import OpenAICompatibleConfig
 from backend.generation._failures import code_words, failure, mapping, wait_seconds
 from backend.generation._http import make_http_client

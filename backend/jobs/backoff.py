@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 MAX_ATTEMPTS = 8
+MAX_LEASES_LOST = 3
+"""Workers in a row that a job may bring down. Each costs everybody whom that process served."""
 FIRST_DELAY = 5.0
 FACTOR = 3.0
 LONGEST_DELAY = 3600.0

@@ -53,6 +53,8 @@ class Wanted:
         running: How many of each share do.
         queued: Whether it takes jobs that need no more than what lies in the database.
         open_to: Users whose keys it has in memory: of these it takes what waits for a key.
+        suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
+            those that ran beside it when it brought a worker down do not die with it.
     """
 
     owner: UUID
@@ -62,6 +64,7 @@ class Wanted:
     running: Mapping[UUID, int]
     queued: bool = True
     open_to: Sequence[UUID] = ()
+    suspect: bool = True
 
 
 async def candidates(
@@ -77,6 +80,7 @@ async def candidates(
         "kinds": wanted.kinds,
         "each": min(wanted.count, wanted.per_share),
         "limit": limit,
+        "count": wanted.count,
     }
     is_postgres = session.get_bind().dialect.name == "postgresql"
     found: list[Row[UUID, UUID]] = []
@@ -84,7 +88,9 @@ async def candidates(
         query = _due(Shares.OPEN, is_postgres)
         found += await session.execute(query, {**values, "open_to": wanted.open_to})
     if wanted.queued:
-        found += await session.execute(_abandoned(wanted, at).limit(wanted.count))
+        found += await session.execute(_ABANDONED, values)
+        if wanted.suspect:
+            found += await session.execute(_SUSPECT, values)
         rows: list[Row[UUID, UUID]] = []
         if start is not None:
             query = _due(Shares.BEHIND, is_postgres)
@@ -180,11 +186,16 @@ def _due(which: Shares, is_postgres: bool) -> Select[UUID, UUID]:  # noqa: FBT00
     return select(outer.id, outer.share).select_from(both).limit(limit)
 
 
-def _abandoned(wanted: Wanted, at: datetime) -> Select[UUID, UUID]:
-    """Jobs whose worker has not been heard of."""
-    return select(Job.id, Job.share).where(
-        Job.state == "running", Job.lease_until <= at, Job.kind.in_(wanted.kinds)
-    )
+_LEFT_BEHIND = select(Job.id, Job.share).where(
+    Job.state == "running",
+    Job.lease_until <= bindparam("at", type_=UtcTime()),
+    Job.kind.in_(bindparam("kinds", expanding=True)),
+)
+_ABANDONED = _LEFT_BEHIND.where(Job.leases_lost == 0).limit(bindparam("count", type_=Integer()))
+"""Jobs whose worker has not been heard of."""
+
+_SUSPECT = _LEFT_BEHIND.where(Job.leases_lost > 0).order_by(Job.lease_until).limit(1)
+"""The one of them that has waited longest of those that lost a lease before."""
 
 
 def _lane_is_free(job: Any) -> ColumnElement[bool]:

@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     and_,
+    case,
     delete,
     func,
     or_,
@@ -50,6 +51,7 @@ class Claimed:
     lane: UUID | None
     payload: str
     attempts: int
+    leases_lost: int
     fence: int
     wrapped_key: bytes | None
     root_version: int | None
@@ -103,6 +105,8 @@ def _taking(
             lease_until=at + lease,
             fence=Job.fence + 1,
             attempts=Job.attempts + 1,
+            # One that runs can be claimed only because its lease ran out.
+            leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
             updated_at=at,
         )
         .execution_options(synchronize_session=False)

@@ -16,12 +16,20 @@ from backend.accounts.identity import Identity
 from backend.accounts.watch import SessionWatch
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import JobState
-from backend.jobs.schemas import JobView
+from backend.jobs.schemas import JobProgress, JobView
 from backend.jobs.service import JobService
-from backend.wire import RAISES, STREAMS, Page
+from backend.wire import RAISES, STORES, STREAMS, Page, PageSize
 
 KEEP_ALIVE = b": still here\n\n"
 KEEP_ALIVE_SECONDS = 15.0
+
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "state": JobView.__struct_fields__,
+    "progress": JobProgress.__struct_fields__,
+    "done": JobView.__struct_fields__,
+}
+"""The members of each event's data."""
 
 
 class JobController(Controller):
@@ -36,7 +44,7 @@ class JobController(Controller):
         identity: NamedDependency[Identity],
         jobs: NamedDependency[JobService],
         in_state: Annotated[JobState | None, QueryParameter(name="state")] = None,
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[JobView]:
         """What is queued, runs, waits for your key, or gave up, newest first.
@@ -66,7 +74,7 @@ class JobController(Controller):
     @post(
         "/{job_id:uuid}/retry",
         status_code=202,
-        opt={RAISES: (JobNotFoundError, JobNotRetryableError)},
+        opt={STORES: False, RAISES: (JobNotFoundError, JobNotRetryableError)},
         operation_id="retryJob",
         summary="Try a job again",
     )
@@ -82,7 +90,7 @@ class JobController(Controller):
     @post(
         "/{job_id:uuid}/stop",
         status_code=202,
-        opt={RAISES: (JobNotFoundError, JobNotStoppableError)},
+        opt={STORES: False, RAISES: (JobNotFoundError, JobNotStoppableError)},
         operation_id="stopJob",
         summary="Stop a job",
     )
@@ -101,7 +109,7 @@ class JobController(Controller):
 
     @get(
         "/{job_id:uuid}/events",
-        opt={RAISES: (JobNotFoundError,), STREAMS: True},
+        opt={RAISES: (JobNotFoundError,), STREAMS: EVENTS},
         operation_id="followJob",
         summary="Follow a job",
     )

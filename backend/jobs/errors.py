@@ -30,7 +30,7 @@ class LostLeaseError(AppError):
 
 
 class WorkerLostError(AppError):
-    """Each worker that tried the job disappeared in the middle of it."""
+    """The job's worker stopped in the middle of it, killed or hung, 3 times in a row."""
 
     slug, title = "job-worker-lost", "The process that worked on it ended too often"
 

@@ -9,7 +9,7 @@ from typing import Any
 from backend.errors import AppError
 from backend.jobs.backoff import delay_after
 from backend.jobs.claims import ENDED
-from backend.jobs.errors import RetryLaterError
+from backend.jobs.errors import RetryLaterError, WorkerLostError
 from backend.jobs.running import RunningJob
 from backend.logs import get_logger
 
@@ -41,18 +41,22 @@ def after_failure(
             problem=slug,
             retry_after_s=error.after,
         )
-        return {**queued_at(at + timedelta(seconds=error.after)), "attempts": job.attempt - 1}
-    wait = delay_after(job.attempt, draw)
+        later = queued_at(at + timedelta(seconds=error.after))
+        return {**later, "attempts": job.attempt - 1, "leases_lost": 0}
+    if isinstance(error, WorkerLostError):  # it was claimed once more to say so
+        wait, attempts = None, job.attempt - 1
+    else:
+        wait, attempts = delay_after(job.attempt, draw), job.attempt
     if wait is None:
         log.error(
             "job.died",
             job_id=job.id,
             job_kind=job.kind,
-            attempt=job.attempt,
+            attempt=attempts,
             problem=slug,
             exc_info=unexpected,
         )
-        return {"state": "dead", "error": slug, **ENDED}
+        return {"state": "dead", "error": slug, "attempts": attempts, **ENDED}
     log.warning(
         "job.failed",
         job_id=job.id,
@@ -62,4 +66,4 @@ def after_failure(
         retry_after_s=round(wait.total_seconds(), 1),
         exc_info=unexpected,
     )
-    return {**queued_at(at + wait), "error": slug}
+    return {**queued_at(at + wait), "error": slug, "leases_lost": 0}

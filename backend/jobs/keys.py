@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keyring import check_settings_mac, open_sealer
+from backend.accounts.keyring import open_sealer
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.open_keys import OpenKey, OpenKeys
+from backend.accounts.protection import check_protection
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs.claims import Claimed
+from backend.jobs.models import Job
 from backend.logs import get_logger
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -48,7 +51,7 @@ class JobKeys:
         if not wanted:
             return {}
         async with self._database.read() as session:
-            people = await _People.load(session, {job.share for job in wanted}, self._open)
+            people = await _People.load(session, wanted, self._open)
         found: dict[UUID, Sealer] = {}
         for job in wanted:
             try:
@@ -58,10 +61,16 @@ class JobKeys:
             else:
                 if sealer is not None:
                     found[job.id] = sealer
-            if job.id not in found and self._open is not None:
-                # What was in memory opens nothing (any more), so it does not call for jobs either.
-                self._open.drop(job.share)
+            if job.id not in found:
+                self._forget(job.share, people)
         return found
+
+    def _forget(self, user_id: UUID, people: _People) -> None:
+        """Drop a key that opened nothing (any more): it is not to call for jobs either."""
+        tried = people.in_memory.get(user_id)
+        # One that came meanwhile has not been tried.
+        if self._open and tried is not None and self._open.get(user_id) is tried:
+            self._open.drop(user_id)
 
     def _sealer(self, job: Claimed, people: _People, at: datetime) -> Sealer | None:
         user = people.users.get(job.share)
@@ -71,19 +80,21 @@ class JobKeys:
         if user_key is None:
             return None
         # With the data keys of this moment: one may have been added since the key was lent.
-        return open_sealer(user.id, people.data_keys[user.id], user_key=user_key)
+        return open_sealer(user, people.data_keys[user.id], user_key=user_key)
 
     def _user_key(self, job: Claimed, people: _People, at: datetime) -> bytes | None:
         user = people.users[job.share]
         if (here := people.here.get(user.id)) is not None:
             return here.sealer.user_key
-        if job.wrapped_key and job.root_version and job.key_until and job.key_until > at:
+        # As they are now: the user's key may have been changed since the job was claimed.
+        lent = people.lent.get(job.id)
+        if lent and lent.wrapped_key and lent.root_version and lent.key_until > at:
             return unwrap_lent(
                 "job",
                 job.id,
                 user.id,
-                blob=job.wrapped_key,
-                root_version=job.root_version,
+                blob=lent.wrapped_key,
+                root_version=lent.root_version,
                 root=self._root,
             )
         slot = people.standing.get(user.id)
@@ -99,7 +110,7 @@ class JobKeys:
             root_version=slot.root_version,
             root=self._root,
         )
-        check_settings_mac(user, user_key, kdf=people.kdf.get(user.id))
+        check_protection(user, user_key, kdf=people.kdf.get(user.id))
         return user_key
 
 
@@ -111,15 +122,21 @@ class _People:
         self.data_keys: dict[UUID, list[DataKey]] = defaultdict(list)
         self.standing: dict[UUID, KeySlot] = {}
         self.kdf: dict[UUID, bytes | None] = {}
+        self.in_memory: dict[UUID, OpenKey] = {}
         self.here: dict[UUID, OpenKey] = {}
+        self.lent: dict[UUID, Any] = {}
 
     @classmethod
     async def load(
-        cls, session: AsyncSession, user_ids: set[UUID], open_keys: OpenKeys | None
+        cls, session: AsyncSession, jobs: Sequence[Claimed], open_keys: OpenKeys | None
     ) -> _People:
-        """Three queries. Keys in memory count as long as the session they came with is open."""
-        people = cls()
-        in_memory = {
+        """Four queries.
+
+        A key in memory counts while the session that it came with is open and the user's key is
+        the same.
+        """
+        people, user_ids = cls(), {job.share for job in jobs}
+        people.in_memory = in_memory = {
             user_id: key
             for user_id in user_ids
             if open_keys and (key := open_keys.get(user_id)) is not None
@@ -138,6 +155,12 @@ class _People:
                 people.standing[slot.user_id] = slot
             elif slot.kind == "password":
                 people.kdf[slot.user_id] = slot.kdf
-            elif in_memory[slot.user_id].slot_id == slot.id:
-                people.here[slot.user_id] = in_memory[slot.user_id]
+            elif (key := in_memory[slot.user_id]).slot_id == slot.id:
+                owner = people.users.get(slot.user_id)
+                if owner is not None and owner.key_generation == key.generation:
+                    people.here[slot.user_id] = key
+        if carrying := [job.id for job in jobs if job.wrapped_key]:
+            query = select(Job.id, Job.wrapped_key, Job.root_version, Job.key_until)
+            query = query.where(Job.id.in_(carrying), Job.key_until.is_not(None))
+            people.lent = {row.id: row for row in await session.execute(query)}
         return people

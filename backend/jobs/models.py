@@ -28,7 +28,9 @@ class Job(Base):
     the user's id, or `NOBODY`. Of jobs with one `dedupe_key` at most one waits.
     `fence` counts claims: whoever holds an older number changes nothing any more. `wrapped_key` is
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
-    `error` is the slug of what went wrong last. `user_id` is null for work on behalf of nobody.
+    `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
+    nor with a checkpoint. `error` is the slug of what went wrong last. `user_id` is null for work
+    on behalf of nobody.
     """
 
     __tablename__ = "jobs"
@@ -54,6 +56,7 @@ class Job(Base):
     dedupe_key: Mapped[str | None]
     state: Mapped[JobState] = mapped_column(String, default="queued")
     attempts: Mapped[int] = mapped_column(default=0)
+    leases_lost: Mapped[int] = mapped_column(default=0, server_default="0")
     run_after: Mapped[datetime]
     lease_owner: Mapped[UUID | None]
     lease_until: Mapped[datetime | None]

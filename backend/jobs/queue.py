@@ -104,6 +104,7 @@ async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = No
         "dedupe_key": job.dedupe_key,
         **NO_GRANT,
         "attempts": 0,
+        "leases_lost": 0,
         "fence": 0,
         "progress_done": 0,
         "progress_total": 0,
@@ -114,7 +115,8 @@ async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = No
     if key is not None:
         row |= key.columns(job_id, job.user_id, at)
     statement = _insert(session.get_bind().dialect.name)
-    made: UUID | None = await session.scalar(statement, row)
+    found: UUID | None = await session.scalar(statement, row)
+    made = found if found == job_id else None
     if made is None and key is not None and job.dedupe_key is not None:
         await _renew_key(session, job, key, job.dedupe_key, at)
     return made
@@ -147,13 +149,21 @@ async def _renew_key(
 
 @cache
 def _insert(dialect: str) -> Any:
-    module = postgresql if dialect == "postgresql" else sqlite
+    """A job, unless one with its dedupe key waits: gives back the id of what waits afterwards.
+
+    A transaction that relies on a job which waits already must commit before a worker takes it, or
+    the worker does not see what it is to do. PostgreSQL therefore locks the row: workers pass over
+    it until the transaction is over. On SQLite nobody else writes meanwhile, and nothing is given
+    back.
+    """
     table = cast("Table", Job.__table__)
-    return (
-        module.insert(table)
-        .on_conflict_do_nothing(index_elements=["dedupe_key"], index_where=IS_WAITING)
-        .returning(table.c.id)
-    )
+    waits: dict[str, Any] = {"index_elements": ["dedupe_key"], "index_where": IS_WAITING}
+    if dialect == "postgresql":
+        statement = postgresql.insert(table).on_conflict_do_update(
+            **waits, set_={"updated_at": table.c.updated_at}
+        )
+        return statement.returning(table.c.id)
+    return sqlite.insert(table).on_conflict_do_nothing(**waits).returning(table.c.id)
 
 
 class JobQueue:

@@ -139,6 +139,8 @@ class RunningJob:
         at = self._clock()
         changes, self._changes = self._changes, {}
         values = {"lease_until": at + self._lasts, "updated_at": at, **changes}
+        if "payload" in changes:  # the next attempt goes on from there
+            values["leases_lost"] = 0
         await session.execute(
             update(Job)
             .where(Job.id == self.id)
@@ -149,7 +151,7 @@ class RunningJob:
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """A job in a worker, and the task that does it."""
 
     job: RunningJob

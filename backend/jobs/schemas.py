@@ -6,6 +6,8 @@ from uuid import UUID
 
 import msgspec
 
+from backend.jobs.backoff import MAX_LEASES_LOST
+from backend.jobs.errors import WorkerLostError
 from backend.jobs.models import Job, JobState
 
 
@@ -22,7 +24,8 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     `waiting_key` waits until its owner is signed in, `dead` was tried too often. `error` is the
     last part of the `type` that the problem would have as an answer. A job that is `done` has one
     where it ended early: `stopped`, say, or what no longer let it go on. `counts` is what the job
-    has counted so far, by name.
+    has counted so far, by name. `detail` says in a sentence why a job gave up, where the name of
+    the error does not.
     """
 
     id: UUID
@@ -32,6 +35,7 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     counts: dict[str, int]
     attempts: int
     error: str | None
+    detail: str | None
     lane: UUID | None
     created_at: datetime
     run_after: datetime
@@ -47,10 +51,20 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
             counts=_counts(job.payload),
             attempts=job.attempts,
             error=job.error,
+            detail=_detail(job),
             lane=job.lane,
             created_at=job.created_at,
             run_after=job.run_after,
         )
+
+
+def _detail(job: Job) -> str | None:
+    if job.state != "dead" or job.error != WorkerLostError.slug:
+        return None
+    if job.leases_lost < MAX_LEASES_LOST:
+        last = f"in the last of {job.attempts} attempts"
+        return f"Its worker stopped while it ran, {last}; retry it by hand."
+    return f"Its worker stopped {job.leases_lost} times while it ran; retry it by hand."
 
 
 def _counts(payload: str) -> dict[str, int]:

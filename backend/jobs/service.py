@@ -13,14 +13,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.lent import clear_old_keys
+from backend.accounts.server_held_keys import clear_old_keys
 from backend.database.base import now
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
-from backend.wire import page_limit
 
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)
@@ -60,7 +59,7 @@ class JobService:
             query = query.where(Job.state == state)
         if after is not None:
             query = query.where(Job.id < after)
-        query = query.order_by(Job.id.desc()).limit(page_limit(limit) + 1)
+        query = query.order_by(Job.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             rows = list(await session.scalars(query))
         page = rows[:limit]
@@ -85,7 +84,8 @@ class JobService:
                     raise JobNotRetryableError(f"It is {job.state}.")
                 for name, value in key.columns(job.id, job.user_id, at).items():
                     setattr(job, name, value)
-                job.attempts, job.error, job.run_after, job.updated_at = 0, None, at, at
+                job.attempts, job.leases_lost, job.error = 0, 0, None
+                job.run_after, job.updated_at = at, at
         except IntegrityError as error:
             raise JobNotRetryableError("The same work waits in the queue already.") from error
         self._queue.wake()
@@ -94,7 +94,7 @@ class JobService:
     async def stop(self, owner_id: UUID, job_id: UUID) -> JobView:
         """End a job where it is; its row stays for a day.
 
-        Whoever works on it has lost it: its next transaction changes nothing. Raises
+        A worker that is at it has lost it: its next transaction changes nothing. Raises
         `JobNotFoundError`, and `JobNotStoppableError` when it is over or of another kind.
         """
         async with self._database.write() as session:

@@ -13,14 +13,14 @@ from uuid import UUID
 
 from backend.database.base import new_id, now
 from backend.jobs import claims
-from backend.jobs.backoff import MAX_ATTEMPTS
+from backend.jobs.backoff import MAX_ATTEMPTS, MAX_LEASES_LOST
 from backend.jobs.candidates import Wanted
 from backend.jobs.claims import Claimed
 from backend.jobs.errors import LostLeaseError, WorkerLostError
 from backend.jobs.failures import after_failure, queued_at
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import Clock, JobKind, Run, RunningJob
+from backend.jobs.running import Clock, JobKind, JobRun, RunningJob
 from backend.logs import get_logger
 from backend.vault.sealing import Sealer
 
@@ -73,8 +73,8 @@ class Worker:
         self._lease = lease
         self._clock = clock
         self._draw = draw
-        self._runs: dict[UUID, Run] = {}
-        self._returned: list[Run] = []
+        self._runs: dict[UUID, JobRun] = {}
+        self._returned: list[JobRun] = []
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
         self._is_closing = False
@@ -160,7 +160,7 @@ class Worker:
             await self._begin(claimed, at)
         return bool(room) and len(claimed) == room
 
-    def _wanted(self, room: int, ended: list[Run]) -> Wanted:
+    def _wanted(self, room: int, ended: list[JobRun]) -> Wanted:
         running = Counter(run.claimed.share for run in self._runs.values())
         running.subtract(run.claimed.share for run in ended)
         return Wanted(
@@ -171,6 +171,7 @@ class Worker:
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
+            suspect=not any(run.claimed.leases_lost > 1 for run in self._runs.values()),
         )
 
     async def _begin(self, claimed: list[Claimed], at: datetime) -> None:
@@ -187,12 +188,12 @@ class Worker:
             self._runs[job.id] = run = self._run_of(job, sealers.get(job.id))
             if job in without:
                 await self._wait_for_key(run)
-            elif job.attempts > MAX_ATTEMPTS:
+            elif job.leases_lost >= MAX_LEASES_LOST or job.attempts > MAX_ATTEMPTS:
                 await self._fail(run, WorkerLostError())
             else:
                 run.task = asyncio.create_task(self._run(run))
 
-    def _run_of(self, claimed: Claimed, sealer: Sealer | None) -> Run:
+    def _run_of(self, claimed: Claimed, sealer: Sealer | None) -> JobRun:
         job = RunningJob(
             self._database,
             claimed,
@@ -202,9 +203,9 @@ class Worker:
             lease=self._lease,
             clock=self._clock,
         )
-        return Run(job, claimed)
+        return JobRun(job, claimed)
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: JobRun) -> None:
         job, kind = run.job, self._kinds[run.job.kind]
         try:
             await kind.handler(job)
@@ -227,16 +228,16 @@ class Worker:
                 self._returned.append(run)
                 self._wake.set()
 
-    async def _fail(self, run: Run, error: Exception) -> None:
+    async def _fail(self, run: JobRun, error: Exception) -> None:
         await self._change(run, after_failure(run.job, error, at=self._clock(), draw=self._draw))
 
-    async def _wait_for_key(self, run: Run) -> None:
+    async def _wait_for_key(self, run: JobRun) -> None:
         log.info("job.waits_for_key", job_id=run.job.id, job_kind=run.job.kind)
         await self._change(
             run, {**claims.ENDED, "state": "waiting_key", "attempts": run.job.attempt - 1}
         )
 
-    async def _change(self, run: Run, changes: Mapping[str, Any]) -> None:
+    async def _change(self, run: JobRun, changes: Mapping[str, Any]) -> None:
         """Put a job back. Should that fail, its lease runs out, and it is claimed again then."""
         try:
             async with self._database.write() as session:
@@ -246,17 +247,17 @@ class Worker:
         finally:
             self._forget(run)
 
-    def _lose(self, run: Run) -> None:
+    def _lose(self, run: JobRun) -> None:
         job = run.job
         log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
         self._forget(run)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: JobRun) -> None:
         if self._runs.get(run.job.id) is run:
             del self._runs[run.job.id]
         self._wake.set()
 
-    async def _let_go(self, runs: list[Run]) -> None:
+    async def _let_go(self, runs: list[JobRun]) -> None:
         """Give jobs back as they were before they were claimed."""
         returned = {run.job.id for run in self._returned}
         async with self._database.write() as session:

@@ -24,8 +24,7 @@ from backend.lorebooks import repository
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LorebookNotFoundError
 from backend.lorebooks.limits import check_books, check_room
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.records import open_entry, sealed_book, sealed_entry
 from backend.vault.sealing import Sealer
 
@@ -54,16 +53,16 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def counting() -> ColumnElement[bool]:
     """The condition on rows of `lore_entries` that they count at this moment."""
-    on_path = exists().where(Message.id == EntryRow.source_message_id, Message.is_active)
-    return or_(EntryRow.source_chat_id.is_(None), on_path)
+    on_path = exists().where(Message.id == LoreEntryRow.source_message_id, Message.is_active)
+    return or_(LoreEntryRow.source_chat_id.is_(None), on_path)
 
 
 async def inactive_entries(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> set[UUID]:
     """Entries of books that do not count: their message is not on the active path of its chat."""
-    query = select(EntryRow.id).where(
-        EntryRow.lorebook_id.in_(book_ids), EntryRow.user_id == owner_id, ~counting()
+    query = select(LoreEntryRow.id).where(
+        LoreEntryRow.lorebook_id.in_(book_ids), LoreEntryRow.user_id == owner_id, ~counting()
     )
     return set(await session.scalars(query))
 
@@ -109,7 +108,7 @@ async def chronicle_book(
 
 async def add_entry(
     session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: Origin
-) -> EntryRow:
+) -> LoreEntryRow:
     """Put an entry of the agent's behind the others. `book` is locked.
 
     Raises `LorebookFullError`.
@@ -117,7 +116,7 @@ async def add_entry(
     count, place = await repository.end_of_book(session, book.id)
     check_room(count)
     entry_id = new_id()
-    row = EntryRow(
+    row = LoreEntryRow(
         id=entry_id,
         user_id=book.user_id,
         lorebook_id=book.id,
@@ -139,7 +138,7 @@ async def change_entry(
     session: AsyncSession,
     sealer: Sealer,
     book: Lorebook,
-    row: EntryRow,
+    row: LoreEntryRow,
     entry: LoreEntry,
     origin: Origin | None,
 ) -> None:
@@ -158,19 +157,19 @@ async def change_entry(
     await session.flush()
 
 
-async def remove_entry(session: AsyncSession, book: Lorebook, row: EntryRow) -> None:
+async def remove_entry(session: AsyncSession, book: Lorebook, row: LoreEntryRow) -> None:
     """Delete an entry."""
     await session.delete(row)
     repository.touch(book)
     await session.flush()
 
 
-def is_own(row: EntryRow) -> bool:
+def is_own(row: LoreEntryRow) -> bool:
     """Whether the agent made the entry and nobody has changed it since."""
     return row.agent_revision == row.revision
 
 
-def snapshot(sealer: Sealer, row: EntryRow) -> dict[str, Any]:
+def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
     """An entry as it stands, in the clear: what `restore` puts back."""
     kept = _Snapshot(
         id=row.id,
@@ -188,17 +187,17 @@ def snapshot(sealer: Sealer, row: EntryRow) -> dict[str, Any]:
 
 async def restore(
     session: AsyncSession, sealer: Sealer, book: Lorebook, snapshot: dict[str, Any]
-) -> EntryRow:
+) -> LoreEntryRow:
     """Put an entry back as it was, also where it is gone: under its id, as a new revision.
 
     Raises `LorebookFullError` where it is gone and the book is full.
     """
     kept = msgspec.convert(snapshot, _Snapshot)
     row = await session.scalar(
-        select(EntryRow).where(
-            EntryRow.id == kept.id,
-            EntryRow.lorebook_id == book.id,
-            EntryRow.user_id == sealer.user_id,
+        select(LoreEntryRow).where(
+            LoreEntryRow.id == kept.id,
+            LoreEntryRow.lorebook_id == book.id,
+            LoreEntryRow.user_id == sealer.user_id,
         )
     )
     sealed = sealed_entry(sealer, kept.id, kept.entry)
@@ -206,7 +205,7 @@ async def restore(
         count, end = await repository.end_of_book(session, book.id)
         check_room(count)
         taken = await repository.places(session, book.id)
-        row = EntryRow(
+        row = LoreEntryRow(
             id=kept.id,
             user_id=sealer.user_id,
             lorebook_id=book.id,

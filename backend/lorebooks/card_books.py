@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -22,10 +23,10 @@ from backend.lorebooks.formats.merge import book_object
 from backend.lorebooks.formats.model import ReadBook
 from backend.lorebooks.formats.reader import read_card_book
 from backend.lorebooks.importing import LoreRows, insert_entries, new_rows
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.recollection import KIND
+from backend.lorebooks.index_source import KIND
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, unlimited
 from backend.vault.sealing import Sealer
 
 
@@ -36,12 +37,18 @@ class ReadyCardBook:
     rows: LoreRows
     shown: dict[str, Any]
     outbox: IndexOutbox
+    check_added: CheckAdded
 
     @property
     def summary(self) -> CardLorebook:
         """What it will be."""
         rows = self.rows
-        return CardLorebook(id=rows.book.id, name=rows.fields.name, entry_count=len(rows.entries))
+        return CardLorebook(
+            id=rows.book.id,
+            name=rows.fields.name,
+            entry_count=len(rows.entries),
+            mode=rows.fields.mode,
+        )
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -66,10 +73,11 @@ class ReadyCardBook:
         elif old.id == new.id:
             old.sealed_book, old.sealed_source = new.sealed_book, new.sealed_source
             repository.touch(old)
-            await session.execute(delete(EntryRow).where(EntryRow.lorebook_id == old.id))
+            await session.execute(delete(LoreEntryRow).where(LoreEntryRow.lorebook_id == old.id))
         else:
             raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
         await insert_entries(session, self.rows.entries)
+        await self.check_added(session, identity.user_id)
         await self.outbox.changed(
             session, identity, kind=KIND, container_id=new.id, source_ids=None
         )
@@ -96,8 +104,9 @@ class StoredCardBook:
 class CardBookService:
     """Keeps the books of cards as lorebooks."""
 
-    def __init__(self, outbox: IndexOutbox) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
         self._outbox = outbox
+        self._check_added = check_added
 
     def prepare(
         self,
@@ -109,19 +118,15 @@ class CardBookService:
         replaced: UUID | None,
     ) -> ReadyCardBook:
         """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
-        try:
+        with _as_card_errors():
             read = read_card_book(book, given_name=name)
             rows = new_rows(sealer, read, character_id=character_id, book_id=replaced)
-        except LoreLimitError as error:
-            raise CardLimitError(
-                f"In the card's lorebook: {error.detail}",
-                limit=error.limit,
-                allowed=error.allowed,
-                found=error.found,
-            ) from error
-        except LoreFileError as error:
-            raise CardError(f"In the card's lorebook: {error.detail}") from error
-        return ReadyCardBook(rows, _shown(read), self._outbox)
+        return ReadyCardBook(rows, _shown(read), self._outbox, self._check_added)
+
+    def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
+        """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
+        with _as_card_errors():
+            return _shown(read_card_book(book, given_name=name))
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
@@ -146,6 +151,21 @@ class CardBookService:
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=book.id, source_ids=None
             )
+
+
+@contextmanager
+def _as_card_errors() -> Generator[None]:
+    try:
+        yield
+    except LoreLimitError as error:
+        raise CardLimitError(
+            f"In the card's lorebook: {error.detail}",
+            limit=error.limit,
+            allowed=error.allowed,
+            found=error.found,
+        ) from error
+    except LoreFileError as error:
+        raise CardError(f"In the card's lorebook: {error.detail}") from error
 
 
 def _shown(read: ReadBook) -> dict[str, Any]:

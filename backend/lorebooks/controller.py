@@ -8,8 +8,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from backend.accounts.idempotency import HEADER as IDEMPOTENCY_KEY
 from backend.accounts.identity import Identity
+from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer
 from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
 from backend.errors import PreconditionFailedError
@@ -28,7 +28,7 @@ from backend.lorebooks.schemas import (
     NewLorebook,
 )
 from backend.lorebooks.service import LorebookService
-from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Lorebooks",)
@@ -45,7 +45,7 @@ class LorebookController(Controller):
         self,
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
-        limit: FromQuery[int] = 50,
+        limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[LorebookItem]:
@@ -54,9 +54,7 @@ class LorebookController(Controller):
         With `search`, those in whose name each of its words occurs, whatever the case. A page of a
         search may be short, or empty, while `next` leads on.
         """
-        return await lorebooks.list_page(
-            identity, limit=page_limit(limit), after=after, search=search
-        )
+        return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
     @post(
         opt={RAISES: (LorebookFullError,)},
@@ -95,8 +93,7 @@ class LorebookController(Controller):
         all its entries or not at all.
         """
         upload = await read_upload(request)
-        key = request.headers.get(IDEMPOTENCY_KEY)
-        return await lorebooks.import_file(identity, upload.data, _name(upload), key=key)
+        return await lorebooks.import_file(identity, upload.data, _name(upload))
 
     @get(
         "/{lorebook_id:uuid}",
@@ -151,16 +148,18 @@ class LorebookController(Controller):
 
     @get(
         "/{lorebook_id:uuid}/export",
-        opt={RAISES: (LorebookNotFoundError,)},
+        opt={RAISES: (LorebookNotFoundError,), FILES: ("application/json",)},
         operation_id="exportLorebook",
         summary="Export a lorebook file",
         media_type="application/json",
     )
     async def export_lorebook(
         self,
+        request: AnyRequest,
         lorebook_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
+        activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "world_info",
     ) -> Response[bytes]:
         """The lorebook as a file that other tools read, and that imports back to the same.
@@ -168,7 +167,9 @@ class LorebookController(Controller):
         `v2` is a card's `character_book` by itself, `v3` a `lorebook_v3`. What came in in the same
         format comes back as it was, but for what was changed here.
         """
-        return file_answer(await lorebooks.export(identity, lorebook_id, file_format))
+        file = await lorebooks.export(identity, lorebook_id, file_format)
+        await activity.note(identity, event_of(request, "exported", detail="lorebook"))
+        return file_answer(file)
 
 
 CONTROLLERS = (LorebookController,)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from backend.accounts.settings import DEFAULT_MODE, LoreMode, LoreStrategy
 from backend.generation.model import Role
 
 MAX_KEYS = 200
@@ -30,7 +31,11 @@ Position = Literal[
 ]
 """Where an entry stands in the prompt. World Info's 0 to 7, in order."""
 
-Trigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate", "quiet"]
+Trigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate", "quiet", "other"]
+"""A kind of turn. No turn is `other`: it stands for kinds that imported entries name."""
+
+LinkSource = Literal["chat", "chronicle", "persona", "character", "global"]
+"""Where a chat has a lorebook from. A card's own book comes from its character."""
 
 MatchedField = Literal[
     "persona_description",
@@ -56,9 +61,11 @@ class LoreEntry(
 ):
     """An entry of a lorebook, with World Info's defaults.
 
-    Null in `scan_depth`, `case_sensitive`, `match_whole_words` and `use_group_scoring` means as the
-    book, else the chat, says. `probability` is in per cent. `sticky`, `cooldown` and `delay` count
-    messages. `delay_until_recursion` is the level of recursion that it waits for; 0 waits for none.
+    Null in `mode`, `scan_depth`, `case_sensitive`, `match_whole_words` and `use_group_scoring`
+    means as the book, else the chat, says. `vectorized` is World Info's word for what is found by
+    its meaning, too, whatever the book says. `probability` is in per cent. `sticky`, `cooldown` and
+    `delay` count messages. `delay_until_recursion` is the level of recursion that it waits for; 0
+    waits for none.
     """
 
     title: Name = ""
@@ -69,6 +76,7 @@ class LoreEntry(
     logic: Logic = "and_any"
     enabled: bool = True
     constant: bool = False
+    mode: LoreMode | None = None
     vectorized: bool = False
     order: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 100
     position: Position = "before_character"
@@ -102,8 +110,7 @@ class BookFields(
 ):
     """What a lorebook says of itself and for its entries. Null means as the chat says.
 
-    `semantic` lets entries be found by meaning, without their keys. `token_budget` is the most that
-    the book's entries may take of a prompt.
+    `token_budget` is the most that the book's entries may take of a prompt.
     """
 
     name: Name = ""
@@ -114,7 +121,13 @@ class BookFields(
     case_sensitive: bool | None = None
     match_whole_words: bool | None = None
     use_group_scoring: bool | None = None
-    semantic: bool = True
+    mode: LoreMode | None = None
+
+
+def mode_of(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
+    """How an entry is found, by its own word or its book's; None where neither says."""
+    mode = entry.mode or fields.mode
+    return "keys_and_meaning" if entry.vectorized and mode == "keys" else mode
 
 
 class LoreSettings(
@@ -125,6 +138,7 @@ class LoreSettings(
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
     budget_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 25
     budget_cap: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    reserve_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 25
     include_names: bool = True
     recursive: bool = True
     max_recursion_steps: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
@@ -133,3 +147,5 @@ class LoreSettings(
     use_group_scoring: bool = False
     min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
+    strategy: LoreStrategy = "character_first"
+    mode: LoreMode = DEFAULT_MODE

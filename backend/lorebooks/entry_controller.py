@@ -5,7 +5,7 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.errors import PreconditionFailedError
@@ -17,7 +17,7 @@ from backend.lorebooks.errors import (
     LoreEntryNotFoundError,
 )
 from backend.lorebooks.schemas import EntryOrder, LoreEntryView, NewLoreEntry
-from backend.wire import PATCHES, RAISES, Page, etag, page_limit
+from backend.wire import PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Lorebooks",)
@@ -39,13 +39,11 @@ class LoreEntryController(Controller):
         lorebook_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         lore_entries: NamedDependency[LoreEntryService],
-        limit: FromQuery[int] = 50,
-        after: FromQuery[int | None] = None,
+        limit: PageSize = 50,
+        after: PlaceCursor = None,
     ) -> Page[LoreEntryView]:
         """Entries in their order. `after` is the place behind which the page begins."""
-        return await lore_entries.list_page(
-            identity, lorebook_id, limit=page_limit(limit), after=after
-        )
+        return await lore_entries.list_page(identity, lorebook_id, limit=limit, after=after)
 
     @post(
         opt={RAISES: (LorebookNotFoundError, LorebookFullError)},

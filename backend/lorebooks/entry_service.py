@@ -14,22 +14,30 @@ from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks import repository
 from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.index_source import KIND
 from backend.lorebooks.limits import check_room
-from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.recollection import KIND
+from backend.lorebooks.models import LoreEntryRow
 from backend.lorebooks.records import open_entry, sealed_entry
 from backend.lorebooks.schemas import LoreEntryView, NewLoreEntry
 from backend.lorebooks.views import entry_view
 from backend.memory.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, unlimited
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
 _ENTRY_NAMES = LoreEntry.__struct_fields__
 
 
+MOVED_AT_ONCE = 500
+"""Entries whose places are written in one go."""
+
+
 class LoreEntryService:
     """What a user does with the entries of a lorebook."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+    def __init__(
+        self, database: Database, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited
+    ) -> None:
+        self._check_added = check_added
         self._database = database
         self._outbox = outbox
 
@@ -44,7 +52,10 @@ class LoreEntryService:
         return Page(items=shown, next=str(shown[-1].place) if len(rows) > limit else None)
 
     async def create(self, identity: Identity, book_id: UUID, new: NewLoreEntry) -> LoreEntryView:
-        """Put an entry behind the others. Raises `LorebookNotFoundError`, `LorebookFullError`."""
+        """Put an entry after the others.
+
+        Raises `LorebookNotFoundError`, `LorebookFullError`, `StorageQuotaExceededError`.
+        """
         entry = LoreEntry(**{name: getattr(new, name) for name in _ENTRY_NAMES})
         entry_id = new_id()
         sealed = sealed_entry(identity.sealer, entry_id, entry)
@@ -52,7 +63,7 @@ class LoreEntryService:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             count, place = await repository.end_of_book(session, book_id)
             check_room(count)
-            row = EntryRow(
+            row = LoreEntryRow(
                 id=entry_id,
                 user_id=identity.user_id,
                 lorebook_id=book_id,
@@ -61,6 +72,8 @@ class LoreEntryService:
             )
             session.add(row)
             repository.touch(book)
+            await session.flush()
+            await self._check_added(session, identity.user_id)
             await self._note(session, identity, book_id, entry_id)
         return entry_view(row, entry)
 
@@ -127,8 +140,9 @@ class LoreEntryService:
                 for place, entry_id in enumerate(entry_ids)
                 if places[entry_id] != place
             ]
+            for start in range(0, len(moved), MOVED_AT_ONCE):
+                await session.execute(update(LoreEntryRow), moved[start : start + MOVED_AT_ONCE])
             if moved:
-                await session.execute(update(EntryRow), moved)
                 repository.touch(book)
 
     async def _note(

@@ -55,7 +55,7 @@ def _opened(
         for row in entries
     )
     sourced = list(zip(opened, sources, strict=True))
-    return open_book(sealer, book), open_book_source(sealer, book), sourced
+    return open_book(sealer, book.id, book.sealed_book), open_book_source(sealer, book), sourced
 
 
 def _object(

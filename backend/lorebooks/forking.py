@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -12,29 +11,31 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat
+from backend.cpu_pool import unhurried
 from backend.database.base import new_id, now
 from backend.database.types import Id
 from backend.lorebooks import repository
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import counting, find_chronicle_book, is_own
 from backend.lorebooks.importing import insert_entries
+from backend.lorebooks.index_source import KIND
 from backend.lorebooks.limits import check_books
-from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreState
-from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.recollection import KIND
+from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.memory.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, unlimited
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
-"""Entries that are opened and sealed again before others get their turn."""
+"""Entries that are read in one go."""
 
 
 class ChatLore:
     """Copies what a chat has of lorebooks, and takes along what goes with it."""
 
-    def __init__(self, outbox: IndexOutbox) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
         self._outbox = outbox
+        self._check_added = check_added
 
     async def copy(
         self,
@@ -48,7 +49,7 @@ class ChatLore:
 
         `copied` leads from messages to their copies. A copy that has a chronicle of its own by now
         gets a copy of the book of its original's chronicle, without what comes from messages of the
-        chat that were not copied. Raises `LorebookFullError`.
+        chat that were not copied. Raises `LorebookFullError`, `StorageQuotaExceededError`.
         """
         links = select(literal(fork_id, Id()), ChatLorebook.lorebook_id, ChatLorebook.state).where(
             ChatLorebook.chat_id == source_id
@@ -65,9 +66,9 @@ class ChatLore:
         Those that count go on counting, for good: the database forgets which chat they are from.
         """
         rows = await session.execute(
-            select(EntryRow.id, EntryRow.lorebook_id).where(
-                EntryRow.source_chat_id == chat.id,
-                EntryRow.user_id == identity.user_id,
+            select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
+                LoreEntryRow.source_chat_id == chat.id,
+                LoreEntryRow.user_id == identity.user_id,
                 ~counting(),
             )
         )
@@ -76,7 +77,7 @@ class ChatLore:
             left.setdefault(book_id, []).append(entry_id)
         for book_id, entry_ids in left.items():
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
-            await session.execute(delete(EntryRow).where(EntryRow.id.in_(entry_ids)))
+            await session.execute(delete(LoreEntryRow).where(LoreEntryRow.id.in_(entry_ids)))
             repository.touch(book)
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=book_id, source_ids=entry_ids
@@ -106,16 +107,15 @@ class ChatLore:
                 id=copy_id,
                 user_id=owner_id,
                 chronicle_id=fork,
-                sealed_book=sealed_book(sealer, copy_id, open_book(sealer, book)),
+                sealed_book=sealed_book(
+                    sealer, copy_id, open_book(sealer, book.id, book.sealed_book)
+                ),
             )
         )
         await session.flush()
         rows: list[dict[str, Any]] = []
         entries: dict[UUID, UUID] = {}
-        found = await repository.list_entries(session, book.id, limit=None, after=None)
-        for number, entry in enumerate(found):
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for entry in _all_entries(session, book.id):
             if entry.source_chat_id != source_id or entry.source_message_id in copied:
                 row = _copied_entry(sealer, entry, copy_id)
                 if entry.source_chat_id == source_id and entry.source_message_id is not None:
@@ -124,6 +124,7 @@ class ChatLore:
                 rows.append(row)
                 entries[entry.id] = row["id"]
         await insert_entries(session, rows)
+        await self._check_added(session, owner_id)
         # What the chat says of the original's book is meant for its copy.
         await session.execute(
             update(ChatLorebook)
@@ -134,12 +135,21 @@ class ChatLore:
         return entries
 
 
+async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[LoreEntryRow]:
+    """A book's entries in their order, with pauses for others."""
+    after: int | None = None
+    while page := await repository.list_entries(session, book_id, limit=AT_ONCE, after=after):
+        after = page[-1].place
+        async for entry in unhurried(page, lambda entry: 2 * len(entry.sealed_entry)):
+            yield entry
+
+
 async def _chronicle_of(session: AsyncSession, chat_id: UUID, owner_id: UUID) -> UUID | None:
     query = select(Chat.chronicle_id).where(Chat.id == chat_id, Chat.user_id == owner_id)
     return await session.scalar(query)
 
 
-def _copied_entry(sealer: Sealer, entry: EntryRow, book_id: UUID) -> dict[str, Any]:
+def _copied_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[str, Any]:
     """A row like another one's. The copy is of no run: undoing the original's leaves it alone."""
     copy_id, moment = new_id(), now()
     return {

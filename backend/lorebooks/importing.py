@@ -19,8 +19,7 @@ from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LoreFileError
 from backend.lorebooks.formats.model import EntrySource, ReadBook
 from backend.lorebooks.formats.reader import read_file
-from backend.lorebooks.models import ENTRY, Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import (
     LORE_ENTRY,
     sealed_book,
@@ -30,7 +29,7 @@ from backend.lorebooks.records import (
 from backend.vault.sealing import Sealer
 
 UNNAMED = "Lorebook"
-_AT_ONCE = 1_000
+_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def entry_rows(
 async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
     """Store entries, in pieces, so that others get their turn while thousands are bound."""
     for start in range(0, len(rows), _AT_ONCE):
-        await session.execute(insert(EntryRow), rows[start : start + _AT_ONCE])
+        await session.execute(insert(LoreEntryRow), rows[start : start + _AT_ONCE])
 
 
 def _checked(entry: LoreEntry) -> bytes:

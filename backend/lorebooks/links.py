@@ -18,12 +18,12 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.database.upsert import upsert
 from backend.lorebooks import repository, views
+from backend.lorebooks.entries import LinkSource
 from backend.lorebooks.errors import LorebookNotLinkedError
 from backend.lorebooks.models import ChatLink, ChatLorebook, Lorebook, LorebookLink
 from backend.lorebooks.schemas import (
     ChatLorebookItem,
     ChatLorebookView,
-    LinkSource,
     LorebookItem,
 )
 from backend.wire import Page

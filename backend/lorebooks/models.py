@@ -19,7 +19,6 @@ class Lorebook(Base):
     `character_id` is set for the book of a card, which goes and comes with the character.
     `chronicle_id` likewise for the book into which the agent writes what comes up in a chronicle's
     chats.
-    `import_digest` is a keyed hash of the file and of the `Idempotency-Key` that it came with.
     """
 
     __tablename__ = "lorebooks"
@@ -34,7 +33,6 @@ class Lorebook(Base):
         ForeignKey("chronicles.id", ondelete="CASCADE"), unique=True, index=True
     )
     is_global: Mapped[bool] = mapped_column(default=False)
-    import_digest: Mapped[bytes | None]
     sealed_book: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
     revision: Mapped[int] = mapped_column(default=1)
@@ -46,7 +44,7 @@ LOREBOOK_BOOK = Column("lorebooks", "sealed_book")
 LOREBOOK_SOURCE = Column("lorebooks", "sealed_source")
 
 
-class LoreEntry(Base):
+class LoreEntryRow(Base):
     """An entry of a lorebook. `place` is where it stands in the book, from 0.
 
     The rest is of entries that the agent made: `agent_run_id` is its run, `agent_revision` the

@@ -8,11 +8,10 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.entries import BookFields, LinkSource, LoreEntry
 from backend.lorebooks.links import find_chat_books
 from backend.lorebooks.records import open_book, open_entries
-from backend.lorebooks.repository import get_book, sealed_entries
-from backend.lorebooks.schemas import LinkSource
+from backend.lorebooks.repository import SealedEntry, get_book, sealed_entries
 from backend.vault.sealing import Sealer
 
 
@@ -63,16 +62,33 @@ async def book_by_itself(session: AsyncSession, book_id: UUID, *, owner_id: UUID
     return BookRef(book.id, book.revision, "chat", is_chronicles=book.chronicle_id is not None)
 
 
-async def load_book(
-    session: AsyncSession, sealer: Sealer, book_id: UUID
-) -> tuple[BookFields, list[tuple[UUID, int, LoreEntry]]]:
-    """A book of the sealer's owner: what it says of itself, and (id, place, entry) in order.
+@dataclass(frozen=True, slots=True)
+class SealedBook:
+    """A book with its entries in their order, as it is stored."""
 
-    Raises `LorebookNotFoundError`.
-    """
-    book = await get_book(session, book_id, owner_id=sealer.user_id)
-    rows = await sealed_entries(session, book_id)
-    opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in rows))
-    return open_book(sealer, book), [
-        (UUID(bytes=row.id), row.place, entry) for row, entry in zip(rows, opened, strict=True)
+    id: UUID
+    sealed_book: bytes
+    entries: Sequence[SealedEntry]
+
+    @property
+    def size(self) -> int:
+        """Bytes to be opened."""
+        return len(self.sealed_book) + sum(len(entry.sealed_entry) for entry in self.entries)
+
+
+async def load_book(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> SealedBook:
+    """Raises `LorebookNotFoundError`."""
+    book = await get_book(session, book_id, owner_id=owner_id)
+    return SealedBook(book.id, book.sealed_book, await sealed_entries(session, book_id))
+
+
+def open_sealed(
+    sealer: Sealer, book: SealedBook
+) -> tuple[BookFields, list[tuple[UUID, int, LoreEntry]]]:
+    """What a book says of itself, and (id, place, entry) in order. CPU-bound."""
+    opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in book.entries))
+    fields = open_book(sealer, book.id, book.sealed_book)
+    return fields, [
+        (UUID(bytes=row.id), row.place, entry)
+        for row, entry in zip(book.entries, opened, strict=True)
     ]

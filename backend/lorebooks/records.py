@@ -15,11 +15,14 @@ from backend.lorebooks.models import (
     LOREBOOK_BOOK,
     LOREBOOK_SOURCE,
     Lorebook,
+    LoreEntryRow,
 )
-from backend.lorebooks.models import LoreEntry as EntryRow
 from backend.vault.sealing import Sealer
 
-BOOK = msgspec.json.Decoder(BookFields)
+_BY_KEYS_BEFORE = b'"semantic":false'
+"""How books were stored that are found by their keys alone, until there were modes."""
+
+_BOOK = msgspec.json.Decoder(BookFields)
 LORE_ENTRY = msgspec.json.Decoder(LoreEntry)
 _BOOK_SOURCE = msgspec.json.Decoder(BookSource)
 _ENTRY_SOURCE = msgspec.json.Decoder(EntrySource)
@@ -30,9 +33,10 @@ def sealed_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
     return sealer.seal_bytes(LOREBOOK_BOOK, book_id, msgspec.json.encode(fields))
 
 
-def open_book(sealer: Sealer, row: Lorebook) -> BookFields:
+def open_book(sealer: Sealer, book_id: UUID, sealed: bytes) -> BookFields:
     """What a book says of itself."""
-    return BOOK.decode(sealer.open_bytes(LOREBOOK_BOOK, row.id, row.sealed_book))
+    stored = sealer.open_bytes(LOREBOOK_BOOK, book_id, sealed)
+    return _BOOK.decode(stored.replace(_BY_KEYS_BEFORE, b'"mode":"keys"'))
 
 
 def sealed_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
@@ -52,7 +56,7 @@ def sealed_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
     return sealer.seal_bytes(ENTRY, entry_id, msgspec.json.encode(entry))
 
 
-def open_entry(sealer: Sealer, row: EntryRow) -> LoreEntry:
+def open_entry(sealer: Sealer, row: LoreEntryRow) -> LoreEntry:
     """A row's entry."""
     return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
 

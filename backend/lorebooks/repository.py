@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,15 +13,17 @@ from sqlalchemy.types import NullType
 
 from backend.database.base import now
 from backend.lorebooks.errors import LorebookNotFoundError, LoreEntryNotFoundError
-from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink, LoreEntryRow
 from backend.lorebooks.schemas import LorebookLinks
 
-_AT_ONCE = 2_000
+_AT_ONCE = 500
 """Entries that are read in one go."""
 
+_BOOKS_AT_ONCE = 250
+"""The same of books: a page of a list, and some more."""
+
 _WITHOUT_SOURCE = defer(Lorebook.sealed_source, raiseload=True)
-_ENTRY_WITHOUT_SOURCE = defer(EntryRow.sealed_source, raiseload=True)
+_ENTRY_WITHOUT_SOURCE = defer(LoreEntryRow.sealed_source, raiseload=True)
 
 
 async def get_book(
@@ -64,20 +65,25 @@ async def find_card_book(
     return await session.scalar(query.with_for_update() if lock else query)
 
 
-async def list_books(
-    session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
-) -> list[Lorebook]:
-    """Books of a user, newest first, from behind `after`."""
+async def books_after(
+    session: AsyncSession, *, owner_id: UUID, after: UUID | None
+) -> AsyncIterator[Lorebook]:
+    """Books of a user, newest first, from behind `after`: read as they are asked for."""
     query = (
         select(Lorebook)
         .where(Lorebook.user_id == owner_id)
         .order_by(Lorebook.id.desc())
-        .limit(limit)
+        .limit(_BOOKS_AT_ONCE)
         .options(_WITHOUT_SOURCE)
     )
-    if after is not None:
-        query = query.where(Lorebook.id < after)
-    return list(await session.scalars(query))
+    while True:
+        behind = query if after is None else query.where(Lorebook.id < after)
+        rows = list(await session.scalars(behind))
+        for row in rows:
+            yield row
+        if len(rows) < _BOOKS_AT_ONCE:
+            return
+        after = rows[-1].id
 
 
 async def find_books(
@@ -94,24 +100,18 @@ async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
     return await session.scalar(query) or 0
 
 
-async def find_imported(
-    session: AsyncSession, import_digest: bytes, *, owner_id: UUID, since: datetime
-) -> Lorebook | None:
-    """The book that a request made which is sent again."""
-    query = select(Lorebook).where(
-        Lorebook.user_id == owner_id,
-        Lorebook.import_digest == import_digest,
-        Lorebook.created_at > since,
-    )
-    return await session.scalar(query.options(_WITHOUT_SOURCE))
+async def count_all_entries(session: AsyncSession, owner_id: UUID) -> int:
+    """How many entries a user has, in all lorebooks."""
+    query = select(func.count()).select_from(LoreEntryRow).where(LoreEntryRow.user_id == owner_id)
+    return await session.scalar(query) or 0
 
 
 async def entry_counts(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
     """How many entries each of some books has; a book without any is left out."""
     rows = await session.execute(
-        select(EntryRow.lorebook_id, func.count())
-        .where(EntryRow.lorebook_id.in_(book_ids))
-        .group_by(EntryRow.lorebook_id)
+        select(LoreEntryRow.lorebook_id, func.count())
+        .where(LoreEntryRow.lorebook_id.in_(book_ids))
+        .group_by(LoreEntryRow.lorebook_id)
     )
     return dict(rows.all())
 
@@ -139,14 +139,14 @@ async def links_of(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID
 
 async def get_entry(
     session: AsyncSession, book_id: UUID, entry_id: UUID, *, owner_id: UUID
-) -> EntryRow:
+) -> LoreEntryRow:
     """Raises `LoreEntryNotFoundError`: absent, in another book, or someone else's."""
     entry = await session.scalar(
-        select(EntryRow)
+        select(LoreEntryRow)
         .where(
-            EntryRow.id == entry_id,
-            EntryRow.lorebook_id == book_id,
-            EntryRow.user_id == owner_id,
+            LoreEntryRow.id == entry_id,
+            LoreEntryRow.lorebook_id == book_id,
+            LoreEntryRow.user_id == owner_id,
         )
         .options(_ENTRY_WITHOUT_SOURCE)
     )
@@ -157,17 +157,17 @@ async def get_entry(
 
 async def list_entries(
     session: AsyncSession, book_id: UUID, *, limit: int | None, after: int | None
-) -> list[EntryRow]:
+) -> list[LoreEntryRow]:
     """A book's entries in their order, from behind the place `after`; without `limit` all."""
     query = (
-        select(EntryRow)
-        .where(EntryRow.lorebook_id == book_id)
-        .order_by(EntryRow.place)
+        select(LoreEntryRow)
+        .where(LoreEntryRow.lorebook_id == book_id)
+        .order_by(LoreEntryRow.place)
         .limit(limit)
         .options(_ENTRY_WITHOUT_SOURCE)
     )
     if after is not None:
-        query = query.where(EntryRow.place > after)
+        query = query.where(LoreEntryRow.place > after)
     return list(await session.scalars(query))
 
 
@@ -188,20 +188,20 @@ async def sealed_entries(
     Without an object of SQLAlchemy's for each, and in pieces, so that others get their turn while
     thousands are read.
     """
-    columns: list[Any] = [EntryRow.id, EntryRow.place, EntryRow.sealed_entry]
+    columns: list[Any] = [LoreEntryRow.id, LoreEntryRow.place, LoreEntryRow.sealed_entry]
     if source:
-        columns.append(EntryRow.sealed_source)
+        columns.append(LoreEntryRow.sealed_source)
     query = (
         # Without a type SQLAlchemy hands on what the driver gives, untouched.
         select(*(type_coerce(column, NullType()) for column in columns))
-        .where(EntryRow.lorebook_id == book_id)
-        .order_by(EntryRow.place)
+        .where(LoreEntryRow.lorebook_id == book_id)
+        .order_by(LoreEntryRow.place)
         .limit(_AT_ONCE)
     )
     found: list[SealedEntry] = []
     last = -1
     while True:
-        rows: Sequence[Any] = (await session.execute(query.where(EntryRow.place > last))).all()
+        rows: Sequence[Any] = (await session.execute(query.where(LoreEntryRow.place > last))).all()
         found += (SealedEntry(_raw(row[0]), *row[1:]) for row in rows)
         if len(rows) < _AT_ONCE:
             return found
@@ -215,19 +215,19 @@ def _raw(entry_id: Any) -> bytes:
 
 async def places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
     """Where each of a book's entries stands, by its id."""
-    query = select(EntryRow.id, EntryRow.place).where(EntryRow.lorebook_id == book_id)
+    query = select(LoreEntryRow.id, LoreEntryRow.place).where(LoreEntryRow.lorebook_id == book_id)
     return dict((await session.execute(query)).all())
 
 
 async def end_of_book(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
     """How many entries a book has, and the place behind its last."""
-    behind = func.coalesce(func.max(EntryRow.place) + 1, 0)
-    query = select(func.count(), behind).where(EntryRow.lorebook_id == book_id)
+    behind = func.coalesce(func.max(LoreEntryRow.place) + 1, 0)
+    query = select(func.count(), behind).where(LoreEntryRow.lorebook_id == book_id)
     count, place = (await session.execute(query)).one()
     return count, place
 
 
-def touch(row: Lorebook | EntryRow) -> None:
+def touch(row: Lorebook | LoreEntryRow) -> None:
     """Note that a book or an entry was changed. An entry's change is its book's, too."""
     row.revision += 1
     row.updated_at = now()

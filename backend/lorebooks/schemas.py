@@ -8,14 +8,12 @@ from uuid import UUID
 
 import msgspec
 
-from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.accounts.settings import LoreMode
+from backend.lorebooks.entries import BookFields, LinkSource, LoreEntry
 from backend.lorebooks.limits import MAX_ENTRIES
 from backend.lorebooks.models import ChatLink
 
 ExportFormat = Literal["world_info", "v2", "v3"]
-LinkSource = Literal["chat", "chronicle", "persona", "character", "global"]
-"""Where a chat has a lorebook from. A card's own book comes from its character."""
-
 BookName = Annotated[
     str, msgspec.Meta(min_length=1, max_length=500, pattern=r"\S", description="Not blank.")
 ]
@@ -103,13 +101,15 @@ class ImportedLorebook(msgspec.Struct, kw_only=True):
     """What came out of a file.
 
     `warnings` are sentences about what had to be bent or left out; `skipped` counts what was no
-    entry. `job_id` is the job that makes the entries findable by meaning, null where none is
-    needed; by their keys they are found at once.
+    entry. `found_by` is how its entries are found where they do not say: by the book's own word, or
+    as the account has it. `job_id` is the job that makes the entries findable by meaning, null
+    where none is needed; by their keys they are found at once.
     """
 
     lorebook: LorebookView
     skipped: int
     warnings: list[str]
+    found_by: LoreMode
     job_id: UUID | None
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from anyio import CapacityLimiter, to_thread
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.idempotency import KEPT_FOR
+from backend.accounts.idempotency import made_before, note_made
 from backend.accounts.identity import Identity
-from backend.database.base import new_id, now
+from backend.accounts.settings import DEFAULT_MODE
+from backend.cpu_pool import CpuPool
+from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks import repository, views
 from backend.lorebooks.entries import BookFields
 from backend.lorebooks.exporting import ExportedFile, export_file
 from backend.lorebooks.importing import LoreRows, import_rows, insert_entries
+from backend.lorebooks.index_source import KIND
 from backend.lorebooks.limits import check_books
 from backend.lorebooks.models import Lorebook
-from backend.lorebooks.recollection import KIND
 from backend.lorebooks.records import open_book, sealed_book
 from backend.lorebooks.schemas import (
     ExportFormat,
@@ -31,14 +32,11 @@ from backend.lorebooks.schemas import (
     NewLorebook,
 )
 from backend.memory.outbox import IndexOutbox
-from backend.vault.sealing import digest
+from backend.quotas.service import CheckAdded, unlimited
 from backend.wire import Page, check_revision, merge_patch, reject_unknown
 
 SEARCHED_AT_ONCE = 5_000
 """Books that one request looks through: their names are sealed, so no index finds them."""
-
-PLACES = 2
-"""Threads that read and write files at one time."""
 
 _BOOK_NAMES = BookFields.__struct_fields__
 
@@ -46,10 +44,18 @@ _BOOK_NAMES = BookFields.__struct_fields__
 class LorebookService:
     """What a user does with lorebooks."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+    def __init__(
+        self,
+        database: Database,
+        outbox: IndexOutbox,
+        *,
+        pool: CpuPool,
+        check_added: CheckAdded = unlimited,
+    ) -> None:
+        self._check_added = check_added
         self._database = database
         self._outbox = outbox
-        self._threads = CapacityLimiter(PLACES)
+        self._pool = pool
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
@@ -62,16 +68,18 @@ class LorebookService:
         words = search.casefold().split()
         bound = SEARCHED_AT_ONCE if words else limit
         found: list[Lorebook] = []
-        follows: UUID | None = None
+        looked_at, last, follows = 0, after, None
         async with self._database.read() as session:
-            rows = await repository.list_books(
-                session, owner_id=identity.user_id, limit=bound + 1, after=after
-            )
-            for looked_at, row in enumerate(rows):
+            async for row in repository.books_after(
+                session, owner_id=identity.user_id, after=after
+            ):
                 if looked_at == bound or len(found) == limit:
-                    follows = rows[looked_at - 1].id
+                    follows = last
                     break
-                if not words or _matches(open_book(identity.sealer, row).name, words):
+                looked_at, last = looked_at + 1, row.id
+                if not words or _matches(
+                    open_book(identity.sealer, row.id, row.sealed_book).name, words
+                ):
                     found.append(row)
             shown = await views.items(session, identity.sealer, found)
         return Page(items=shown, next=str(follows) if follows else None)
@@ -108,7 +116,7 @@ class LorebookService:
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, book.revision)
-            before = open_book(sealer, book)
+            before = open_book(sealer, book.id, book.sealed_book)
             current = LorebookFields(**msgspec.structs.asdict(before), is_global=book.is_global)
             changed = merge_patch(current, patch)
             if not changed.name.strip():
@@ -134,49 +142,34 @@ class LorebookService:
                 session, identity, kind=KIND, container_id=book_id, source_ids=None
             )
 
-    async def import_file(
-        self, identity: Identity, data: bytes, name: str, *, key: str | None
-    ) -> ImportedLorebook:
+    async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedLorebook:
         """Make a book of a file, in one transaction. What is refused stores nothing.
 
-        `name` is what the book is called where the file does not say. A file that comes again with
-        the same `key` is the book that it made, also where its first answer was never given: the
-        process may have died behind the transaction.
+        `name` is what the book is called where the file does not say. A request that comes again
+        is answered with the book that it made, also where its first answer was never given.
 
-        Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`, `LorebookFullError`.
+        Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`, `LorebookFullError`,
+        `StorageQuotaExceededError`.
         """
-        rows = await to_thread.run_sync(
-            import_rows, identity.sealer, data, name, limiter=self._threads
+        rows = await self._pool.run(
+            identity.user_id, partial(import_rows, identity.sealer, data, name)
         )
         async with self._database.write() as session:
-            if key is not None:
-                made = await self._made_before(session, identity, rows, data, key)
-                if made is not None:
-                    return _imported(made, rows, None)
+            if (made_id := made_before()) is not None:
+                book = await repository.get_book(session, made_id, owner_id=identity.user_id)
+                made = await views.stored_view(session, identity.sealer, book)
+                return _imported(identity, made, rows, None)
             check_books(await repository.count_books(session, owner_id=identity.user_id))
             session.add(rows.book)
             await session.flush()
             await insert_entries(session, rows.entries)
+            await note_made(session, rows.book.id)
+            await self._check_added(session, identity.user_id)
             job_id = await self._outbox.changed(
                 session, identity, kind=KIND, container_id=rows.book.id, source_ids=None
             )
         made = views.view(rows.book, rows.fields, entry_count=len(rows.entries))
-        return _imported(made, rows, job_id)
-
-    async def _made_before(
-        self, session: AsyncSession, identity: Identity, rows: LoreRows, data: bytes, key: str
-    ) -> LorebookView | None:
-        """The book that the same request made; else its rows are marked as this request's."""
-        secret = identity.sealer.derived("lorebook-import")
-        request = digest(secret, identity.slot_id.bytes, key.encode(), data)
-        rows.book.import_digest = request
-        book = await repository.find_imported(
-            session,
-            request,
-            owner_id=identity.user_id,
-            since=now() - KEPT_FOR,
-        )
-        return await views.stored_view(session, identity.sealer, book) if book else None
+        return _imported(identity, made, rows, job_id)
 
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
@@ -187,14 +180,20 @@ class LorebookService:
                 session, book_id, owner_id=identity.user_id, source=True
             )
             entries = await repository.sealed_entries(session, book_id, source=True)
-        return await to_thread.run_sync(
-            export_file, identity.sealer, book, entries, file_format, limiter=self._threads
+        return await self._pool.run(
+            identity.user_id, partial(export_file, identity.sealer, book, entries, file_format)
         )
 
 
-def _imported(made: LorebookView, rows: LoreRows, job_id: UUID | None) -> ImportedLorebook:
+def _imported(
+    identity: Identity, made: LorebookView, rows: LoreRows, job_id: UUID | None
+) -> ImportedLorebook:
     return ImportedLorebook(
-        lorebook=made, skipped=rows.skipped, warnings=rows.warnings, job_id=job_id
+        lorebook=made,
+        skipped=rows.skipped,
+        warnings=rows.warnings,
+        found_by=made.mode or identity.settings.lore.mode or DEFAULT_MODE,
+        job_id=job_id,
     )
 
 

@@ -9,8 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.lorebooks import repository
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.records import open_book
 from backend.lorebooks.schemas import LorebookItem, LorebookLinks, LorebookView, LoreEntryView
 from backend.vault.sealing import Sealer
@@ -26,7 +25,7 @@ async def items(
     return [
         LorebookItem(
             id=book.id,
-            name=open_book(sealer, book).name,
+            name=open_book(sealer, book.id, book.sealed_book).name,
             entry_count=counts.get(book.id, 0),
             is_global=book.is_global,
             character_id=book.character_id,
@@ -46,7 +45,7 @@ async def stored_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> 
     links = await repository.links_of(session, [book.id])
     return view(
         book,
-        open_book(sealer, book),
+        open_book(sealer, book.id, book.sealed_book),
         entry_count=counts.get(book.id, 0),
         links=links[book.id],
     )
@@ -70,7 +69,7 @@ def view(
     )
 
 
-def entry_view(row: EntryRow, entry: LoreEntry) -> LoreEntryView:
+def entry_view(row: LoreEntryRow, entry: LoreEntry) -> LoreEntryView:
     """An entry."""
     return LoreEntryView(
         **msgspec.structs.asdict(entry),

@@ -47,14 +47,45 @@ def chunked(text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
     if _length(text) <= words:
         return [text.strip()]
     parts: list[str] = []
+    part = _Part()
     for piece in _pieces(text, words - overlap, 0):
-        if parts and _length(parts[-1]) + _length(piece) <= words:
-            parts[-1] += piece
-        elif parts:
-            parts.append(_tail(parts[-1], overlap) + piece)
+        if part.length + _length(piece) > words and part.text:
+            parts.append(part.text)
+            part = _Part(_tail(part.text, overlap))
+        part.append(piece)
+    return [each.strip() for each in (*parts, part.text)]
+
+
+class _Part:
+    """A part that grows by pieces, whose words are counted as they come."""
+
+    def __init__(self, text: str = "") -> None:
+        self._pieces: list[str] = []
+        self._closed = 0  # in words, without the one that the next piece may go on with
+        self._open = 0  # characters of that
+        self.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def length(self) -> int:
+        """How many words it has, as `_length` counts them."""
+        return self._closed + _words_in(self._open)
+
+    def append(self, piece: str) -> None:
+        """Add a piece. Its first word may go on with the last one there."""
+        self._pieces.append(piece)
+        if not piece:
+            return
+        sizes = [len(word) for word in piece.split()]
+        if sizes and not piece[0].isspace():
+            sizes[0] += self._open
         else:
-            parts.append(piece)
-    return [part.strip() for part in parts]
+            sizes.insert(0, self._open)
+        self._open = 0 if piece[-1].isspace() else sizes.pop()
+        self._closed += sum(map(_words_in, sizes))
 
 
 def _pieces(text: str, words: int, depth: int) -> list[str]:
@@ -75,10 +106,13 @@ def _pieces(text: str, words: int, depth: int) -> list[str]:
 
 def _length(text: str) -> int:
     """How many words a text has; what is too long for a word is several."""
-    return sum(
-        1 if len(word) <= _LONGEST_WORD else -(-len(word) // _WORD_CHARACTERS)
-        for word in text.split()
-    )
+    return sum(_words_in(len(word)) for word in text.split())
+
+
+def _words_in(characters: int) -> int:
+    if characters <= _LONGEST_WORD:
+        return min(characters, 1)
+    return -(-characters // _WORD_CHARACTERS)
 
 
 def _tail(text: str, words: int) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from uuid import UUID
 
 from backend.memory.chunks import chunked
@@ -26,13 +27,16 @@ DENSE_WINDOW = 1
 _BESIDE_WORDS = 40
 """Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
 
+_SCENE_CHARACTERS = 5_000
+"""Characters of a message that count in its scene, which is made anew with each of its messages."""
+
 _HEAD_WORDS = 60
 """Words of title and keys that stand in each chunk of a lorebook entry."""
 
 _ASKS = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chinese question mark
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """A message as its source reads it."""
 
@@ -44,6 +48,11 @@ class Line:
     position: int
     scene_id: UUID | None
     version: int
+
+    @cached_property
+    def chunks(self) -> list[str]:
+        """Its text in parts, cut once: the windows of its neighbours show them as well."""
+        return chunked(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +101,11 @@ def message_documents(
         the same scene: what was said before a pause says little about what comes after it.
     """
     date = _date(line.said_at)
-    chunks = chunked(line.text)
+    chunks = line.chunks
     above = [each for each in before[-WINDOW:] if each.scene_id == line.scene_id]
     below = [each for each in after[:WINDOW] if each.scene_id == line.scene_id]
-    heads = [(each.author, part) for each in above for part in chunked(each.text)[-WINDOW:]]
-    tails = [(each.author, part) for each in below for part in chunked(each.text)[:WINDOW]]
+    heads = [(each.author, part) for each in above for part in each.chunks[-WINDOW:]]
+    tails = [(each.author, part) for each in below for part in each.chunks[:WINDOW]]
     pieces = [*heads, *((line.author, chunk) for chunk in chunks), *tails]
     documents: list[Document] = []
     for number, chunk in enumerate(chunks):
@@ -127,7 +136,8 @@ def message_documents(
 
 def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
     """A scene's document, of all its lines (at least one), oldest first: terms alone."""
-    spoken = [_spoken(line.author, line.text) for line in lines]
+    texts = [line.text[:_SCENE_CHARACTERS] for line in lines]
+    spoken = [_spoken(line.author, text) for line, text in zip(lines, texts, strict=True)]
     return Document(
         kind="scene",
         source_id=scene_id,
@@ -138,7 +148,7 @@ def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
         scene_id=scene_id,
         position=lines[0].position,
         said_at=int(lines[0].said_at.timestamp()),
-        words=sum(len(line.text.split()) for line in lines),
+        words=sum(len(text.split()) for text in texts),
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import time, timedelta
+from functools import partial
 from uuid import UUID
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
@@ -24,11 +26,15 @@ from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.points import Blinders, PointMaker
-from backend.memory.sources import Source
+from backend.memory.sources import Source, SourceRow, slices
 from backend.vault.sealing import Sealer
 
 BATCH = 200
-"""Rows that are read, embedded and stored together."""
+"""Rows that are read together."""
+
+SLICE_BYTES = 64_000
+"""Bytes of rows that are opened, cut, counted, embedded and stored together: between two slices
+others get their turn. One row may be more by itself."""
 
 CHANGES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
@@ -60,6 +66,7 @@ class Indexer:
         maker: PointMaker,
         terms_only: PointMaker,
         blinders: Blinders,
+        pool: CpuPool,
     ) -> None:
         self._database = database
         self._collections = collections
@@ -67,6 +74,7 @@ class Indexer:
         self._maker = maker
         self._terms_only = terms_only
         self._blinders = blinders
+        self._pool = pool
 
     @property
     def kinds(self) -> dict[str, JobKind]:
@@ -176,12 +184,9 @@ class Indexer:
         for start in range(0, len(source_ids), BATCH):
             part = source_ids[start : start + BATCH]
             async with self._database.read() as session:
-                documents = await source.documents(
-                    session, job.keys, container_id, part, neighbours=True
-                )
-            for index in indexes:
-                failed = await self._store(job.keys, documents, index, anew=part, failure=failure)
-                failure = failure or failed
+                rows = await source.rows(session, job.keys, container_id, part, neighbours=True)
+            failed = await self._store_rows(job.keys, rows, indexes, anew=part, failure=failure)
+            failure = failure or failed
         return failure
 
     async def _whole(
@@ -209,12 +214,34 @@ class Indexer:
                 await report(start, len(found.missing))
             part = found.missing[start : start + BATCH]
             async with self._database.read() as session:
-                documents = await source.documents(
-                    session, sealer, container_id, part, neighbours=False
-                )
+                rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             stale = [each for each in part if each in found.stale]
-            failed = await self._store(sealer, documents, index, anew=stale, failure=failure)
+            failed = await self._store_rows(sealer, rows, [index], anew=stale, failure=failure)
             failure = failure or failed
+        return failure
+
+    async def _store_rows(
+        self,
+        sealer: Sealer,
+        rows: Sequence[SourceRow],
+        indexes: Sequence[VectorIndex],
+        *,
+        anew: Sequence[UUID],
+        failure: EmbedderError | None,
+    ) -> EmbedderError | None:
+        """Store what rows make, in place of all points of the rows `anew`, slice by slice."""
+        left = set(anew)
+        gone = left.difference(row.source_id for row in rows)
+        for index in indexes if gone else ():
+            await index.delete_sources(sealer.user_id, list(gone))
+        left -= gone
+        for some in slices(rows, SLICE_BYTES):
+            documents = await self._pool.run(sealer.user_id, partial(_documents, some), is_job=True)
+            here = [row.source_id for row in some if row.source_id in left]
+            left.difference_update(here)
+            for index in indexes:
+                failed = await self._store(sealer, documents, index, anew=here, failure=failure)
+                failure = failure or failed
         return failure
 
     async def _store(
@@ -240,6 +267,10 @@ class Indexer:
         if made.points:
             await index.upsert(made.points)
         return made.failure
+
+
+def _documents(rows: Sequence[SourceRow]) -> list[Document]:
+    return [document for row in rows for document in row.documents()]
 
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> None:

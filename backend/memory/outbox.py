@@ -23,7 +23,7 @@ FORGET = "memory.forget"
 
 
 class KeyHolder(Protocol):
-    """Whoever has a user's key at hand: a request's identity, a running turn."""
+    """What has a user's key at hand: a request's identity, a running turn."""
 
     @property
     def sealer(self) -> Sealer:

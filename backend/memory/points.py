@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 import numpy as np
 
+from backend.cpu_pool import CpuPool
 from backend.memory.documents import Document
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.index.protocol import DenseName, Payload, Point, Sparse, SparseName, point_id
@@ -71,9 +72,12 @@ class Made:
 class PointMaker:
     """Makes the points of one user's documents. Without an embedder they have terms alone."""
 
-    def __init__(self, terms: TermCounter, embedder: DocumentEmbedder | None) -> None:
+    def __init__(
+        self, terms: TermCounter, embedder: DocumentEmbedder | None, *, pool: CpuPool
+    ) -> None:
         self._terms = terms
         self._embedder = embedder
+        self._pool = pool
 
     async def make(
         self,
@@ -96,20 +100,34 @@ class PointMaker:
                 dense = await self._dense(sealer, blinder, documents)
             except EmbedderError as error:
                 failure = error
-        sparse = await asyncio.to_thread(self._sparse, blinder, documents)
-        points = [
+        points = await self._pool.run(
+            sealer.user_id,
+            partial(self._points, sealer.user_id, blinder, documents, dense, bool(failure)),
+            size=sum(len(each.text) + len(each.sparse_window or "") for each in documents),
+            is_job=True,
+        )
+        return Made(points, failure)
+
+    def _points(
+        self,
+        owner_id: UUID,
+        blinder: Blinder,
+        documents: Sequence[Document],
+        dense: Sequence[dict[DenseName, Floats]],
+        is_incomplete: bool,  # noqa: FBT001  # called by `partial` alone
+    ) -> list[Point]:
+        return [
             Point(
                 id=point_id(document.kind, document.source_id, document.chunk),
                 # Without its vectors a point is stale from the start: the next look mends it.
                 payload=_payload(
-                    document, sealer.user_id, blinder, version=0 if failure else document.version
+                    document, owner_id, blinder, version=0 if is_incomplete else document.version
                 ),
                 dense=vectors,
-                sparse=terms,
+                sparse=self._sparse(blinder, document),
             )
-            for document, vectors, terms in zip(documents, dense, sparse, strict=True)
+            for document, vectors in zip(documents, dense, strict=True)
         ]
-        return Made(points, failure)
 
     async def _dense(
         self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]
@@ -125,23 +143,18 @@ class PointMaker:
         if not wanted or self._embedder is None:
             return found
         vectors = await self._embedder.embed_documents(sealer, [text for *_, text in wanted])
-        turned = await asyncio.to_thread(blinder.turn, np.ascontiguousarray(vectors))
+        turned = await self._pool.run(
+            sealer.user_id, partial(blinder.turn, np.ascontiguousarray(vectors)), is_job=True
+        )
         for (place, name, _), vector in zip(wanted, turned, strict=True):
             found[place][name] = vector
         return found
 
-    def _sparse(
-        self, blinder: Blinder, documents: Sequence[Document]
-    ) -> list[dict[SparseName, Sparse]]:
-        found: list[dict[SparseName, Sparse]] = []
-        for document in documents:
-            vectors: dict[SparseName, Sparse] = {
-                "sparse": self._terms.sparse(document.text, blinder)
-            }
-            if document.sparse_window:
-                vectors["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
-            found.append(vectors)
-        return found
+    def _sparse(self, blinder: Blinder, document: Document) -> dict[SparseName, Sparse]:
+        vectors: dict[SparseName, Sparse] = {"sparse": self._terms.sparse(document.text, blinder)}
+        if document.sparse_window:
+            vectors["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
+        return vectors
 
 
 def speaker_id(name: str, blinder: Blinder) -> int:

@@ -2,8 +2,8 @@
 
 Pure. A search goes like this (`querying` is the other half):
 
-    reading = querying.read(text, cast=names, now=now)        # what is asked for
-    plan = querying.plan(reading, dense=..., terms=..., ...)  # the queries, one a signal
+    reading = parsed_query.read(text, cast=names, now=now)        # what is asked for
+    plan = parsed_query.plan(reading, dense=..., terms=..., ...)  # the queries, one a signal
     hits = await index.search([query for _, query in plan])
     found = ranking.gather([signal for signal, _ in plan], hits)
     ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
@@ -32,6 +32,12 @@ from backend.memory.spans import Span
 Signal = Literal["dense", "sparse", "dense_window", "sparse_window", "scene"]
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
 Found = Mapping[Signal, Sequence[Hit]]
+
+LORE_COSINE = 0.30
+"""The cosine from which on an entry of a lorebook is what a line is about. Words alone never are.
+
+MiniLM's; chosen by `scripts/bench_lore.py`: docs/retrieval.md.
+"""
 
 FEW = 10
 """Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
@@ -71,7 +77,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
+class RankingThresholds:
     """What a memory must reach, by meaning and by words, to be brought up at all.
 
     On cosine and BM25 as they come from the index, never on the fused score: its best is near 1
@@ -83,11 +89,14 @@ class Thresholds:
         sparse: The BM25 that is enough by itself; 0 lets everything through.
         best: The sum that at least one memory must reach: where nothing is near, what is less far
             away is no answer either.
+        lore: The cosine from which on lore counts, whatever else is near. Null holds it against
+            the others.
     """
 
     dense: float = 0.29
     sparse: float = 8.7
     best: float = 1.33
+    lore: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +224,27 @@ def features(
     return table
 
 
-def relevant(ranked: Sequence[Candidate], thresholds: Thresholds | None = None) -> list[Candidate]:
-    """Those that reach the thresholds, in their order; none where no one reaches `best`."""
-    least = thresholds or Thresholds()
+def relevant(
+    ranked: Sequence[Candidate], thresholds: RankingThresholds | None = None
+) -> list[Candidate]:
+    """Those that reach the thresholds, in their order.
+
+    None where no one reaches `best`, but for lore that `lore` is set for.
+    """
+    least = thresholds or RankingThresholds()
+    if least.lore is None:
+        return _near(ranked, least)
+    others = _near([each for each in ranked if each.payload.kind != "lore"], least)
+    kept = {each.id for each in others}
+    return [
+        each
+        for each in ranked
+        if each.id in kept
+        or (each.payload.kind == "lore" and each.signals.get("dense", 0.0) >= least.lore)
+    ]
+
+
+def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= 0 or least.sparse <= 0:
         return list(ranked)
     shares = [
@@ -237,7 +264,7 @@ MANY = 400
 """Points of a user from which on rare words weigh as they did where thresholds were chosen."""
 
 
-def for_corpus(least: Thresholds, points: int) -> Thresholds:
+def for_corpus(least: RankingThresholds, points: int) -> RankingThresholds:
     """Thresholds for a user with so many points.
 
     A word that only one text of ten has is no rarer than that: BM25 weighs it a third of what it

@@ -10,22 +10,24 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.logs import get_logger
-from backend.memory import mmr, querying, ranking
-from backend.memory.asking import Ask, Findings, Memory
+from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.parsed_query import ParsedQuery
 from backend.memory.points import Blinders, speaker_id
-from backend.memory.querying import Reading
-from backend.memory.ranking import Candidate, Thresholds
+from backend.memory.ranking import Candidate, RankingThresholds
+from backend.memory.search_request import Memory, SearchRequest, SearchResult
 from backend.memory.sources import Recalled, Source
 from backend.memory.terms import TermCounter
 from backend.vault.sealing import Sealer
@@ -53,16 +55,16 @@ class Searching:
     def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
         self._search = search
         self._sealer = sealer
-        self._task: asyncio.Task[Findings] | None = None
+        self._task: asyncio.Task[SearchResult] | None = None
 
-    def begin(self, ask: Ask | None) -> None:
+    def begin(self, ask: SearchRequest | None) -> None:
         """Start looking; None looks for nothing."""
         if ask is not None:
             self._task = asyncio.create_task(self._search.find(self._sealer, ask))
 
-    async def findings(self) -> Findings:
+    async def findings(self) -> SearchResult:
         """What came of it."""
-        return await self._task if self._task else Findings()
+        return await self._task if self._task else SearchResult()
 
     async def give_up(self) -> None:
         """Stop looking, where nobody waits for it any more."""
@@ -83,7 +85,9 @@ class MemorySearch:
         embedder: QueryEmbedder | None,
         blinders: Blinders,
         terms: TermCounter,
+        pool: CpuPool,
     ) -> None:
+        self._pool = pool
         self._collections = collections
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._embedder = embedder
@@ -100,24 +104,30 @@ class MemorySearch:
         finally:
             await search.give_up()
 
-    async def find(self, sealer: Sealer, ask: Ask) -> Findings:
-        """Ask the index. Never fails: what did not work stands in the notes."""
+    async def find(self, sealer: Sealer, ask: SearchRequest) -> SearchResult:
+        """Search the index. Never fails: the notes say what did not work."""
         notes: list[str] = []
         try:
             index = await self._collections.searched(sealer.user_id)
-            reading = querying.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
+            reading = await self._pool.run(
+                sealer.user_id,
+                partial(
+                    parsed_query.read, ask.text, context=ask.context, cast=ask.names, now=ask.now
+                ),
+                size=_size(ask),
+            )
             vector = await self._embed(sealer, reading.meaning, index, notes)
             return await self._rank(sealer, ask, reading, index, vector, notes)
         except AppError as error:
             notes.append(f"nothing was looked up in memory: {error.title.lower()}")
             log.warning("memory.not_searched", problem=error.slug)
-        return Findings(ask=ask, notes=notes)
+        return SearchResult(ask=ask, notes=notes)
 
     async def recall(
         self,
         database: Database,
         sealer: Sealer,
-        findings: Findings,
+        findings: SearchResult,
         *,
         known: Collection[Kind] = (),
     ) -> list[Memory]:
@@ -149,7 +159,7 @@ class MemorySearch:
         self,
         database: Database,
         sealer: Sealer,
-        findings: Findings,
+        findings: SearchResult,
         known: Collection[Kind],
     ) -> tuple[list[Candidate], dict[UUID, Recalled], int]:
         """(candidates that count, what they are by row, how many were looked at for them)."""
@@ -213,22 +223,27 @@ class MemorySearch:
     async def _rank(
         self,
         sealer: Sealer,
-        ask: Ask,
-        reading: Reading,
+        ask: SearchRequest,
+        reading: ParsedQuery,
         index: VectorIndex,
         vector: Floats | None,
         notes: list[str],
-    ) -> Findings:
+    ) -> SearchResult:
         blinder = self._blinders.get(sealer)
-        plan = querying.plan(
-            reading,
-            owner_id=sealer.user_id,
-            parts=ask.parts,
-            kinds=ask.kinds,
-            dense=None if vector is None else blinder.turn(vector),
-            terms=self._terms,
-            blinder=blinder,
-            limit=querying.LIMIT * ask.depth,
+        plan = await self._pool.run(
+            sealer.user_id,
+            partial(
+                parsed_query.plan,
+                reading,
+                owner_id=sealer.user_id,
+                parts=ask.parts,
+                kinds=ask.kinds,
+                dense=None if vector is None else blinder.turn(vector),
+                terms=self._terms,
+                blinder=blinder,
+                limit=parsed_query.LIMIT * ask.depth,
+            ),
+            size=_size(ask),
         )
         hits = await index.search([query for _, query in plan])
         found = ranking.gather([signal for signal, _ in plan], hits)
@@ -239,18 +254,19 @@ class MemorySearch:
             wants_recent=reading.wants_recent,
         )
         weighed = _weighed(everything, ask.weights)
-        least = _thresholds(ask.min_relevance)
+        least = _thresholds(ask)
         if weighed:
             least = ranking.for_corpus(least, await self._points(index, sealer.user_id))
         kept = ranking.relevant(weighed, least)
         near = [each.id for each in kept[: ask.limit]]
         vectors = await index.dense_vectors(near) if vector is not None and near else {}
-        return Findings(
+        return SearchResult(
             ask=ask,
             candidates=kept,
             below=len(weighed) - len(kept),
             vectors=vectors,
             notes=notes,
+            by_meaning=vector is not None,
         )
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
@@ -262,6 +278,11 @@ class MemorySearch:
         if count >= ranking.MANY:
             self._many.add(key)
         return count
+
+
+def _size(ask: SearchRequest) -> int:
+    """Characters that are read to know what is looked for."""
+    return len(ask.text) + len(ask.context)
 
 
 def _weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
@@ -276,11 +297,13 @@ def _weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> l
     return sorted(weighed, key=lambda each: -each.score)
 
 
-def _thresholds(min_relevance: float | None) -> Thresholds:
+def _thresholds(ask: SearchRequest) -> RankingThresholds:
     """What must be reached: 0 is nothing, 1 what no text but the query's own reaches."""
-    if min_relevance is None:
-        return Thresholds()
-    return Thresholds(dense=min_relevance, sparse=min_relevance * MOST_TERMS)
+    relevance = ask.min_relevance
+    lore = max(ranking.LORE_COSINE, relevance or 0) if ask.activates_lore else None
+    if relevance is None:
+        return RankingThresholds(lore=lore)
+    return RankingThresholds(dense=relevance, sparse=relevance * MOST_TERMS, lore=lore)
 
 
 MOST_TERMS = 30.0

@@ -1,19 +1,21 @@
 """What the index remembers, and where the truth about it stands: one source for each kind of row.
 
-Memory stands below the rooms whose rows it remembers. Each of them implements `Source` for its own
-rows, and the application hands the sources in.
+Memory is a layer below the packages whose rows it remembers. Each of them implements `Source` for its
+own rows, and the container passes the sources in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.cpu_pool import unhurried
 from backend.memory.documents import Document
 from backend.memory.index.protocol import Kind
 from backend.vault.sealing import Sealer
@@ -54,6 +56,34 @@ class Recalled:
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """A row that was read, still sealed.
+
+    Attributes:
+        source_id: The row.
+        size: Bytes that are opened for its documents.
+        documents: Opens it and makes what is indexed of it. CPU-bound, without the database: to be
+            called in a thread, for one row after the other in the order they came in.
+    """
+
+    source_id: UUID
+    size: int
+    documents: Callable[[], list[Document]]
+
+
+def slices(rows: Sequence[SourceRow], most: int) -> Iterator[Sequence[SourceRow]]:
+    """`rows` in order, so many at a time that they have at most `most` bytes, or one row."""
+    start = size = 0
+    for index, row in enumerate(rows):
+        if index > start and size + row.size > most:
+            yield rows[start:index]
+            start, size = index, 0
+        size += row.size
+    if start < len(rows):
+        yield rows[start:]
+
+
 class Source(Protocol):
     """Rows of one kind. Nothing here commits; what is someone else's does not exist."""
 
@@ -75,7 +105,7 @@ class Source(Protocol):
         """
         ...
 
-    async def documents(
+    async def rows(
         self,
         session: AsyncSession,
         sealer: Sealer,
@@ -83,10 +113,10 @@ class Source(Protocol):
         source_ids: Sequence[UUID],
         *,
         neighbours: bool,
-    ) -> list[Document]:
-        """What is to be indexed of some hundred rows; those that are gone are not in it.
+    ) -> list[SourceRow]:
+        """Some hundred rows; those that are gone are not in it.
 
-        With `neighbours` also of other rows whose points hold something of theirs.
+        With `neighbours` also other rows whose points hold something of theirs.
         """
         ...
 
@@ -95,6 +125,14 @@ class Source(Protocol):
     ) -> dict[UUID, Recalled]:
         """Rows by id, those alone that count at this moment. The owner is the sealer's."""
         ...
+
+
+async def inventory_of(rows: Iterable[Row[tuple[UUID, datetime]]]) -> list[Stored]:
+    """An inventory from rows of (id, changed at), in their order."""
+    return [
+        Stored(source_id=row_id, version=version_of(changed_at))
+        async for row_id, changed_at in unhurried(rows)
+    ]
 
 
 def version_of(changed_at: datetime) -> int:

@@ -26,6 +26,7 @@ import Stemmer
 
 from backend.memory.index.protocol import Sparse
 from backend.memory.stop_words import ELIDED, STOP_WORDS
+from backend.text_forms import normalized
 from backend.vault.blinding import Blinder
 
 K1 = 1.2
@@ -59,7 +60,6 @@ LATIN = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.va
 """Languages that can't be told by their letters."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys((0x2019, 0x02BC, 0xFF07, 0x60, 0xB4), "'"))
-_STEMS_KEPT = 20_000
 
 _here = threading.local()
 
@@ -84,15 +84,21 @@ class TermCounter:
         tokens = list(_tokens(text))
         language = self._likeliest(tokens)[0]
         counts: Counter[str] = Counter()
-        for token, is_word in tokens:
-            if is_word:
-                counts.update(_terms(token, language))
-            else:
-                counts.update(_pairs(token))
-                if len(token) > 1:
-                    # A word of one character is common in Chinese, and no pair stands for it.
-                    counts.update(_HAN.findall(token))
+        for (token, is_word), often in Counter(tokens).items():
+            found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
+            if not is_word and len(token) > 1:
+                # A word of one character is common in Chinese, and no pair stands for it.
+                found += _HAN.findall(token)
+            for term in found:
+                counts[term] += often
         return counts
+
+    def stem(self, word: str) -> str:
+        """A word's stem in the default language; empty for a stop word."""
+        for token, is_word in _tokens(word):
+            for term in _terms(token, self.default) if is_word else _pairs(token):
+                return term
+        return ""
 
     def query(self, text: str) -> dict[str, float]:
         """The terms of a query, each with its weight; a term that is said twice counts once."""
@@ -159,7 +165,7 @@ def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
 
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
     """Words, and runs of characters without spaces between words; True for words."""
-    folded = unicodedata.normalize("NFKC", text).casefold().translate(_APOSTROPHES)
+    folded = normalized("NFKC", text).casefold().translate(_APOSTROPHES)
     for match in _TOKEN.finditer(folded):
         if match.lastgroup == "unspaced":
             yield match.group(), False
@@ -192,7 +198,8 @@ def _pairs(run: str) -> list[str]:
 def _stem(word: str, language: str) -> str:
     """Snowball's stem; the word itself in a language that it lacks.
 
-    A stemmer belongs to a thread: it keeps state while it works.
+    A stemmer belongs to a thread: it keeps state while it works. It remembers no words: they would
+    be a user's, and stay when the user has left.
     """
     if not language:
         return word
@@ -201,7 +208,7 @@ def _stem(word: str, language: str) -> str:
         stemmers = _here.stemmers = {}
     stem = stemmers.get(language)
     if stem is None:
-        stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, _STEMS_KEPT).stemWord)
+        stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
         stemmers[language] = stem
     return stem(word)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -11,8 +12,9 @@ from backend.accounts.identity import Identity
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, draft_message
+from backend.chats.drafts import MessageDraft, SealedDraft, draft_message, sealed_draft
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
@@ -21,15 +23,15 @@ from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress
 from backend.turns.models import Turn
 from backend.turns.progress import started_event
-from backend.turns.runs import Run
-from backend.turns.schemas import TurnRequest
+from backend.turns.runs import TurnRun
 from backend.turns.store import LEASE, save_variables
 
 
 class TurnBeginner:
     """Stores turns that may start."""
 
-    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+    def __init__(self, database: Database, registry: ModelRegistry, pool: CpuPool) -> None:
+        self._pool = pool
         self._database = database
         self._registry = registry
 
@@ -37,16 +39,16 @@ class TurnBeginner:
         self,
         identity: Identity,
         built: Built,
-        request: TurnRequest,
         turn_id: UUID,
         fingerprint: bytes,
-    ) -> Run | None:
+    ) -> TurnRun | None:
         """Transaction 1: the user's line, a row for the reply, the turn.
 
         None when the chat changed since the prompt was built. Raises `IntegrityError` when another
         turn came first, `NotContinuableError`.
         """
         gathered, target = built.gathered, built.gathered.target
+        line_draft = await self._line_draft(identity, built)
         async with self._database.write() as session:
             chat = await chats.get_chat(
                 session, gathered.chat.id, owner_id=identity.user_id, lock=True
@@ -68,17 +70,8 @@ class TurnBeginner:
             session.add(turn)
             parent = target.parent or target.leaf
             line: Message | None = None
-            if request.text is not None:
-                line = draft_message(
-                    identity.sealer,
-                    Draft(
-                        role="user",
-                        author=gathered.user_name,
-                        text=request.text,
-                        persona_id=gathered.persona_id,
-                    ),
-                    unit=CountUnit.parse(chat.count_unit),
-                )
+            if line_draft is not None:
+                line = line_draft.to_message()
                 turn.user_message_id = line.id
                 await tree.attach(session, chat, line, parent=parent)
                 await save_variables(
@@ -91,6 +84,24 @@ class TurnBeginner:
             if reply is not None:
                 reply.status = "streaming"
             return run
+
+    async def _line_draft(self, identity: Identity, built: Built) -> SealedDraft | None:
+        """The user's line, sealed and counted before the transaction, which waits for no thread."""
+        gathered = built.gathered
+        if gathered.line is None:
+            return None
+        draft = MessageDraft(
+            role="user",
+            author=gathered.user_name,
+            text=gathered.line,
+            persona_id=gathered.persona_id,
+        )
+        unit = CountUnit.parse(gathered.chat.count_unit)
+        return await self._pool.run(
+            identity.user_id,
+            partial(sealed_draft, identity.sealer, draft, unit=unit),
+            size=len(gathered.line),
+        )
 
     async def _reply_row(
         self,
@@ -113,7 +124,7 @@ class TurnBeginner:
             return message
         reply = draft_message(
             identity.sealer,
-            Draft(
+            MessageDraft(
                 role="assistant",
                 author=speaker.name,
                 text="",
@@ -125,7 +136,9 @@ class TurnBeginner:
         await tree.attach(session, chat, reply, parent=parent)
         return reply
 
-    def _run(self, identity: Identity, built: Built, turn: Turn, continued: Message | None) -> Run:
+    def _run(
+        self, identity: Identity, built: Built, turn: Turn, continued: Message | None
+    ) -> TurnRun:
         sealer = identity.sealer
         prefix = thinking = ""
         if continued is not None:
@@ -138,7 +151,7 @@ class TurnBeginner:
             started=started_event(turn),
             totals=built.totals,
         )
-        return Run(
+        return TurnRun(
             turn_id=turn.id,
             user_id=identity.user_id,
             chat_id=turn.chat_id,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import BudgetSettings, check_budgets, first_set
+from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import StoredLines
@@ -19,13 +19,17 @@ from backend.chats.settings import ChatSettings
 from backend.context.assembly import History, Item
 from backend.context.budget import Budget
 from backend.context.lines import line_text
+from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.generation.model import ModelSpec, PromptMessage
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer, starting_ratio
+from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.search import MemorySearch
+from backend.memory.search_request import SearchRequest
 from backend.prompts import PromptLibrary
+from backend.regex.scripts import ScriptEngine, Scripts
 from backend.settings import Settings
 from backend.turns.composing import Built, Composer, Material
 from backend.turns.counting import CountCache
@@ -34,7 +38,8 @@ from backend.turns.gather import Gathered, Gatherer, Reach
 from backend.turns.inputs import spoken_line
 from backend.turns.lore import LoreReader
 from backend.turns.ratios import RatioCache
-from backend.turns.remembering import ask_for
+from backend.turns.retrieval import ask_for
+from backend.turns.rewriting import rewritten, scripts_of, sent_texts
 from backend.turns.schemas import TurnRequest
 
 MOST_ALWAYS = 16_384
@@ -94,13 +99,17 @@ class PromptBuilder:
         counts: CountCache,
         lore: LoreReader,
         search: MemorySearch,
+        scripts: ScriptEngine,
+        pool: CpuPool,
     ) -> None:
+        self._pool = pool
+        self._scripts = scripts
         self._lore = lore
         self._search = search
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
-        self._composer = Composer(prompts, counts, lore)
+        self._composer = Composer(prompts, counts, lore, pool)
 
     async def build(
         self,
@@ -123,6 +132,33 @@ class PromptBuilder:
         Raises what `Gatherer.gather` raises, `ContextOverflowError` and `MacroLimitError`, and
         `ValidationError` where the budgets tried leave nothing for a prompt.
         """
+        return await self._lore.with_books(
+            identity,
+            partial(
+                self._attempt,
+                identity,
+                chat_id,
+                request,
+                user_name=user_name,
+                choose_model=choose_model,
+                check=check,
+                tried=tried,
+                suggestions=suggestions,
+            ),
+        )
+
+    async def _attempt(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        request: TurnRequest,
+        *,
+        user_name: str,
+        choose_model: ModelChooser,
+        check: Check | None,
+        tried: BudgetSettings | None,
+        suggestions: int,
+    ) -> Built:
         async with self._search.searching(identity.sealer) as search:
             async with self._database.read() as session:
                 if check is not None:
@@ -135,31 +171,54 @@ class PromptBuilder:
                     is_preview=tried is not None,
                 )
                 gathered = await gatherer.gather(chat_id, request)
+                scripts = await scripts_of(session, identity, self._scripts, gathered)
+                if scripts is not None:
+                    gathered = replace(gathered, scripts=scripts)
                 window = await self._window(session, identity, gathered, choose_model, tried)
                 unit, stored_unit = window.unit, window.stored_unit
                 # What is always sent seldom leaves less than history may take: lines are read for
                 # that, while memory is searched, and cut once what is always sent is known.
                 widest = math.floor(window.budget.for_history(0) / window.scale)
                 reach = await gatherer.reach(gathered, budget=widest)
-                line = spoken_line(identity, gathered, request)
                 # Of a small window that may take a good part: memory is looked through from where
                 # history would begin then. What is kept all the same is left out later.
                 always = min(window.budget.prompt // 2, MOST_ALWAYS)
+                if gathered.lore.books:
+                    always += lore_reserve(gathered.lore.settings, window.budget.prompt)
                 narrow = math.floor(window.budget.for_history(always) / window.scale)
                 behind = reach
                 if narrow < widest:
                     behind = await gatherer.reach(gathered, budget=narrow)
-                search.begin(ask_for(identity, gathered, line, behind))
+                if scripts is None:
+                    search.begin(_asked(identity, gathered, behind))
                 lines = await gatherer.history(
                     gathered,
                     _reading(gathered, reach, window),
                     authors=unit.names or unit != stored_unit,
                 )
-            if unit == stored_unit:
-                history = _open(identity, lines, unit)
-            else:
-                # Counts stored in another unit chose the lines; they are made anew for them.
-                history = await asyncio.to_thread(_open, identity, lines, unit, recount=True)
+            if scripts is not None:
+                # No transaction waits for a thread; and the search is for what they leave.
+                gathered = await self._pool.run(
+                    identity.user_id, partial(rewritten, identity, gathered)
+                )
+                search.begin(_asked(identity, gathered, behind))
+            line = spoken_line(identity, gathered)
+            # Counts stored in another unit chose the lines; they are made anew for them.
+            recount = unit != stored_unit
+            sealed = sum(map(len, lines.sealed_contents))
+            history = await self._pool.run(
+                identity.user_id,
+                partial(
+                    _open,
+                    identity,
+                    lines,
+                    unit,
+                    recount=recount,
+                    scripts=gathered.scripts,
+                    has_line=line is not None,
+                ),
+                size=sealed if recount or gathered.scripts else sealed // SEALED_FACTOR,
+            )
             # An embedding model far away takes its time: no connection waits for it.
             findings = await search.findings()
         memories = await self._search.recall(
@@ -180,7 +239,10 @@ class PromptBuilder:
             lines=lines,
             history=history,
             memories=memories,
+            by_meaning=findings.by_meaning,
             notes=findings.notes,
+            chat_id=gathered.chat.id,
+            path_tokens=gathered.target.leaf.path_tokens if gathered.target.leaf else 0,
         )
         return await self._composer.compose(identity, material, request, suggestions=suggestions)
 
@@ -194,7 +256,7 @@ class PromptBuilder:
         """How prompts of a chat with these settings are counted, and what they may take."""
         spec, _ = choose_model(identity, settings)
         tokenizer = best_tokenizer(spec.tokenizer)
-        ratio = await self._ratios.get(session, spec, tokenizer)
+        ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
         budget = self._budget(identity, settings, spec, None).counted(ratio)
         return Measure(spec=spec, tokenizer=tokenizer, ratio=ratio, budget=budget)
 
@@ -216,7 +278,7 @@ class PromptBuilder:
     ) -> _Window:
         spec, sampling = choose_model(identity, gathered.settings)
         unit = _unit(spec, gathered)
-        ratio = await self._ratios.get(session, spec, unit.tokenizer)
+        ratio = await self._ratios.get(session, identity.user_id, spec, unit.tokenizer)
         limits = self._budget(identity, gathered.settings, spec, tried)
         return _Window(
             spec=spec,
@@ -237,25 +299,17 @@ class PromptBuilder:
     ) -> Budget:
         """Budgets in the model's tokens: those tried, the chat's, the account's, the server's."""
         chain = [chat.budgets, identity.settings.budgets]
-        settings = self._settings
         if tried is not None and tried != BudgetSettings():
             chain.insert(0, tried)
-            check_budgets(
-                chain, total=settings.budget_total, reply_reserve=settings.budget_reply_reserve
-            )
-        total = min(first_set(chain, "total", settings.budget_total), spec.context_window)
-        reserve = min(
-            first_set(chain, "reply_reserve", settings.budget_reply_reserve), spec.max_output_tokens
-        )
-        return Budget(
-            total=total,
-            history=first_set(chain, "history", settings.budget_history),
-            retrieval=first_set(chain, "retrieval", settings.budget_retrieval),
-            reply_reserve=reserve,
-            min_tail_messages=first_set(
-                chain, "min_tail_messages", settings.budget_min_tail_messages
-            ),
-        )
+            check_budgets(chain, self._settings, before=BudgetSettings())
+        budget = effective_budgets(chain, self._settings)
+        reply = min(budget.reply_reserve, spec.max_output_tokens)
+        return replace(budget, reply_reserve=reply).within(spec.context_window)
+
+
+def _asked(identity: Identity, gathered: Gathered, behind: Reach) -> SearchRequest | None:
+    """What memory is searched for: what the user says, and the last messages."""
+    return ask_for(identity, gathered, spoken_line(identity, gathered), behind)
 
 
 def _reading(gathered: Gathered, reach: Reach, window: _Window) -> Reach:
@@ -282,13 +336,21 @@ def _unit(spec: ModelSpec, gathered: Gathered) -> CountUnit:
 
 
 def _open(
-    identity: Identity, lines: StoredLines, unit: CountUnit, *, recount: bool = False
+    identity: Identity,
+    lines: StoredLines,
+    unit: CountUnit,
+    *,
+    recount: bool,
+    scripts: Scripts | None,
+    has_line: bool,
 ) -> History:
     """The lines unsealed, as they are sent."""
-    texts = identity.sealer.open_many(
+    stored = identity.sealer.open_many(
         MESSAGE_CONTENT, zip(lines.ids, lines.sealed_contents, strict=True)
     )
     tokens = list(lines.tokens)
+    texts = sent_texts(scripts, lines.roles, stored, has_line=has_line)
+    changed = [at for at, text in enumerate(texts) if text != stored[at]]
     if unit.names or recount:
         authors = identity.sealer.open_many(
             MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
@@ -296,5 +358,12 @@ def _open(
         spoken = list(zip(authors, texts, strict=True))
         if recount:
             tokens = unit.count_many(spoken)
+            changed = []
         texts = [line_text(author, text, names=unit.names) for author, text in spoken]
+    # The names, if they are sent, stand in the texts by now.
+    unnamed = replace(unit, names=False)
+    for at, count in zip(
+        changed, unnamed.count_many([("", texts[at]) for at in changed]), strict=True
+    ):
+        tokens[at] = count
     return History(list(map(PromptMessage, lines.roles, texts)), tokens, list(lines.positions))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,8 +25,9 @@ from backend.context.record import (
     rebuild,
     restore_texts,
 )
+from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
-from backend.generation.model import PromptMessage
+from backend.generation.model import PromptMessage, Role
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ContextNotFoundError
@@ -47,10 +50,32 @@ LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
 
 
+class _SealedLine(NamedTuple):
+    """A message of a recorded history, with the 16 bytes of its id."""
+
+    id: bytes
+    position: int
+    role: Role
+    tokens: int
+    sealed_content: bytes
+    sealed_author: bytes
+
+
+class _Loaded(NamedTuple):
+    """A reply's record, its texts in it, and the lines of its history, still sealed."""
+
+    message_id: UUID
+    record: ContextRecord
+    lines: Sequence[_SealedLine]
+
+
 class ContextService:
     """Shows what prompts are made of, and why."""
 
-    def __init__(self, database: Database, builder: PromptBuilder, turns: TurnService) -> None:
+    def __init__(
+        self, database: Database, builder: PromptBuilder, turns: TurnService, pool: CpuPool
+    ) -> None:
+        self._pool = pool
         self._database = database
         self._builder = builder
         self._turns = turns
@@ -71,11 +96,13 @@ class ContextService:
         view = _view(record_of(built))
         if request.prompt:
             view.prompt = _shown(messages)
-        async with self._database.read() as session:
-            if request.diff is not None:
-                leaf = built.gathered.target.leaf
-                view.difference = await self._difference(session, identity, leaf, view, messages)
-            await self._say_containers(session, identity, view)
+        leaf = built.gathered.target.leaf
+        if request.diff is not None and leaf is not None:
+            async with self._database.read() as session:
+                earlier = await self._earlier(session, identity, leaf)
+            if earlier is not None:
+                view.difference = await self._difference(identity, earlier, view, messages)
+        await self._say_containers(identity, view)
         return view
 
     async def has_summary(self, identity: Identity, chat_id: UUID) -> bool:
@@ -98,22 +125,24 @@ class ContextService:
         """
         async with self._database.read() as session:
             message = await chats.get_message(session, message_id, owner_id=identity.user_id)
-            record = await self._load(session, identity, message)
-            messages = await self._rebuild(session, identity.sealer, message, record)
-            view = _view(record)
-            view.prompt = _shown(messages)
-            if with_difference:
-                parent_id = message.parent_id
-                leaf = await session.get(Message, parent_id) if parent_id else None
-                view.difference = await self._difference(session, identity, leaf, view, messages)
-            await self._say_containers(session, identity, view)
+            loaded = await self._load(session, identity, message)
+            earlier: _Loaded | None = None
+            if with_difference and message.parent_id is not None:
+                leaf = await session.get(Message, message.parent_id)
+                earlier = await self._earlier(session, identity, leaf) if leaf else None
             usage = await repository.usage_of(session, message, owner_id=identity.user_id)
-            view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
+        # Without a transaction: the prompt waits for a thread.
+        messages = await self._rebuild(identity, loaded)
+        view = _view(loaded.record)
+        view.prompt = _shown(messages)
+        if earlier is not None:
+            view.difference = await self._difference(identity, earlier, view, messages)
+        await self._say_containers(identity, view)
+        view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
         return view
 
-    async def _load(
-        self, session: AsyncSession, identity: Identity, message: Message
-    ) -> ContextRecord:
+    async def _load(self, session: AsyncSession, identity: Identity, message: Message) -> _Loaded:
+        """A reply's record, and the lines that its history names, still sealed."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
             raise ContextNotFoundError("Only replies that a model wrote have one.")
@@ -125,54 +154,66 @@ class ContextService:
             for text in await repository.texts_of(session, message.chat_id, digests)
         }
         restore_texts(record, texts)
-        return record
-
-    async def _rebuild(
-        self, session: AsyncSession, sealer: Sealer, message: Message, record: ContextRecord
-    ) -> list[PromptMessage]:
-        history = History()
+        rows: Sequence[_SealedLine] = ()
         if record.history is not None:
-            history = _history(
-                sealer, await _path(session, message, record.history), record.history
-            )
+            path = await _path(session, message, record.history)
+            rows = _kept(path, record.history)
+        return _Loaded(message.id, record, rows)
+
+    async def _earlier(
+        self, session: AsyncSession, identity: Identity, leaf: Message
+    ) -> _Loaded | None:
+        """The record of the last reply at or above `leaf`; None where it can't be shown."""
+        earlier = await _last_recorded(session, leaf, owner_id=identity.user_id)
+        if earlier is None:
+            return None
+        try:
+            return await self._load(session, identity, earlier)
+        except (ContextNotFoundError, RecordError):
+            return None
+
+    async def _rebuild(self, identity: Identity, loaded: _Loaded) -> list[PromptMessage]:
+        return await self._pool.run(
+            identity.user_id,
+            partial(self._rebuilt, identity.sealer, loaded),
+            size=sum(len(line.sealed_content) for line in loaded.lines) // SEALED_FACTOR,
+        )
+
+    def _rebuilt(self, sealer: Sealer, loaded: _Loaded) -> list[PromptMessage]:
+        """The prompt of a record. CPU-bound, no database."""
+        recorded = loaded.record.history
         return rebuild(
-            record,
-            history,
+            loaded.record,
+            History() if recorded is None else _history(sealer, loaded.lines, recorded),
             render_omitted=self._builder.render_omitted,
             render_memory=self._builder.render_memory,
         )
 
     async def _difference(
         self,
-        session: AsyncSession,
         identity: Identity,
-        leaf: Message | None,
+        earlier: _Loaded,
         view: ContextView,
         messages: Sequence[PromptMessage],
     ) -> Difference | None:
-        """How a prompt differs from that of the last reply at or above `leaf`."""
-        earlier = await _last_recorded(session, leaf, owner_id=identity.user_id) if leaf else None
-        if earlier is None:
-            return None
+        """How a prompt differs from an earlier one."""
         try:
-            record = await self._load(session, identity, earlier)
-            before = await self._rebuild(session, identity.sealer, earlier, record)
-        except (ContextNotFoundError, RecordError):
+            before = await self._rebuild(identity, earlier)
+        except RecordError:
             return None
-        return _compare(earlier.id, _view(record), before, view, messages)
+        return _compare(earlier.message_id, _view(earlier.record), before, view, messages)
 
-    async def _say_containers(
-        self, session: AsyncSession, identity: Identity, view: ContextView
-    ) -> None:
+    async def _say_containers(self, identity: Identity, view: ContextView) -> None:
         """Say where what a view names is found."""
         removed = view.difference.removed if view.difference else ()
         named = [*view.items, *view.retrieved, *view.left_out, *removed]
-        view.containers = await repository.containers_of(
-            session,
-            entry_ids=_sources(named, "lore"),
-            event_ids=_sources(named, "event"),
-            owner_id=identity.user_id,
-        )
+        async with self._database.read() as session:
+            view.containers = await repository.containers_of(
+                session,
+                entry_ids=_sources(named, "lore"),
+                event_ids=_sources(named, "event"),
+                owner_id=identity.user_id,
+            )
 
 
 def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
@@ -205,19 +246,23 @@ async def _path(
     )
 
 
-def _history(sealer: Sealer, path: Sequence[Message], recorded: RecordedHistory) -> History:
-    """The lines of a recorded history, as they were sent."""
+def _kept(path: Sequence[Message], recorded: RecordedHistory) -> Sequence[_SealedLine]:
+    """The lines of a path that a recorded history has."""
     without = frozenset(recorded.without)
-    rows = [
-        row
+    return [
+        _SealedLine(
+            row.id.bytes, row.position, row.role, row.tokens, row.sealed_content, row.sealed_author
+        )
         for row in path
         if recorded.first <= row.position <= recorded.last and row.position not in without
     ]
-    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows))
+
+
+def _history(sealer: Sealer, rows: Sequence[_SealedLine], recorded: RecordedHistory) -> History:
+    """The lines of a recorded history, as they were sent."""
+    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id, row.sealed_content) for row in rows))
     if recorded.names:
-        authors = sealer.open_many(
-            MESSAGE_AUTHOR, ((row.id.bytes, row.sealed_author) for row in rows)
-        )
+        authors = sealer.open_many(MESSAGE_AUTHOR, ((row.id, row.sealed_author) for row in rows))
         lines = [
             line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
         ]

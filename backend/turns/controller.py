@@ -11,8 +11,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 
-from backend.accounts.door import NEEDS
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS
 from backend.accounts.watch import SessionWatch
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import (
@@ -28,18 +28,18 @@ from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
+from backend.quotas.service import Quotas
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
     ChatChangedError,
     ContextNotFoundError,
     NotContinuableError,
     NothingToAnswerError,
-    TooManyTurnsError,
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
 )
-from backend.turns.events import KEEP_ALIVE, Event
+from backend.turns.events import EVENTS, KEEP_ALIVE, TurnEvent
 from backend.turns.models import TurnState
 from backend.turns.schemas import (
     ContextRequest,
@@ -50,7 +50,7 @@ from backend.turns.schemas import (
     TurnView,
 )
 from backend.turns.service import TurnService
-from backend.wire import EXAMPLE, RAISES, STREAMS, Page, page_limit
+from backend.wire import EXAMPLE, PREVIEWS, RAISES, STORES, STREAMS, Page, PageSize
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -73,7 +73,6 @@ PREPARING = (
     MacroLimitError,
     UnknownModelError,
     SettingNotTakenError,
-    TooManyTurnsError,
 )
 """What may go wrong wherever a prompt is put together."""
 
@@ -99,7 +98,7 @@ class TurnController(Controller):
                 TurnIdReusedError,
                 ChatChangedError,
             ),
-            STREAMS: True,
+            STREAMS: EVENTS,
             EXAMPLE: {"text": "Is anyone there?"},
         },
         operation_id="takeTurn",
@@ -113,12 +112,14 @@ class TurnController(Controller):
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
+        quotas: NamedDependency[Quotas],
     ) -> Response[Any]:
         """Send a line and stream the reply, as server-sent events.
 
         With `Accept: application/json` the answer is the turn once it is over. The turn goes on
         when the client hangs up: take it up again at `/turns/{turn_id}/events`.
         """
+        await quotas.check_tokens(identity.user_id)
         prepared = await turns.prepare(identity, chat_id, data)
         if prepared.run is not None:
             await turns.start(prepared.run)
@@ -139,12 +140,11 @@ class TurnController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
-        limit: FromQuery[int] = 20,
+        limit: PageSize = 20,
         after: FromQuery[UUID | None] = None,
         in_state: Annotated[TurnState | None, QueryParameter(name="state")] = None,
     ) -> Page[TurnView]:
         """Turns of a chat, newest first, in one state or in any; `text` and `reply` are null."""
-        limit = page_limit(limit)
         items = await turns.list_turns(
             identity, chat_id, state=in_state, after=after, limit=limit + 1
         )
@@ -154,7 +154,7 @@ class TurnController(Controller):
     @post(
         "/suggestions",
         status_code=200,
-        opt={RAISES: (*PREPARING, ModelError)},
+        opt={STORES: False, RAISES: (*PREPARING, ModelError)},
         operation_id="suggest",
         summary="Suggest next lines",
     )
@@ -163,15 +163,17 @@ class TurnController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
+        quotas: NamedDependency[Quotas],
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
         """Two to four lines that the user could say next. Nothing is stored."""
+        await quotas.check_tokens(identity.user_id)
         lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
         return Suggestions(items=lines)
 
     @get(
         "/context",
-        opt={RAISES: (*PREPARING, MessageTooLongError)},
+        opt={PREVIEWS: True, RAISES: (*PREPARING, MessageTooLongError)},
         operation_id="previewContext",
         summary="Preview the context",
     )
@@ -194,6 +196,7 @@ class TurnController(Controller):
         status_code=200,
         opt={
             NEEDS: "read",
+            PREVIEWS: True,
             RAISES: (*PREPARING, MessageTooLongError),
             EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
         },
@@ -233,7 +236,7 @@ class RunningTurnController(Controller):
 
     @get(
         "/events",
-        opt={RAISES: (TurnNotFoundError,), STREAMS: True},
+        opt={RAISES: (TurnNotFoundError,), STREAMS: EVENTS},
         operation_id="followTurn",
         summary="Follow a turn",
     )
@@ -253,7 +256,7 @@ class RunningTurnController(Controller):
     @post(
         "/stop",
         status_code=202,
-        opt={NEEDS: "chat", RAISES: (TurnNotFoundError,)},
+        opt={NEEDS: "chat", STORES: False, RAISES: (TurnNotFoundError,)},
         operation_id="stopTurn",
         summary="Stop a turn",
     )
@@ -321,7 +324,7 @@ def _stream(
 
 async def _watched(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
-) -> AsyncIterator[list[Event]]:
+) -> AsyncIterator[list[TurnEvent]]:
     """A turn's events, for as long as the session that asked is open.
 
     Raises `UnauthenticatedError` once it is not: in a stream the connection just ends.
@@ -333,7 +336,7 @@ async def _watched(
             yield batch
 
 
-async def _body(events: AsyncIterator[list[Event]]) -> AsyncIterator[bytes]:
+async def _body(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
     """Events on the wire, until the turn is over or the session has ended."""
     spoke_at = time.monotonic()
     try:

@@ -8,7 +8,6 @@ from backend.errors import (
     AppError,
     ConflictError,
     NotFoundError,
-    TooManyRequestsError,
     ValidationError,
 )
 
@@ -28,19 +27,6 @@ class TurnInProgressError(ConflictError):
         super().__init__(
             "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
             extra={"turn_id": str(turn_id)} if turn_id else {},
-        )
-
-
-class TooManyTurnsError(TooManyRequestsError):
-    """So much of one user's expensive work at once is not taken."""
-
-    slug, title = "too-many-turns", "Too many turns at once"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"{limit} of yours are under way. Wait until one is over, or stop one.",
-            extra={"limit": limit},
-            headers={"Retry-After": "1"},
         )
 
 
@@ -78,3 +64,9 @@ class ContextNotFoundError(NotFoundError):
     """The message has no context record: only replies that a model wrote have one."""
 
     slug, title = "context-not-found", "No context record"
+
+
+class OpeningTooLongError(ValidationError):
+    """The greetings that a chat would open with are too long together."""
+
+    slug, title = "opening-too-long", "The greetings are too long together"

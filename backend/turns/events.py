@@ -11,11 +11,23 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "turn.started": ("turn_id", "user_message_id", "reply_id"),
+    "context.ready": ("totals",),
+    "thinking.delta": ("text",),
+    "text.delta": ("text",),
+    "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
+    "message.saved": ("message_id",),
+    "turn.completed": ("turn_id", "state", "finish_reason"),
+    "turn.failed": ("turn_id", "type", "title", "status", "detail"),
+}
+"""The members of each event's data."""
 
 SegmentKind = Literal["thinking", "text"]
 
@@ -32,7 +44,7 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TurnEvent:
     """One event of a turn."""
 
     id: int
@@ -139,25 +151,25 @@ class Progress:
         """Whether nothing more will come."""
         return self.completed is not None or self.failed is not None
 
-    def events_after(self, last_id: int) -> Iterator[Event]:
+    def events_after(self, last_id: int) -> Iterator[TurnEvent]:
         """Every event that there is by now behind `last_id` (0: from the beginning)."""
         if last_id < STARTED:
-            yield Event(STARTED, "turn.started", self.started)
+            yield TurnEvent(STARTED, "turn.started", self.started)
         if self.totals is None:
             return
         if last_id < READY:
-            yield Event(READY, "context.ready", {"totals": self.totals})
+            yield TurnEvent(READY, "context.ready", {"totals": self.totals})
         for kind, text, end in self.transcript.since(max(0, last_id - READY)):
-            yield Event(READY + end, f"{kind}.delta", {"text": text})
+            yield TurnEvent(READY + end, f"{kind}.delta", {"text": text})
         if not self.is_over:
             return
         last = READY + self.transcript.length + (UNSTORED if self.is_cut_off else 0)
         if self.usage is not None and last_id < last + USAGE:
-            yield Event(last + USAGE, "usage", self.usage)
+            yield TurnEvent(last + USAGE, "usage", self.usage)
         if self.saved is not None and last_id < last + SAVED:
-            yield Event(last + SAVED, "message.saved", self.saved)
+            yield TurnEvent(last + SAVED, "message.saved", self.saved)
         if last_id < last + OVER:
             if self.completed is not None:
-                yield Event(last + OVER, "turn.completed", self.completed)
+                yield TurnEvent(last + OVER, "turn.completed", self.completed)
             else:
-                yield Event(last + OVER, "turn.failed", self.failed)
+                yield TurnEvent(last + OVER, "turn.failed", self.failed)

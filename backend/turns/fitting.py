@@ -67,11 +67,12 @@ def reading_from(
 
 
 def fit(
-    read: Read, items: Sequence[Item], *, count: Counter
+    read: Read, items: Sequence[Item], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
     """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
 
-    A summary that the kept lines do not follow on from is left out, as is one that would leave no
+    The lines leave `reserved` tokens to others, unless they have to reach back to a summary. A
+    summary that the kept lines do not follow on from is left out, as is one that would leave no
     room for what has to be sent.
 
     Raises:
@@ -80,14 +81,14 @@ def fit(
     summary = next((item for item in items if item.kind == SUMMARY), None)
     if summary is None or read.summarised is None:
         fixed = plan(items, budget=read.budget, count=count)
-        return fixed, _fitting(read, fixed), []
+        return fixed, _fitting(read, fixed, reserved), []
     reason = "no room for it"
     try:
         fixed = plan(items, budget=read.budget, count=count)
     except ContextOverflowError:
         pass
     else:
-        history = _following(read, fixed, read.summarised)
+        history = _following(read, fixed, read.summarised, reserved)
         if history is not None:
             return fixed, history, []
         reason = "does not reach the oldest kept message"
@@ -99,20 +100,20 @@ def fit(
         reason=f"{summary.reason}: {reason}",
         source_id=summary.source_id,
     )
-    return fixed, _fitting(read, fixed), [left_out]
+    return fixed, _fitting(read, fixed, reserved), [left_out]
 
 
-def _fitting(read: Read, fixed: Plan) -> History:
+def _fitting(read: Read, fixed: Plan, reserved: int) -> History:
     """The lines that history may take beside what is always sent."""
-    fits = math.floor(fixed.history_budget / read.scale)
+    fits = math.floor(read.budget.for_history(fixed.fixed + reserved) / read.scale)
     if fits >= read.widest and read.summarised is None:
         return read.history
     return _behind(read, eviction_point(read.path_tokens, min(fits, read.widest)))
 
 
-def _following(read: Read, fixed: Plan, summarised: int) -> History | None:
+def _following(read: Read, fixed: Plan, summarised: int, reserved: int) -> History | None:
     """The same, reaching back to where a summary ends; None where there is no room for that."""
-    fits = math.floor(fixed.history_budget / read.scale)
+    fits = math.floor(read.budget.for_history(fixed.fixed + reserved) / read.scale)
     begin = eviction_point(read.path_tokens, min(fits, read.widest))
     room = read.budget.for_reaching(fixed.fixed)
     most = math.floor(room / read.scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,12 +21,14 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import StoredLines
 from backend.chats.service import read_settings
-from backend.chats.settings import ChatSettings
+from backend.chats.settings import AuthorsNote, ChatSettings
 from backend.chronicles.limits import MAX_PINNED
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
 from backend.enrichment.summary.stored import StoredSummary, current_summary
+from backend.regex.scripts import Scripts
+from backend.turns.authors_note import authors_note
 from backend.turns.lore import GatheredLore, LoreReader
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, TargetFinder
@@ -41,7 +42,8 @@ QUOTED = 20
 EXCHANGE = 2
 """Last lines that the search for memories goes by, beside the user's."""
 
-RECENT_MACROS = re.compile("last|idle", re.IGNORECASE)
+RECENT_MACROS = ("last", "idle")
+"""In the names of macros that quote the last lines, or ask how old they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,12 @@ class RecentLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Everything about a chat that a prompt is made of, but its history."""
+    """Everything about a chat that a prompt is made of, but its history.
+
+    `user_lines` counts the user's lines before this turn's, where the author's note goes by them.
+    `line` is what the user says now, as it is stored; `said` what is answered, as the model gets
+    it, where scripts have changed it.
+    """
 
     chat: Chat
     settings: ChatSettings
@@ -80,8 +87,14 @@ class Gathered:
     variables: Variables
     recent: Sequence[RecentLine]
     lore: GatheredLore
+    note: AuthorsNote
+    note_reason: str
+    user_lines: int = 0
     pinned: Sequence[StoryEvent] = ()
     summary: StoredSummary | None = None
+    line: str | None = None
+    said: str | None = None
+    scripts: Scripts | None = None
 
     @property
     def member_count(self) -> int:
@@ -154,7 +167,8 @@ class Gatherer:
             leaf=target.leaf,
             overrides=(settings.lore, self._identity.settings.lore),
         )
-        quoted = QUOTED if self._may_quote(settings, speaker.card, persona) else EXCHANGE
+        note, note_reason = authors_note(settings.authors_note, speaker.card)
+        quoted = QUOTED if self._may_quote(settings, speaker.card, persona, note) else EXCHANGE
         return Gathered(
             chat=chat,
             settings=settings,
@@ -168,8 +182,16 @@ class Gatherer:
             variables=self._variables(chat, sealed_globals),
             recent=await self._recent(target, max(quoted, lore.depth)),
             lore=lore,
+            note=note,
+            note_reason=note_reason,
+            user_lines=(
+                await chats.count_said(self._session, target.leaf, "user")
+                if target.leaf and note.text and note.interval > 1
+                else 0
+            ),
             pinned=await self._pinned(chat),
             summary=await self._summary(chat, settings, target.leaf),
+            line=request.text,
         )
 
     async def reach(self, gathered: Gathered, *, budget: int) -> Reach:
@@ -244,7 +266,11 @@ class Gatherer:
         return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
 
     def _may_quote(
-        self, settings: ChatSettings, card: Card, persona: characters.PersonaData | None
+        self,
+        settings: ChatSettings,
+        card: Card,
+        persona: characters.PersonaData | None,
+        note: AuthorsNote,
     ) -> bool:
         """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
         account = self._identity.settings
@@ -257,11 +283,14 @@ class Gatherer:
             card.mes_example,
             card.depth_prompt.prompt if card.depth_prompt else "",
             persona.description if persona else "",
-            settings.authors_note.text,
+            note.text,
             settings.system_prompt or account.system_prompt or "",
             settings.post_history_instructions or account.post_history_instructions or "",
         )
-        return any("{{" in text and RECENT_MACROS.search(text) for text in texts)
+        return any(
+            "{{" in text and any(name in text.casefold() for name in RECENT_MACROS)
+            for text in texts
+        )
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id

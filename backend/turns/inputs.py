@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,8 +16,8 @@ from backend.lorebooks.activation.outcome import ScannedLine
 from backend.lorebooks.entries import Trigger
 from backend.prompts import PromptLibrary
 from backend.turns.gather import Gathered, author_of, text_of
+from backend.turns.lore_placement import LoreScene
 from backend.turns.macro_fields import macros_of, seed_of
-from backend.turns.placing import LoreScene
 from backend.turns.schemas import TurnRequest
 
 ASSISTS = {
@@ -45,7 +46,7 @@ class InputMaker:
         card, settings = gathered.speaker.card, gathered.settings
         account = self._identity.settings
         depth = card.depth_prompt
-        line, kind, title, reason = self._line(request, suggestions=suggestions)
+        line, kind, title, reason = self._line(suggestions=suggestions)
         summary = gathered.summary
         return SectionInputs(
             card=CardFields(
@@ -69,11 +70,7 @@ class InputMaker:
             post_history=(
                 settings.post_history_instructions or account.post_history_instructions or ""
             ),
-            note=Note(
-                text=settings.authors_note.text,
-                depth=settings.authors_note.depth,
-                role=settings.authors_note.role,
-            ),
+            note=note_of(gathered, request),
             summary=summary.text if summary else "",
             summary_reason=f"summary through message {summary.position + 1}" if summary else "",
             summary_id=summary.message_id if summary else None,
@@ -84,7 +81,7 @@ class InputMaker:
             line_id=gathered.target.line.id if gathered.target.line else None,
         )
 
-    def _line(self, request: TurnRequest, *, suggestions: int) -> tuple[str, str, str, str]:
+    def _line(self, *, suggestions: int) -> tuple[str, str, str, str]:
         """What stands as the user's line: (text, kind, title, reason)."""
         gathered = self._gathered
         target = gathered.target
@@ -99,22 +96,20 @@ class InputMaker:
             names = {"user": gathered.user_name, "char": gathered.speaker.name}
             text = prompt_file.render(**{key: names[key] for key in prompt_file.inputs})
             return text, "instruction", title, target.line_kind
-        if target.line is not None:
-            author, text = (
-                author_of(self._identity, target.line),
-                text_of(self._identity, target.line),
-            )
-        else:
-            author, text = gathered.user_name, request.text or ""
+        line = target.line
+        author = author_of(self._identity, line) if line is not None else gathered.user_name
+        text = spoken_line(self._identity, gathered) or ""
         return line_text(author, text, names=self._unit.names), "user_line", "User's line", "turn"
 
 
-def spoken_line(identity: Identity, gathered: Gathered, request: TurnRequest) -> str | None:
+def spoken_line(identity: Identity, gathered: Gathered) -> str | None:
     """What the user says in this turn, stored or not; None where nobody says anything new."""
     target = gathered.target
     if target.line_kind != "user_line":
         return None
-    return text_of(identity, target.line) if target.line is not None else request.text
+    if gathered.said is not None:
+        return gathered.said
+    return text_of(identity, target.line) if target.line is not None else gathered.line
 
 
 def scene_of(
@@ -146,21 +141,40 @@ def scene_of(
             "scenario": card.scenario,
             "creator_notes": card.creator_notes,
         },
-        trigger=_trigger(request, is_quiet=is_quiet),
+        triggers=_triggers(request, is_quiet=is_quiet),
+        note=gathered.note.text if gathered.note.scan and note_of(gathered, request).is_due else "",
     )
 
 
-def _trigger(request: TurnRequest, *, is_quiet: bool) -> Trigger:
+def note_of(gathered: Gathered, request: TurnRequest) -> Note:
+    """The author's note, and whether it comes with this turn."""
+    note = gathered.note
+    said = gathered.user_lines + (gathered.target.line is not None or bool(request.text))
+    is_due = note.interval == 1 or bool(note.interval and said and said % note.interval == 0)
+    return Note(
+        text=note.text,
+        depth=note.depth,
+        role=note.role,
+        position=note.position,
+        is_due=is_due,
+        reason=gathered.note_reason,
+    )
+
+
+def _triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
     if is_quiet:
-        return "quiet"
+        return ["quiet"]
     if request.continue_:
-        return "continue"
+        return ["continue"]
     if request.impersonate:
-        return "impersonate"
-    return "swipe" if request.regenerate_of else "normal"
+        return ["impersonate"]
+    # What others do in two ways is one here: a regenerated reply is a swipe beside the first.
+    return ["regenerate", "swipe"] if request.regenerate_of else ["normal"]
 
 
-def macros_for(gathered: Gathered, spec: ModelSpec, *, max_prompt: int) -> MacroContext:
+def macros_for(
+    gathered: Gathered, spec: ModelSpec, *, max_prompt: int, max_response: int
+) -> MacroContext:
     """What the macros of a prompt's fields stand for."""
     leaf = gathered.target.leaf
     context = macros_of(
@@ -176,7 +190,11 @@ def macros_for(gathered: Gathered, spec: ModelSpec, *, max_prompt: int) -> Macro
         context,
         model=spec.id,
         max_prompt=max_prompt,
-        authors_note=gathered.settings.authors_note.text,
+        max_response=max_response,
+        group=", ".join((gathered.speaker.name, *gathered.others)) if gathered.others else "",
+        not_char=", ".join((*gathered.others, gathered.user_name)),
+        last_message_id=str(gathered.recent[-1].position) if gathered.recent else "",
+        authors_note=gathered.note.text,
         last_message=_last(gathered, None),
         last_user_message=_last(gathered, "user"),
         last_char_message=_last(gathered, "assistant"),

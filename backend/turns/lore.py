@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from sqlalchemy import select
@@ -15,7 +17,9 @@ from backend.accounts.identity import Identity
 from backend.accounts.settings import LoreOverrides, first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
+from backend.cpu_pool import SMALL, CpuPool
 from backend.database.upsert import upsert
+from backend.errors import ConflictError
 from backend.lorebooks.activation.cache import BookCache
 from backend.lorebooks.activation.compiled import CompiledBook, compile_book
 from backend.lorebooks.activation.outcome import (
@@ -23,20 +27,29 @@ from backend.lorebooks.activation.outcome import (
     Scan,
 )
 from backend.lorebooks.activation.places import PlaceFinder
-from backend.lorebooks.activation.regex_process import RegexProcess
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import inactive_entries
-from backend.lorebooks.entries import LoreSettings
+from backend.lorebooks.entries import LinkSource, LoreSettings
 from backend.lorebooks.models import LORE_STATE, LoreState
-from backend.lorebooks.reading import BookRef, book_by_itself, books_for_chat, load_book
+from backend.lorebooks.reading import (
+    BookRef,
+    SealedBook,
+    book_by_itself,
+    books_for_chat,
+    load_book,
+    open_sealed,
+)
+from backend.regex.process import RegexProcess
 from backend.vault.sealing import Sealer
+
+T = TypeVar("T")
+
+ATTEMPTS = 20
+"""How often a turn is begun again because a book of it was changed while it was compiled."""
 
 DEEPEST_SCAN = 1_000
 """Messages that a scan looks back at most, whatever entries ask for."""
-
-IN_THREAD = 500
-"""Entries from which a book is compiled in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,7 @@ class GatheredLore:
     timed: TimedState = field(default_factory=TimedState)
     reply_count: int = 0
     greeting: int | None = None
+    sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
 
     @property
     def depth(self) -> int:
@@ -61,16 +75,23 @@ class GatheredLore:
         wanted = [self.settings.scan_depth, *(book.deepest for book in self.books)]
         wanted += [book.fields.scan_depth or 0 for book in self.books]
         if self.settings.min_activations:
-            wanted.append(self.settings.min_activations_depth or DEEPEST_SCAN)
+            # One beyond the limit: the step that goes there is still made.
+            wanted.append((self.settings.min_activations_depth or DEEPEST_SCAN) + 1)
         return min(max(wanted), DEEPEST_SCAN)
 
 
 class LoreReader:
-    """Reads a chat's books, compiled once a revision."""
+    """Reads a chat's books, compiled once a revision.
 
-    def __init__(self) -> None:
+    `read` and `read_one` are called within an attempt of `with_books`.
+    """
+
+    def __init__(self, pool: CpuPool, regexes: RegexProcess) -> None:
+        self._pool = pool
+        self._compiling: dict[tuple[UUID, int], asyncio.Task[CompiledBook]] = {}
+        self._ready: dict[tuple[UUID, int], CompiledBook] = {}
         self._cache = BookCache(clock=time.monotonic)
-        self._regexes = RegexProcess()
+        self._regexes = regexes
 
     async def read(
         self,
@@ -121,7 +142,7 @@ class LoreReader:
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
     ) -> GatheredLore:
-        books = [await self._book(session, identity, ref) for ref in refs]
+        books = await self._books(session, identity, refs)
         written = [ref.id for ref in refs if ref.is_chronicles]
         is_timed = any(book.is_timed for book in books)
         counts = any(book.asks_replies for book in books)
@@ -133,8 +154,11 @@ class LoreReader:
             timed=(
                 await _timed(session, identity, chat, leaf) if chat and is_timed else TimedState()
             ),
-            reply_count=await chats.count_replies(session, leaf) if counts and leaf else 0,
+            reply_count=await chats.count_said(session, leaf, "assistant")
+            if counts and leaf
+            else 0,
             greeting=await chats.greeting_number(session, chat.id) if chat and asks else None,
+            sources={ref.id: ref.source for ref in refs},
         )
 
     def scan(self, scan: Scan) -> Outcome:
@@ -159,16 +183,76 @@ class LoreReader:
         """End the process that searches with patterns which can't be trusted."""
         self._regexes.close()
 
-    async def _book(self, session: AsyncSession, identity: Identity, ref: BookRef) -> CompiledBook:
-        book = self._cache.get(identity.user_id, ref.id, ref.revision)
-        if book is None:
-            fields, entries = await load_book(session, identity.sealer, ref.id)
-            if len(entries) >= IN_THREAD:
-                book = await asyncio.to_thread(compile_book, ref.id, ref.revision, fields, entries)
-            else:
-                book = compile_book(ref.id, ref.revision, fields, entries)
-            self._cache.put(identity.user_id, book)
+    async def with_books(self, identity: Identity, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` gives, begun again once the books that it lacks are compiled.
+
+        Between two attempts: while books wait for a thread, no transaction is open. Raises
+        `ConflictError` where its books change again and again.
+        """
+        ready: list[tuple[UUID, int]] = []
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    return await attempt()
+                except _NotCompiledError as missing:
+                    for ref, sealed in missing.books:
+                        # Kept here as well: one that is too large is not in the cache.
+                        self._ready[ref.id, ref.revision] = await self._shared(
+                            identity, ref, sealed
+                        )
+                        ready.append((ref.id, ref.revision))
+        finally:
+            for key in ready:
+                self._ready.pop(key, None)
+        raise ConflictError("Its lorebooks are being changed. Try again.")
+
+    async def _books(
+        self, session: AsyncSession, identity: Identity, refs: Sequence[BookRef]
+    ) -> list[CompiledBook]:
+        """Compiled books. Raises `_NotCompiledError` where some have to be compiled first."""
+        found: list[CompiledBook] = []
+        missing: list[tuple[BookRef, SealedBook]] = []
+        for ref in refs:
+            book = self._ready.get((ref.id, ref.revision)) or self._cache.get(
+                identity.user_id, ref.id, ref.revision
+            )
+            if book is None:
+                sealed = await load_book(session, ref.id, owner_id=identity.user_id)
+                if sealed.size > SMALL:
+                    missing.append((ref, sealed))
+                    continue
+                book = _compiled(identity, ref, sealed)
+                self._cache.put(identity.user_id, book)
+            found.append(book)
+        if missing:
+            raise _NotCompiledError(missing)
+        return found
+
+    async def _shared(self, identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+        """A compiled book, compiled once however many turns wait for it."""
+        key = ref.id, ref.revision
+        task = self._compiling.get(key)
+        if task is None:
+            task = self._compiling[key] = asyncio.create_task(self._compile(identity, ref, sealed))
+            task.add_done_callback(lambda _: self._compiling.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _compile(self, identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+        book = await self._pool.run(identity.user_id, partial(_compiled, identity, ref, sealed))
+        self._cache.put(identity.user_id, book)
         return book
+
+
+class _NotCompiledError(Exception):
+    """Books that have to be compiled before what needs them can be read."""
+
+    def __init__(self, books: Sequence[tuple[BookRef, SealedBook]]) -> None:
+        super().__init__()
+        self.books = books
+
+
+def _compiled(identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+    return compile_book(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 
 async def _inactive(

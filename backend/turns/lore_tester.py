@@ -1,8 +1,8 @@
 """Trying a lorebook on a text: `POST /lorebooks/{lorebook_id}/test`."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
@@ -12,15 +12,16 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.door import NEEDS
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS
 from backend.accounts.service import AccountService
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.service import ChatService
 from backend.chats.settings import ChatSettings
-from backend.context.macros import MacroLimitError, Variables
+from backend.context.macros import MacroBudget, Variables
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import Role
@@ -33,15 +34,13 @@ from backend.lorebooks.entries import Position
 from backend.lorebooks.errors import LorebookNotFoundError
 from backend.turns.builder import Measure, PromptBuilder
 from backend.turns.counting import CountCache
-from backend.turns.errors import TooManyTurnsError
-from backend.turns.gate import Gate
 from backend.turns.gather import NARRATOR, Gathered, Gatherer
 from backend.turns.inputs import macros_for, scene_of
 from backend.turns.lore import GatheredLore, LoreReader
+from backend.turns.lore_placement import LoreExpander, LoreScene, scan_of
 from backend.turns.macro_fields import macros_of, seed_of
-from backend.turns.placing import LoreExpander, LoreScene, scan_of
 from backend.turns.schemas import TurnRequest
-from backend.wire import EXAMPLE, RAISES
+from backend.wire import EXAMPLE, PREVIEWS, RAISES
 
 MAX_MESSAGES = 100
 MAX_CHARACTERS = 100_000
@@ -147,35 +146,35 @@ class LoreTester:
         counts: CountCache,
         chats: ChatService,
         accounts: AccountService,
-        gate: Gate,
+        pool: CpuPool,
     ) -> None:
+        self._pool = pool
         self._database = database
         self._builder = builder
         self._lore = lore
         self._counts = counts
         self._chats = chats
         self._accounts = accounts
-        self._gate = gate
 
     async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
-        """Raises `LorebookNotFoundError`, `TooManyTurnsError`, and what gathering a chat raises."""
+        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
         if sum(map(len, request.texts)) > MAX_CHARACTERS:
             raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
-        with self._gate.enter(identity.user_id):
-            return await self._test(identity, book_id, request)
-
-    async def _test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
-        async with self._database.read() as session:
-            if request.chat_id is None:
-                measure, scan = await self._alone(session, identity, book_id, request)
-            else:
-                measure, scan = await self._in_chat(
-                    session, identity, book_id, request, request.chat_id
-                )
+        measure, scan = await self._lore.with_books(
+            identity, partial(self._read, identity, book_id, request)
+        )
         if request.seed is not None:
             scan = replace(scan, seed=request.seed)
         # In a thread: patterns that can't be trusted may take a quarter of a second together.
-        return await asyncio.to_thread(self._scan, scan, measure)
+        return await self._pool.run(identity.user_id, partial(self._scan, scan, measure))
+
+    async def _read(
+        self, identity: Identity, book_id: UUID, request: LoreTestRequest
+    ) -> tuple[Measure, Scan]:
+        async with self._database.read() as session:
+            if request.chat_id is None:
+                return await self._alone(session, identity, book_id, request)
+            return await self._in_chat(session, identity, book_id, request, request.chat_id)
 
     async def _in_chat(
         self,
@@ -208,10 +207,14 @@ class LoreTester:
         scene = scene_of(gathered, turn, request.texts[-1] or " ", is_quiet=False)
         scene = replace(scene, lines=_lines(request.texts, _speakers(gathered)))
         max_prompt = round(measure.budget.prompt * measure.ratio)
-        macros = macros_for(gathered, measure.spec, max_prompt=max_prompt)
-        return measure, self._scan_of(
-            lore, scene, measure, LoreExpander(macros, gathered.variables)
+        macros = macros_for(
+            gathered,
+            measure.spec,
+            max_prompt=max_prompt,
+            max_response=measure.budget.reply_reserve,
         )
+        expander = LoreExpander(macros, gathered.variables, MacroBudget())
+        return measure, self._scan_of(identity, lore, scene, measure, expander)
 
     async def _alone(
         self,
@@ -240,7 +243,7 @@ class LoreTester:
             speaker=NARRATOR,
             tags=(),
             fields={},
-            trigger="normal",
+            triggers=["normal"],
         )
         macros = macros_of(
             Card(name=NARRATOR),
@@ -250,7 +253,8 @@ class LoreTester:
             chat_seed=seed,
             message_seed=seed,
         )
-        return measure, self._scan_of(lore, scene, measure, LoreExpander(macros, Variables()))
+        expander = LoreExpander(macros, Variables(), MacroBudget())
+        return measure, self._scan_of(identity, lore, scene, measure, expander)
 
     async def _measure(
         self, session: AsyncSession, identity: Identity, settings: ChatSettings
@@ -258,14 +262,21 @@ class LoreTester:
         return await self._builder.measure(session, identity, settings, self._chats.effective_model)
 
     def _scan_of(
-        self, lore: GatheredLore, scene: LoreScene, measure: Measure, expander: LoreExpander
+        self,
+        identity: Identity,
+        lore: GatheredLore,
+        scene: LoreScene,
+        measure: Measure,
+        expander: LoreExpander,
     ) -> Scan:
         return scan_of(
             lore,
             scene,
             semantic={},
+            by_meaning=False,
             context_tokens=measure.budget.prompt,
-            count=lambda text: self._counts.count(measure.tokenizer, text),
+            count=lambda text: self._counts.count(identity.user_id, measure.tokenizer, text),
+            vocabulary=measure.tokenizer,
             expander=expander,
         )
 
@@ -283,14 +294,13 @@ class LoreTesterController(Controller):
         status_code=200,
         opt={
             NEEDS: "read",
+            PREVIEWS: True,
             RAISES: (
                 LorebookNotFoundError,
                 ChatNotFoundError,
                 CharacterNotFoundError,
-                MacroLimitError,
                 UnknownModelError,
                 SettingNotTakenError,
-                TooManyTurnsError,
             ),
             EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
         },
@@ -336,7 +346,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure)
     book = scan.books[0]
     last = len(scan.messages) - 1
 
-    def real(tokens: int) -> int:
+    def to_model_tokens(tokens: int) -> int:
         return round(tokens * measure.ratio)
 
     def matches(entry: CompiledEntry) -> list[LoreMatch]:
@@ -366,7 +376,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure)
                 reasons=one.reasons,
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
-                tokens=real(one.tokens),
+                tokens=to_model_tokens(one.tokens),
                 position=one.position,
                 depth=one.depth if one.position == "at_depth" else None,
                 role=one.role,
@@ -382,13 +392,13 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure)
                 reason=one.reason,
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
-                tokens=real(one.tokens),
+                tokens=to_model_tokens(one.tokens),
             )
             for one in outcome.left_out
         ],
         more=max(0, len(activated) - MAX_LISTED) + outcome.left_out_more,
         not_found=outcome.not_found,
-        tokens=real(outcome.tokens),
-        budget=real(min(scan.budget, scan.budget if own is None else own)),
+        tokens=to_model_tokens(outcome.tokens),
+        budget=to_model_tokens(min(scan.budget, scan.budget if own is None else own)),
         notes=outcome.notes,
     )

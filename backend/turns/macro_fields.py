@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -31,8 +32,21 @@ def macros_of(
         scenario=card.scenario,
         mes_examples=card.mes_example,
         char_prompt=card.system_prompt,
+        char_instruction=card.post_history_instructions,
+        char_depth_prompt=depth.prompt if (depth := card.depth_prompt) else "",
+        creator_notes=card.creator_notes,
+        greetings=(card.first_mes, *card.alternate_greetings),
         char_version=card.character_version,
     )
+
+
+MACRO_SIZE = 40
+"""A macro takes as long to expand as so many characters to count."""
+
+
+def expanded_size(texts: Iterable[str]) -> int:
+    """What `CpuPool.run` is told of texts whose macros are expanded."""
+    return sum(len(text) + MACRO_SIZE * text.count("{{") for text in texts)
 
 
 def seed_of(*ids: UUID | None) -> int:

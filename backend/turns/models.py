@@ -69,7 +69,7 @@ TURN_OUTPUT = Column("turns", "sealed_output")
 TURN_PROBLEM = Column("turns", "sealed_problem")
 
 
-class ContextRecord(Base):
+class StoredContextRecord(Base):
     """What the prompt of a reply was made of, and why. `id` is the reply's."""
 
     __tablename__ = "context_records"
@@ -104,10 +104,14 @@ CONTEXT_TEXT = Column("context_texts", "sealed_text")
 
 
 class TokenRatio(Base):
-    """How many tokens a provider reports for one that Talekeeper counted, learned per model."""
+    """How many tokens a provider reports for one that Talekeeper counted: by user and model."""
 
     __tablename__ = "token_ratios"
+    __table_args__ = (Index(None, "model", "ratio"),)
 
+    user_id: Mapped[UUID] = mapped_column(
+        ForeignKey("users.id", ondelete="CASCADE"), primary_key=True
+    )
     model: Mapped[str] = mapped_column(primary_key=True)
     ratio: Mapped[float] = mapped_column(Float(53))
     samples: Mapped[int]

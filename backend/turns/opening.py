@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,14 +13,20 @@ from backend.accounts.identity import Identity
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.characters.greetings import MAX_OPENING, greetings_of
 from backend.chats import repository as chats
-from backend.chats.drafts import Draft
+from backend.chats.drafts import MessageDraft
+from backend.chats.errors import MessageTooLongError
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
-from backend.context.macros import Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.turns.macro_fields import macros_of
+from backend.regex.scripts import ScriptEngine, Scripts
+from backend.scripting.reading import ready_scripts, running_scripts
+from backend.turns.errors import OpeningTooLongError
+from backend.turns.macro_fields import expanded_size, macros_of
 from backend.wire import merge_patch, reject_unknown
 
 FALLBACK_TITLE = "New chat"
@@ -29,8 +36,18 @@ class OpeningService:
     """Opens chats, and changes who takes part as the user."""
 
     def __init__(
-        self, database: Database, chats: ChatService, *, name_of: Callable[[Identity], str]
+        self,
+        database: Database,
+        chats: ChatService,
+        *,
+        pool: CpuPool,
+        scripts: ScriptEngine,
+        name_of: Callable[[Identity], str],
+        longest_message: int,
     ) -> None:
+        self._scripts = scripts
+        self._longest_message = longest_message
+        self._pool = pool
         self._database = database
         self._chats = chats
         self._name_of = name_of
@@ -38,7 +55,11 @@ class OpeningService:
     async def open(self, identity: Identity, new: NewChat) -> ChatView:
         """Make a chat; the first character's greetings become its first message and its swipes.
 
-        Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`.
+        Greetings that are too long, or whose macros do too much, are refused as a whole: none is
+        left out or cut in silence.
+
+        Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`,
+        `MessageTooLongError`, `OpeningTooLongError`, `MacroLimitError`.
         """
         persona_id = new.persona_id or identity.settings.persona_id
         async with self._database.read() as session:
@@ -53,6 +74,7 @@ class OpeningService:
                 if new.character_ids
                 else None
             )
+            scripts = await running_scripts(session, identity, new.character_ids[:1])
             persona = (
                 await characters.find_persona(
                     session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
@@ -61,17 +83,23 @@ class OpeningService:
                 else None
             )
         user = persona.name if persona else self._name_of(identity)
-        greetings = (
-            _greetings(
-                first,
-                new.character_ids[0],
-                user=user,
-                persona=persona.description if persona else "",
-                is_group=len(new.character_ids) > 1,
+        greetings: list[MessageDraft] = []
+        if first is not None:
+            is_group = len(new.character_ids) > 1
+            greetings = await self._pool.run(
+                identity.user_id,
+                partial(
+                    _greetings,
+                    first,
+                    new.character_ids[0],
+                    user=user,
+                    persona=persona.description if persona else "",
+                    is_group=is_group,
+                    longest=self._longest_message,
+                    scripts=partial(ready_scripts, self._scripts, identity.user_id, scripts),
+                ),
+                size=expanded_size(greetings_of(first, is_group=is_group)),
             )
-            if first
-            else []
-        )
         return await self._chats.open(
             identity,
             title=(new.title or "").strip() or _default_title(names),
@@ -140,32 +168,51 @@ def _default_title(names: Sequence[str]) -> str:
 
 
 def _greetings(
-    card: Card, character_id: UUID, *, user: str, persona: str, is_group: bool
-) -> list[Draft]:
-    """A card's greetings, their macros expanded once and for all: they are messages from now on."""
-    texts = [card.first_mes, *card.alternate_greetings]
-    if is_group:
-        texts += card.group_only_greetings
+    card: Card,
+    character_id: UUID,
+    *,
+    user: str,
+    persona: str,
+    is_group: bool,
+    longest: int,
+    scripts: Callable[[MacroContext], Scripts],
+) -> list[MessageDraft]:
+    """A card's greetings, their macros expanded once and for all: they are messages from now on.
+
+    Regex scripts change them as they change replies; one of which they leave nothing stays.
+    """
     seed = uuid4().int >> 64
+    author = card.nickname or card.name
     context = macros_of(
-        card,
-        char=card.nickname or card.name,
-        user=user,
-        persona=persona,
-        chat_seed=seed,
-        message_seed=seed,
+        card, char=author, user=user, persona=persona, chat_seed=seed, message_seed=seed
     )
-    expanded = [
-        expand(text, context, Variables(), place=f"greeting:{number}").text
-        for number, text in enumerate(texts)
-    ]
-    return [
-        Draft(
-            role="assistant",
-            author=card.nickname or card.name,
-            text=text,
-            character_id=character_id,
+    ready = scripts(context)
+    macro_budget = MacroBudget()
+    drafts: list[MessageDraft] = []
+    together = 0
+    for number, greeting in enumerate(greetings_of(card, is_group=is_group)):
+        expansion = expand(
+            greeting, context, Variables(), place=f"greeting:{number}", budget=macro_budget
         )
-        for text in expanded
-        if text.strip()
-    ]
+        text = expansion.text
+        if not text.strip():
+            continue
+        scripted = ready.run(text, "reply", "stored")
+        text = scripted if scripted.strip() else text
+        if len(text) > longest:
+            raise MessageTooLongError(
+                f"Greeting {number + 1} has {len(text):,} characters; {longest:,} are allowed. "
+                "Shorten it in the character.",
+                extra={"greeting": number + 1, "length": len(text), "limit": longest},
+            )
+        together += len(text)
+        if together > MAX_OPENING:
+            raise OpeningTooLongError(
+                f"Up to greeting {number + 1} they have {together:,} characters; {MAX_OPENING:,} "
+                "are allowed. Shorten or delete some in the character.",
+                extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
+            )
+        drafts.append(
+            MessageDraft(role="assistant", author=author, text=text, character_id=character_id)
+        )
+    return drafts

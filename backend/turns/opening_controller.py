@@ -9,11 +9,12 @@ from litestar.params import FromPath, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
-from backend.chats.errors import ChatNotFoundError
+from backend.chats.errors import ChatNotFoundError, MessageTooLongError
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.context.macros import MacroLimitError
 from backend.errors import PreconditionFailedError
 from backend.generation.registry import UnknownModelError
+from backend.turns.errors import OpeningTooLongError
 from backend.turns.opening import OpeningService
 from backend.wire import EXAMPLE, PATCHES, RAISES, etag
 
@@ -29,6 +30,8 @@ class OpeningController(Controller):
             RAISES: (
                 CharacterNotFoundError,
                 PersonaNotFoundError,
+                MessageTooLongError,
+                OpeningTooLongError,
                 MacroLimitError,
                 UnknownModelError,
             ),

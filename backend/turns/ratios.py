@@ -1,33 +1,65 @@
-"""What a counted token is worth in the model's own, learned from what providers report."""
+"""What a counted token is worth in the model's own, learned from what providers report.
+
+Each user has ratios of their own: a report changes the budgets of the user whose turn it was, and
+no one else's. Users who have none yet start from the median of the others'.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
+from uuid import UUID
 
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.upsert import upsert
 from backend.generation.model import ModelSpec
-from backend.generation.tokens import learn_ratio, starting_ratio
+from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
 from backend.turns.models import TokenRatio
 
 RELOAD_EVERY = 30.0
 """Seconds for which a ratio is not read again: other processes learn as well, slowly."""
+
+RATIOS_KEPT = 10_000
+
+FEWEST_USERS = 3
+"""With fewer users whose ratio is settled, their median says little: the table's value counts."""
+
+SETTLED_SAMPLES = 5
+
+_SETTLED = (
+    TokenRatio.model == bindparam("model"),
+    TokenRatio.samples >= SETTLED_SAMPLES,
+)
+_COUNT = select(func.count()).where(*_SETTLED)
+_MIDDLE = (
+    select(TokenRatio.ratio)
+    .where(*_SETTLED)
+    .order_by(TokenRatio.ratio)
+    .offset(bindparam("first"))
+    .limit(bindparam("many"))
+)
 
 
 class RatioCache:
     """The ratios that this process has read lately."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float]] = {}
+        self._known: OrderedDict[tuple[UUID, str], tuple[float, float]] = OrderedDict()
 
-    async def get(self, session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
+    async def get(
+        self, session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
+    ) -> float:
         """Real tokens of a model for one counted with a vocabulary."""
-        key = ratio_key(spec, tokenizer)
+        key = user_id, ratio_key(spec, tokenizer)
         ratio, read_at = self._known.get(key, (0.0, -RELOAD_EVERY))
         if time.monotonic() - read_at >= RELOAD_EVERY:
-            ratio = ratio_of(await session.get(TokenRatio, key), spec, tokenizer)
+            ratio = await ratio_of(session, user_id, spec, tokenizer)
             self._known[key] = ratio, time.monotonic()
+            self._known.move_to_end(key)
+            if len(self._known) > RATIOS_KEPT:
+                self._known.popitem(last=False)
         return ratio
 
 
@@ -36,19 +68,42 @@ def ratio_key(spec: ModelSpec, tokenizer: str) -> str:
     return f"{spec.id} {tokenizer}"
 
 
-def ratio_of(row: TokenRatio | None, spec: ModelSpec, tokenizer: str) -> float:
-    """Real tokens for one counted: as learned, else from the table."""
-    return row.ratio if row else starting_ratio(spec.tokenizer, counted_with=tokenizer)
+async def ratio_of(session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str) -> float:
+    """Real tokens for one counted: the user's, else the installation's, else the table's."""
+    row = await session.get(TokenRatio, (user_id, ratio_key(spec, tokenizer)))
+    return row.ratio if row else await shared_ratio(session, spec, tokenizer)
+
+
+async def shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
+    """The median of what users have learned, which no single one of them moves far."""
+    wanted = {"model": ratio_key(spec, tokenizer)}
+    users = await session.scalar(_COUNT, wanted) or 0
+    if users < FEWEST_USERS:
+        return starting_ratio(spec.tokenizer, counted_with=tokenizer)
+    middle = {"first": (users - 1) // 2, "many": 2 - users % 2}
+    found = list(await session.scalars(_MIDDLE, {**wanted, **middle}))
+    low, high = SHARED_BOUNDS
+    return min(max(sum(found) / len(found), low), high)
 
 
 async def learn(
-    session: AsyncSession, spec: ModelSpec, tokenizer: str, *, counted: int, reported: int
+    session: AsyncSession,
+    user_id: UUID,
+    spec: ModelSpec,
+    tokenizer: str,
+    *,
+    counted: int,
+    reported: int,
 ) -> None:
     """Take a provider's report into account."""
     key = ratio_key(spec, tokenizer)
-    row = await session.get(TokenRatio, key)
-    before = ratio_of(row, spec, tokenizer), row.samples if row else 0
-    ratio, samples = learn_ratio(*before, counted=counted, reported=reported)
-    if samples != before[1]:
-        values = {"ratio": ratio, "samples": samples}
-        await upsert(session, TokenRatio, {"model": key, **values}, key=["model"], update=values)
+    row = await session.get(TokenRatio, (user_id, key))
+    before = row.ratio if row else await shared_ratio(session, spec, tokenizer)
+    samples = row.samples if row else 0
+    ratio, learned = learn_ratio(before, samples, counted=counted, reported=reported)
+    if learned != samples:
+        values = {"ratio": ratio, "samples": learned}
+        row_key = {"user_id": user_id, "model": key}
+        await upsert(
+            session, TokenRatio, {**row_key, **values}, key=["user_id", "model"], update=values
+        )

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.context.record import move_texts
 from backend.database.base import new_id, now
 from backend.database.upsert import upsert
-from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextRecord, ContextText
+from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
 from backend.turns.recording import record_of
-from backend.turns.runs import Run
+from backend.turns.runs import TurnRun
 from backend.vault.sealing import Sealer, digest
 
 
@@ -26,7 +26,7 @@ class SealedRecord:
     texts: dict[bytes, tuple[UUID, bytes]]
 
 
-def seal_record(run: Run) -> SealedRecord:
+def seal_record(run: TurnRun) -> SealedRecord:
     """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
     record = record_of(run.built)
     texts = move_texts(record, lambda text: text_digest(run.sealer, text).hex())
@@ -40,7 +40,7 @@ def seal_record(run: Run) -> SealedRecord:
     return SealedRecord(blob, sealed)
 
 
-async def store_record(session: AsyncSession, run: Run, sealed: SealedRecord) -> None:
+async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
     """Store a record, and those of its texts that the chat does not have yet."""
     values = {
         "id": run.reply_id,
@@ -67,7 +67,7 @@ async def store_record(session: AsyncSession, run: Run, sealed: SealedRecord) ->
                 "created_at": now(),
             }
             await upsert(session, ContextText, row, key=["chat_id", "digest"], update={})
-    await upsert(session, ContextRecord, values, key=["id"], update=values)
+    await upsert(session, StoredContextRecord, values, key=["id"], update=values)
 
 
 def text_digest(sealer: Sealer, text: str) -> bytes:

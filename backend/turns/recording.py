@@ -103,8 +103,8 @@ def _to_real(record: ContextRecord, built: Built) -> None:
     if built.ratio == 1:
         return
     for item in (*record.items, *record.retrieved):
-        item.tokens = built.real(item.tokens)
+        item.tokens = built.to_model_tokens(item.tokens)
     for left_out in record.left_out:
-        left_out.tokens = built.real(left_out.tokens)
+        left_out.tokens = built.to_model_tokens(left_out.tokens)
     if record.history is not None:
-        record.history.tokens = built.real(record.history.tokens)
+        record.history.tokens = built.to_model_tokens(record.history.tokens)

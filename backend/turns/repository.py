@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Message
 from backend.chronicles.models import ChronicleEvent
-from backend.lorebooks.models import LoreEntry
+from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
-from backend.turns.models import ContextRecord, ContextText, Turn, TurnState
+from backend.turns.models import ContextText, StoredContextRecord, Turn, TurnState
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID) -> Turn | None:
@@ -80,11 +80,11 @@ async def request_stop(session: AsyncSession, turn_id: UUID) -> None:
 
 async def find_record(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
-) -> ContextRecord | None:
+) -> StoredContextRecord | None:
     """The context record of a reply."""
     return await session.scalar(
-        select(ContextRecord).where(
-            ContextRecord.id == message_id, ContextRecord.user_id == owner_id
+        select(StoredContextRecord).where(
+            StoredContextRecord.id == message_id, StoredContextRecord.user_id == owner_id
         )
     )
 
@@ -106,8 +106,8 @@ async def with_records(
     session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
 ) -> set[UUID]:
     """Which of the messages have a context record."""
-    query = select(ContextRecord.id).where(
-        ContextRecord.id.in_(message_ids), ContextRecord.user_id == owner_id
+    query = select(StoredContextRecord.id).where(
+        StoredContextRecord.id.in_(message_ids), StoredContextRecord.user_id == owner_id
     )
     return set(await session.scalars(query))
 
@@ -118,7 +118,7 @@ async def last_recorded(
     """The last message with a context record at or above one of the active path."""
     return await session.scalar(
         select(Message)
-        .join(ContextRecord, ContextRecord.id == Message.id)
+        .join(StoredContextRecord, StoredContextRecord.id == Message.id)
         .where(
             Message.chat_id == leaf.chat_id,
             Message.user_id == owner_id,
@@ -175,7 +175,7 @@ async def containers_of(
     """The lorebooks of entries and the chronicles of events, by the ids of these."""
     found: dict[UUID, UUID] = {}
     for row, container, ids in (
-        (LoreEntry, LoreEntry.lorebook_id, entry_ids),
+        (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),
         (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
     ):
         if not ids:

@@ -26,11 +26,11 @@ from backend.generation.model import (
     ModelError,
     TextPiece,
     ThinkingPiece,
-    Usage,
+    TokenUsage,
 )
 from backend.logs import get_logger
 from backend.turns.composing import Built
-from backend.turns.events import Event, Progress
+from backend.turns.events import Progress, SegmentKind, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.vault.sealing import Sealer
 
@@ -45,11 +45,12 @@ CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TurnRun:
     """One running turn.
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model. `over` is set once what the turn leaves behind is stored.
+    `finish` come from the model. `rewritten` are the text and the thoughts as regex scripts leave
+    them, once the model has ended. `finished` is set once what the turn leaves behind is stored.
     """
 
     turn_id: UUID
@@ -65,13 +66,14 @@ class Run:
     prefix: str = field(default="", repr=False)
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    usage: Usage | None = None
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    usage: TokenUsage | None = None
     finish: str = ""
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
     record_stored: bool = False
+    rewritten: tuple[str, str] | None = field(default=None, repr=False)
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
@@ -79,12 +81,44 @@ class Run:
     @property
     def text(self) -> str:
         """The reply so far, with what it continues."""
-        return self.prefix + self.progress.transcript.joined("text")
+        return self.prefix + self._joined("text")
 
     @property
     def thinking(self) -> str:
         """What the model has thought aloud."""
-        return self.prefix_thinking + self.progress.transcript.joined("thinking")
+        return self.prefix_thinking + self._joined("thinking")
+
+    def _joined(self, kind: SegmentKind) -> str:
+        if self.rewritten is not None:
+            return self.rewritten[kind == "thinking"]
+        return self.progress.transcript.joined(kind)
+
+    def apply_scripts(self) -> None:
+        """Let regex scripts change what was said, once. CPU-bound.
+
+        A reply of which they would leave nothing stays as it is.
+        """
+        scripts = self.built.gathered.scripts
+        if scripts is None or self.rewritten is not None or self.kind == "impersonate":
+            return
+        scripts = scripts.renewed()
+        text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
+        new = scripts.run(text, "reply", "stored", depth=0)
+        reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
+        self.rewritten = (new if new.strip() else text, reasoning)
+
+    @property
+    def segments(self) -> list[tuple[SegmentKind, int]]:
+        """Lengths of the runs of thoughts and text, in order.
+
+        What scripts added comes last; what they took leaves a gap, so that no event's id changes.
+        """
+        runs = self.progress.transcript.segments()
+        for kind in ("thinking", "text"):
+            more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
+            if more > 0:
+                runs.append((kind, more))
+        return runs
 
     @property
     def is_dirty(self) -> bool:
@@ -109,7 +143,7 @@ class Run:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def heard(self, *, within: float) -> bool:
+    async def wait_for_update(self, *, within: float) -> bool:
         """Wait for something new to be said; False after `within` seconds of silence."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -122,7 +156,7 @@ class Run:
             self._waiters.discard(waiter)
         return True
 
-    async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[Event]]:
+    async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
         """Events behind `last_id` as they come; an empty list every `beat` seconds of silence."""
         while True:
             is_over = self.progress.is_over
@@ -132,7 +166,7 @@ class Run:
                 yield batch
             if is_over:
                 return
-            if not batch and not await self.heard(within=beat):
+            if not batch and not await self.wait_for_update(within=beat):
                 yield []
 
     def stop(self, *, state: TurnState = "stopped") -> None:
@@ -142,7 +176,7 @@ class Run:
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def speak(self) -> None:
+    async def run_model(self) -> None:
         """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
         self._speaking = asyncio.create_task(self._listen_to_model())
         if self._stop_as is not None:
@@ -178,7 +212,7 @@ class Run:
                     case ThinkingPiece(text):
                         transcript.append("thinking", text)
                         self.notify()
-                    case Usage():
+                    case TokenUsage():
                         self.usage = piece
                     case Finish(reason):
                         self.finish = reason
@@ -186,10 +220,10 @@ class Run:
             raise ModelEmptyReplyError("Try again, or another model.")
 
 
-Store = Callable[[Iterable[Run]], Awaitable[set[UUID]]]
+Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
 """Stores what running turns have said; gives back the ids of those that are to stop."""
 
-Conclude = Callable[[Run], Awaitable[None]]
+Conclude = Callable[[TurnRun], Awaitable[None]]
 """Stores what a turn that is over leaves behind, and fills in its closing events."""
 
 
@@ -199,7 +233,7 @@ class RunRegistry:
     def __init__(self, *, store: Store, conclude: Conclude) -> None:
         self._store = store
         self._conclude = conclude
-        self._runs: dict[UUID, Run] = {}
+        self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -207,11 +241,11 @@ class RunRegistry:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def get(self, turn_id: UUID) -> Run | None:
+    def get(self, turn_id: UUID) -> TurnRun | None:
         """A turn that runs here."""
         return self._runs.get(turn_id)
 
-    def start(self, run: Run) -> None:
+    def start(self, run: TurnRun) -> None:
         """Let a turn run until it is over, on its own."""
         self._runs[run.turn_id] = run
         if self._is_closing:
@@ -235,9 +269,9 @@ class RunRegistry:
                 await self._keeper
             self._keeper = None
 
-    async def _drive(self, run: Run) -> None:
+    async def _drive(self, run: TurnRun) -> None:
         try:
-            await run.speak()
+            await run.run_model()
             await self._conclude_surely(run)
         except Exception as error:  # nobody awaits this task: say it here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
@@ -246,10 +280,10 @@ class RunRegistry:
         finally:
             _report(run)
             self._runs.pop(run.turn_id, None)
-            run.over.set()
+            run.finished.set()
             run.notify()
 
-    async def _conclude_surely(self, run: Run) -> None:
+    async def _conclude_surely(self, run: TurnRun) -> None:
         for pause in CONCLUDE_AGAIN_AFTER:
             try:
                 await self._conclude(run)
@@ -270,7 +304,7 @@ class RunRegistry:
                 if run := self._runs.get(turn_id):
                     run.stop()
 
-    async def _store_all(self, runs: list[Run]) -> set[UUID]:
+    async def _store_all(self, runs: list[TurnRun]) -> set[UUID]:
         """Store all at once; where that fails, each by itself, so that one can't hold up others."""
         try:
             return await self._store(runs)
@@ -285,7 +319,7 @@ class RunRegistry:
         return stopped
 
 
-def _report(run: Run) -> None:
+def _report(run: TurnRun) -> None:
     """One line in the log and one more in the metrics for a turn that is over."""
     spec, usage = run.built.spec, run.usage
     TURNS.labels(provider=spec.provider, state=run.outcome).inc()
@@ -304,7 +338,7 @@ def _report(run: Run) -> None:
     )
 
 
-def describe_usage(usage: Usage, model_id: str) -> dict[str, Any]:
+def describe_usage(usage: TokenUsage, model_id: str) -> dict[str, Any]:
     """The `usage` event's data."""
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -21,9 +21,9 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.reading import books_for_chat
-from backend.memory.asking import Ask, Memory
-from backend.memory.index.protocol import Kind, Part
+from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search import MemorySearch
+from backend.memory.search_request import Memory, SearchRequest
 from backend.memory.sources import Source
 from backend.wire import RAISES
 
@@ -83,7 +83,7 @@ class SearchService:
                 names: list[str] = []
             else:
                 parts, names = await _in_chat(session, identity, chat_id, kinds)
-        ask = Ask(
+        ask = SearchRequest(
             text=text,
             names=names,
             parts=parts,
@@ -98,12 +98,12 @@ class SearchService:
 
     async def _everywhere(
         self, session: AsyncSession, identity: Identity, kinds: Sequence[Kind]
-    ) -> list[Part]:
+    ) -> list[ScopePart]:
         found: list[UUID] = []
         for kind in kinds:
             source = self._sources[kind]
             found += await source.containers(session, owner_id=identity.user_id)
-        return [Part(containers=found)] if found else []
+        return [ScopePart(containers=found)] if found else []
 
 
 class SearchController(Controller):
@@ -124,7 +124,7 @@ class SearchController(Controller):
         q: Annotated[str, QueryParameter(min_length=1, max_length=2000)],
         sources: Annotated[str, QueryParameter(max_length=100)] = "",
         chat_id: FromQuery[UUID | None] = None,
-        limit: FromQuery[int] = 20,
+        limit: Annotated[int, QueryParameter(ge=1, le=MOST)] = 20,
     ) -> SearchAnswer:
         """Find events, lorebook entries and messages by words and by meaning, best first.
 
@@ -134,8 +134,6 @@ class SearchController(Controller):
         chat's active path and not hidden; events and entries that come from messages count while
         those are on it.
         """
-        if not 1 <= limit <= MOST:
-            raise ValidationError(f"limit must be from 1 to {MOST}.")
         if not q.strip():
             raise ValidationError("q holds nothing but blanks.")
         return await searching.search(
@@ -148,7 +146,7 @@ CONTROLLERS = (SearchController,)
 
 async def _in_chat(
     session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
-) -> tuple[list[Part], list[str]]:
+) -> tuple[list[ScopePart], list[str]]:
     """Where a chat's turns look, and who takes part in it."""
     owner_id = identity.user_id
     chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
@@ -157,11 +155,11 @@ async def _in_chat(
     names = await characters.find_names(
         session, member_ids, owner_id=owner_id, sealer=identity.sealer
     )
-    parts: list[Part] = []
+    parts: list[ScopePart] = []
     if "event" in kinds and chat.chronicle_id is not None:
-        parts.append(Part(containers=[chat.chronicle_id]))
+        parts.append(ScopePart(containers=[chat.chronicle_id]))
     if "message" in kinds:
-        parts.append(Part(containers=[chat.id]))
+        parts.append(ScopePart(containers=[chat.id]))
     if "lore" in kinds:
         books = await books_for_chat(
             session,
@@ -171,7 +169,7 @@ async def _in_chat(
             persona_id=persona_id,
         )
         if books:
-            parts.append(Part(containers=[book.id for book in books]))
+            parts.append(ScopePart(containers=[book.id for book in books]))
     return parts, list(names.values())
 
 

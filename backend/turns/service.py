@@ -18,18 +18,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import BudgetSettings
-from backend.chats.errors import MessageNotFoundError
+from backend.chats.errors import EmptyMessageError, MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.recount import recount
 from backend.chats.repository import get_chat
 from backend.chats.service import ChatService
 from backend.context.record import Totals
+from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
+from backend.quotas.concurrency import ConcurrencyLimit
+from backend.quotas.tokens import add_tokens
 from backend.turns import repository
 from backend.turns.beginning import TurnBeginner
 from backend.turns.builder import Check, PromptBuilder
@@ -40,12 +43,12 @@ from backend.turns.errors import (
     TurnInProgressError,
     TurnNotFoundError,
 )
-from backend.turns.events import Event, Progress
-from backend.turns.gate import Gate
+from backend.turns.events import Progress, TurnEvent
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
 from backend.turns.progress import stored_progress
-from backend.turns.runs import Run, RunRegistry
+from backend.turns.runs import RunRegistry, TurnRun
 from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
+from backend.turns.spending import tokens_of
 from backend.turns.store import TurnStore
 from backend.vault.sealing import Sealer, digest
 
@@ -69,13 +72,13 @@ class Prepared:
     """A turn that is stored and may start; `run` is None for one that was there before."""
 
     turn_id: UUID
-    run: Run | None
+    run: TurnRun | None
 
 
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
         builder: PromptBuilder,
@@ -83,10 +86,12 @@ class TurnService:
         chat_service: ChatService,
         message_service: MessageService,
         store: TurnStore,
-        gate: Gate,
+        limit: ConcurrencyLimit,
         *,
+        pool: CpuPool,
         name_of: Callable[[Identity], str],
     ) -> None:
+        self._pool = pool
         self._database = database
         self._builder = builder
         self._registry = registry
@@ -94,8 +99,8 @@ class TurnService:
         self._messages = message_service
         self._name_of = name_of
         self._store = store
-        self._beginner = TurnBeginner(database, registry)
-        self._gate = gate
+        self._beginner = TurnBeginner(database, registry, pool)
+        self._limit = limit
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 
@@ -111,10 +116,9 @@ class TurnService:
 
         `budgets` stand before what the settings say.
 
-        Raises what `PromptBuilder.build` raises, and `TooManyTurnsError`.
+        Raises what `PromptBuilder.build` raises.
         """
-        with self._gate.enter(identity.user_id):
-            return await self._build(identity, chat_id, request, tried=budgets)
+        return await self._build(identity, chat_id, request, tried=budgets)
 
     async def _build(
         self,
@@ -128,7 +132,7 @@ class TurnService:
     ) -> Built:
         if request.text:
             self._messages.check_text(request.text)
-        return await self._builder.build(
+        built = await self._builder.build(
             identity,
             chat_id,
             request,
@@ -138,23 +142,29 @@ class TurnService:
             tried=tried,
             suggestions=suggestions,
         )
+        line = built.gathered.line
+        if line is not None and line != request.text:
+            if not line.strip():
+                raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
+            self._messages.check_text(line)
+        return built
 
     async def prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
         """Build the prompt and store the user's line, with a place for the reply.
 
         A turn id that was used for the same request gives back that turn.
 
-        Raises `TurnInProgressError`, `TurnIdReusedError`, `TooManyTurnsError`,
+        Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`,
         `ContextOverflowError`, `ChatNotFoundError` and what `PromptBuilder.build` raises. Nothing
         is stored then.
         """
         if request.text is not None:
             self._messages.check_text(request.text)
-        with self._gate.enter(identity.user_id) as stay:
+        with self._limit.hold(identity.user_id) as permit:
             prepared = await self._prepare(identity, chat_id, request)
             if prepared.run is not None:
                 # Counted until it is over.
-                stay.until(prepared.run.over)
+                permit.until(prepared.run.finished)
             return prepared
 
     async def _prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
@@ -176,7 +186,7 @@ class TurnService:
                 look = check if attempt or request.turn_id else None
                 built = await self._build(identity, chat_id, request, check=look)
                 try:
-                    run = await self._beginner.begin(identity, built, request, turn_id, fingerprint)
+                    run = await self._beginner.begin(identity, built, turn_id, fingerprint)
                 except IntegrityError:
                     # Another turn came first, and the next look will say which.
                     continue
@@ -186,7 +196,7 @@ class TurnService:
             return Prepared(turn_id, None)
         raise ChatChangedError("Look at it again, and send the line once more.")
 
-    async def start(self, run: Run) -> None:
+    async def start(self, run: TurnRun) -> None:
         """Let the model speak; the turn goes on whoever listens."""
         self.runs.start(run)
         self._recount_if_needed(run)
@@ -196,7 +206,7 @@ class TurnService:
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
-    ) -> AsyncIterator[list[Event]]:
+    ) -> AsyncIterator[list[TurnEvent]]:
         """A turn's events behind `last_id`, wherever it runs or ran; empty lists in silence.
 
         Raises `TurnNotFoundError` before the first.
@@ -214,7 +224,7 @@ class TurnService:
                 if last_id == 0:
                     raise
                 # Its chat was deleted while somebody followed it here.
-                yield [Event(last_id + 1, "turn.failed", error.to_problem())]
+                yield [TurnEvent(last_id + 1, "turn.failed", error.to_problem())]
                 return
             batch = list(progress.events_after(last_id))
             if batch:
@@ -278,12 +288,15 @@ class TurnService:
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
     ) -> list[str]:
         """Lines that the user could say next, made by the model of the same prompt."""
-        with self._gate.enter(identity.user_id):
+        with self._limit.hold(identity.user_id):
             built = await self._build(
                 identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
             )
             model = self._registry.get(built.spec.id)
             answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
+        spent = tokens_of(answer.usage, counted=built.assembled.tokens)
+        async with self._database.write() as session:
+            await add_tokens(session, identity.user_id, spent)
         try:
             lines = msgspec.convert(answer.value, _Suggested).lines
         except msgspec.ValidationError:
@@ -311,7 +324,7 @@ class TurnService:
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
         return stored_progress(identity.sealer, turn, reply)
 
-    def _recount_if_needed(self, run: Run) -> None:
+    def _recount_if_needed(self, run: TurnRun) -> None:
         """Move a chat's stored counts to its model's vocabulary, behind the scenes."""
         if not run.built.estimated:
             return
@@ -319,10 +332,10 @@ class TurnService:
         self._recounts.add(task)
         task.add_done_callback(self._recounts.discard)
 
-    async def _recount(self, run: Run) -> None:
+    async def _recount(self, run: TurnRun) -> None:
         try:
-            await run.over.wait()
-            await recount(self._database, run.sealer, run.chat_id, run.built.unit)
+            await run.finished.wait()
+            await recount(self._database, self._pool, run.sealer, run.chat_id, run.built.unit)
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
 

@@ -31,20 +31,18 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.tokens import get_tokenizer
 from backend.memory.outbox import IndexOutbox
+from backend.quotas.tokens import add_tokens
 from backend.turns import ratios, repository
 from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.progress import completed_event, cut_off
 from backend.turns.record_store import seal_record, store_record
-from backend.turns.runs import Run, describe_usage
+from backend.turns.runs import TurnRun, describe_usage
+from backend.turns.spending import spent_tokens
 from backend.vault.sealing import OVERHEAD, Sealer
 
 LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
-
-MAX_VARIABLES_BYTES = 200_000
-"""What the variables of a chat may take; what macros write beyond it is dropped."""
-
 
 _NOT_COUNTED = "{}"
 
@@ -82,7 +80,7 @@ class TurnStore:
         self._index = index
         self._enrichment = enrichment
 
-    async def store_progress(self, runs: Iterable[Run]) -> set[UUID]:
+    async def store_progress(self, runs: Iterable[TurnRun]) -> set[UUID]:
         """Store what running turns have said and renew their leases, in one transaction.
 
         Gives back the turns that are to stop: another process was asked to, or they are this
@@ -123,7 +121,7 @@ class TurnStore:
             run.record_stored = run.record_stored or run.turn_id in records
         return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
 
-    async def conclude(self, run: Run) -> None:
+    async def conclude(self, run: TurnRun) -> None:
         """Store the reply with everything that belongs to it, and fill in the closing events.
 
         One transaction: the reply's text, its counts, its context record, what was learned of the
@@ -131,6 +129,7 @@ class TurnStore:
         the turn is this process's no longer (see `store_progress`) nothing is stored.
         """
         outcome = run.outcome
+        await asyncio.to_thread(run.apply_scripts)
         text = run.text
         is_reply = run.reply_id is not None and bool(text.strip())
         counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
@@ -138,6 +137,7 @@ class TurnStore:
         problem = _problem(run)
         usage = describe_usage(run.usage, run.built.spec.id) if run.usage else None
         saved = False
+        spent = await asyncio.to_thread(spent_tokens, run)
         async with self._database.write() as session:
             chat = await session.get(Chat, run.chat_id, with_for_update=True)
             turn = await session.get(Turn, run.turn_id, with_for_update=True)
@@ -165,11 +165,15 @@ class TurnStore:
             if run.usage is not None and outcome == "completed":
                 await ratios.learn(
                     session,
+                    run.user_id,
                     run.built.spec,
                     run.built.unit.tokenizer,
                     counted=run.built.assembled.tokens,
                     reported=run.usage.prompt_tokens,
                 )
+            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
+            if turn is not None or await session.get(User, run.user_id) is not None:
+                await add_tokens(session, run.user_id, spent)
         progress = run.progress
         progress.usage = usage
         if saved:
@@ -210,7 +214,7 @@ class TurnStore:
         return recovered
 
     async def _conclude_reply(
-        self, session: AsyncSession, run: Run, chat: Chat, turn: Turn, counts: dict[str, int]
+        self, session: AsyncSession, run: TurnRun, chat: Chat, turn: Turn, counts: dict[str, int]
     ) -> bool:
         """Store the reply; False when there is none, for nothing was said."""
         message = await session.get(Message, run.reply_id) if run.reply_id else None
@@ -253,7 +257,7 @@ class TurnStore:
         return True
 
     async def _spoken(
-        self, session: AsyncSession, run: Run, turn: Turn, reply_id: UUID | None
+        self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
     ) -> None:
         """Have the index follow what was said in a turn."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
@@ -265,26 +269,24 @@ class TurnStore:
 async def save_variables(
     session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
 ) -> None:
-    """Keep what macros wrote, within limits."""
+    """Keep what macros wrote; `variables.kept` has seen to the limits."""
     if after.local is not before.local:
         data = msgspec.json.encode(dict(after.local))
-        if len(data) <= MAX_VARIABLES_BYTES:
-            chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)
+        chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)
     if after.global_ is not before.global_:
         data = msgspec.json.encode(dict(after.global_))
-        if len(data) <= MAX_VARIABLES_BYTES:
-            await session.execute(
-                update(User)
-                .where(User.id == sealer.user_id)
-                .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
-            )
+        await session.execute(
+            update(User)
+            .where(User.id == sealer.user_id)
+            .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
+        )
 
 
 async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
     """Keep changes of these chats' trees waiting.
 
-    Whoever changes anything of a chat locks it first, so that no two wait for each other. SQLite
-    has one writer at a time and no such locks.
+    All changes of a chat lock it first, so that no two wait for each other. SQLite has one writer
+    at a time and no such locks.
     """
     await session.execute(
         select(Chat.id)
@@ -294,13 +296,13 @@ async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
     )
 
 
-def _problem(run: Run) -> dict[str, Any] | None:
+def _problem(run: TurnRun) -> dict[str, Any] | None:
     """What went wrong, as the turn's last event tells it."""
     error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
     return error.to_problem() if error else None
 
 
-def _status(run: Run) -> MessageStatus:
+def _status(run: TurnRun) -> MessageStatus:
     if run.prefix and not run.has_spoken:
         return run.status_before
     match run.outcome:
@@ -312,11 +314,11 @@ def _status(run: Run) -> MessageStatus:
             return "interrupted"
 
 
-def _segments(run: Run) -> str:
-    return msgspec.json.encode(run.progress.transcript.segments()).decode()
+def _segments(run: TurnRun) -> str:
+    return msgspec.json.encode(run.segments).decode()
 
 
-def _progress_row(run: Run) -> dict[str, Any]:
+def _progress_row(run: TurnRun) -> dict[str, Any]:
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
     unit = CountUnit.parse(run.built.gathered.chat.count_unit)
@@ -324,7 +326,7 @@ def _progress_row(run: Run) -> dict[str, Any]:
     return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
 
 
-def _sealed_reply(run: Run, reply_id: UUID) -> dict[str, Any]:
+def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
     thinking = run.thinking
     return {
         "sealed_content": run.sealer.seal(MESSAGE_CONTENT, reply_id, run.text),
@@ -335,7 +337,7 @@ def _sealed_reply(run: Run, reply_id: UUID) -> dict[str, Any]:
     }
 
 
-def _count_reply(run: Run, text: str) -> dict[str, int]:
+def _count_reply(run: TurnRun, text: str) -> dict[str, int]:
     """Counts of the reply in the unit of its prompt and in that of its chat."""
     units = {str(run.built.unit), run.built.gathered.chat.count_unit}
     name = run.built.gathered.speaker.name

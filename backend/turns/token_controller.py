@@ -1,6 +1,5 @@
 """`POST /tokens`: how much of a budget a text takes."""
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -8,16 +7,14 @@ from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from backend.accounts.door import NEEDS
 from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.turns.errors import TooManyTurnsError
-from backend.turns.gate import Gate
-from backend.turns.models import TokenRatio
-from backend.turns.ratios import ratio_key, ratio_of
-from backend.wire import EXAMPLE, RAISES
+from backend.turns.ratios import ratio_of
+from backend.wire import EXAMPLE, PREVIEWS, RAISES
 
 MAX_TEXTS = 100
 MAX_CHARACTERS = 200_000
@@ -57,7 +54,8 @@ class TokenController(Controller):
         status_code=200,
         opt={
             NEEDS: "read",
-            RAISES: (UnknownModelError, TooManyTurnsError),
+            PREVIEWS: True,
+            RAISES: (UnknownModelError,),
             EXAMPLE: {"texts": ["The door creaks open.", ""]},
         },
         operation_id="countTokens",
@@ -69,15 +67,18 @@ class TokenController(Controller):
         identity: NamedDependency[Identity],
         database: NamedDependency[Database],
         registry: NamedDependency[ModelRegistry],
-        gate: NamedDependency[Gate],
+        cpu_pool: NamedDependency[CpuPool],
     ) -> TokenCounts:
         """How many tokens texts are for a model. Nothing is sent anywhere, and nothing is kept."""
         spec = registry.spec(data.model or identity.settings.model or registry.default_id)
         name = best_tokenizer(spec.tokenizer)
-        with gate.enter(identity.user_id):
-            async with database.read() as session:
-                ratio = ratio_of(await session.get(TokenRatio, ratio_key(spec, name)), spec, name)
-            counted = await asyncio.to_thread(lambda: get_tokenizer(name).count_many(data.texts))
+        async with database.read() as session:
+            ratio = await ratio_of(session, identity.user_id, spec, name)
+        counted = await cpu_pool.run(
+            identity.user_id,
+            lambda: get_tokenizer(name).count_many(data.texts),
+            size=sum(map(len, data.texts)),
+        )
         return TokenCounts(counts=[round(count * ratio) for count in counted], tokenizer=name)
 
 

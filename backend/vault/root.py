@@ -19,6 +19,10 @@ class RootKeyError(AppError):
     slug, title = "root-key", "The root key cannot be used"
 
 
+class RootSealBrokenError(RootKeyError):
+    """What lies under the root key does not open: changed, moved, or wrapped under another key."""
+
+
 class RootKeys:
     """The root key's versions. New wrappings use the newest; older ones still open."""
 
@@ -47,12 +51,13 @@ class RootKeys:
     ) -> bytes:
         """What was wrapped.
 
-        Raises `RootKeyError` when that version is not at hand, or is another key.
+        Raises `RootKeyError` when that version is not at hand, its `RootSealBrokenError` when the
+        blob does not open.
         """
         try:
             return open_with(self._for(version, purpose), blob, context=context)
         except SealBrokenError as error:
-            raise RootKeyError(
+            raise RootSealBrokenError(
                 f"What lies under root key version {version} does not open: this is not the key "
                 "that it was wrapped under, or its row in the database was damaged."
             ) from error

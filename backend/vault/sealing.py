@@ -78,16 +78,25 @@ class Sealer:
     Args:
         user_id: The owner, part of every blob's associated data.
         data_keys: Number to 32-byte key. New blobs are sealed under the highest number.
-        user_key: From which purposes (`derived`) get their own keys.
+        user_key: What wraps the others.
+        derivation_key: From which purposes (`derived`) get their own keys; by default the user key.
     """
 
-    __slots__ = ("_ciphers", "_current", "_prefixes", "_user_key", "user_id")
+    __slots__ = ("_ciphers", "_current", "_derivation_key", "_prefixes", "_user_key", "user_id")
 
-    def __init__(self, user_id: UUID, data_keys: Mapping[int, bytes], *, user_key: bytes) -> None:
+    def __init__(
+        self,
+        user_id: UUID,
+        data_keys: Mapping[int, bytes],
+        *,
+        user_key: bytes,
+        derivation_key: bytes | None = None,
+    ) -> None:
         self.user_id = user_id
         self._ciphers = {number: AESGCM(key) for number, key in data_keys.items()}
         self._current = max(data_keys)
         self._user_key = user_key
+        self._derivation_key = derivation_key or user_key
         self._prefixes: dict[tuple[Column, int], bytes] = {}
 
     @property
@@ -101,8 +110,8 @@ class Sealer:
         return self._user_key
 
     def derived(self, purpose: str) -> bytes:
-        """A key of this user's for one purpose: HKDF of the user key."""
-        return derive(self._user_key, purpose)
+        """A key of this user's for one purpose. A change of the user key does not change it."""
+        return derive(self._derivation_key, purpose)
 
     def seal(self, column: Column, row_id: UUID, text: str) -> bytes:
         """Seal a text for one column of one row."""

@@ -113,6 +113,13 @@ def unwrap_with_password(
     return unwrap_with_secret("password", slot_id, user_id, secret=stretched, blob=inner)
 
 
+def unwrap_inner_password(
+    slot_id: UUID, user_id: UUID, *, blob: bytes, root_version: int, root: RootKeys
+) -> bytes:
+    """What lies under the root key in a password slot: the user key, under the password alone."""
+    return root.unwrap(root_version, blob, context=_context("password", slot_id, user_id))
+
+
 def rewrap_password(
     slot_id: UUID, user_id: UUID, *, blob: bytes, root_version: int, root: RootKeys
 ) -> tuple[int, bytes]:

@@ -9,7 +9,7 @@ from litestar import Controller, HttpMethod, Request, Response, route
 from litestar.params import FromPath
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
-from backend.accounts.door import PUBLIC
+from backend.accounts.middleware import PUBLIC
 from backend.errors import NotFoundError
 from backend.web.files import PageFile, PageFiles
 

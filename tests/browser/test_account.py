@@ -81,7 +81,9 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
     text = page.get_by_label("Instructions for the model")
     expect(text).to_be_visible()
     page.context.clear_cookies()
-    text.fill("Be brief.")
+    with page.expect_response(lambda answer: answer.url.endswith("/me/settings")) as refused:
+        text.fill("Be brief.")
+    assert refused.value.status == 401
     door = page.get_by_role("dialog", name="Sign in")
     expect(door).to_contain_text("You are signed out.")
     page.keyboard.press("Escape")
@@ -94,6 +96,23 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_text("Saved", exact=True)).to_be_visible()
     assert account.get("/me/settings")["system_prompt"] == "Be brief."
+
+
+def test_the_keys_are_changed_with_the_password_and_nobody_is_signed_out(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/account")
+    page.get_by_role("button", name="Change the keys").click()
+    dialog = page.get_by_role("dialog")
+    assert_accessible(page)
+    dialog.get_by_label("Password", exact=True).fill(PASSWORD)
+    dialog.get_by_role("button", name="Change the keys").click()
+
+    expect(page.get_by_text("Your keys are new.")).to_be_visible()
+    expect(dialog).to_be_hidden()
+    page.reload()
+    expect(page.get_by_role("button", name="Change the keys")).to_be_visible()
+    assert account.get("/me")["username"]
 
 
 def test_an_api_key_is_shown_once_and_ended(

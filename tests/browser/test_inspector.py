@@ -109,7 +109,10 @@ REASONS = (
     *("decorator @@activate_only_after, 2 replies to go", 'exclude key "a b"'),
     *('group "g" lost to "The inn"', 'budget of the book "B"', 'no field reads the outlet "o"'),
     *("summary through message 5", "summary through message 5: no room for it"),
-    "summary through message 5: does not reach the oldest kept message",
+    *(
+        "summary through message 5: does not reach the oldest kept message",
+        "author's note, not due",
+    ),
 )
 KEYS = {
     'key "lighthouse" in message 63': "Found by its key “lighthouse” in message 63",
@@ -117,6 +120,7 @@ KEYS = {
         "Found by its key “lamp; oil” in your message; with /in (.+)/ in the scenario; "
         "found by a search for what is said (match 2)"
     ),
+    'key "a" in the author\'s note': "Found by its key “a” in the author's note",
     'key "a" in entry "Alice in the tower" (recursion 1)': (
         "Found by its key “a” in the entry “Alice in the tower”"
     ),

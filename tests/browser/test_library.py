@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import JSHandle, Page, expect
+from playwright.sync_api import JSHandle, Page, Response, expect
 
 from tests.support.browser import EXAMPLE_CARD, Account, Watch
 
@@ -114,3 +115,102 @@ def test_a_persona_is_made_and_becomes_the_default(
 def held(page: Page, *files: tuple[str, str]) -> JSHandle:
     """Files as somebody holds them over the page with the mouse."""
     return page.evaluate_handle(FILES, files)
+
+
+def is_put(answer: Response) -> bool:
+    """Whether scripts, or the leave for them to run, were stored."""
+    return answer.request.method == "PUT" and answer.url.endswith("/regex-scripts")
+
+
+def test_a_regex_script_is_tried_while_it_is_written_and_then_changes_what_is_shown(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/account")
+    section = page.locator("section").filter(has=page.get_by_role("heading", name="Regex scripts"))
+    section.get_by_role("button", name="New script").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("Softer")
+    dialog.get_by_label("Find").fill("/\\((.*?)\\)/g")
+    dialog.get_by_label("Replace with").fill("_$1_")
+    dialog.get_by_label("What it changes").select_option(
+        label="What is shown, and not what is stored"
+    )
+    dialog.get_by_label("Try it on a text").fill("A (low) voice (near).")
+    expect(dialog.get_by_text("2 matches")).to_be_visible()
+    expect(dialog.get_by_text("A _low_ voice _near_.")).to_be_visible()
+    expect(dialog.get_by_text("Saved", exact=True)).to_be_visible()
+    assert_accessible(page)
+    page.keyboard.press("Escape")
+    expect(section.get_by_role("button", name="Softer", exact=True)).to_be_visible()
+    [script] = account.get("/me/regex-scripts")["scripts"]
+    assert (script["findRegex"], script["placement"], script["markdownOnly"]) == (
+        "/\\((.*?)\\)/g",
+        [2],
+        True,
+    )
+
+    character = account.post("/characters", {"name": "Vey", "first_mes": "A (soft) hello."})
+    chat = account.post("/chats", {"character_ids": [character["id"]]})
+    page.goto(f"/#/chats/{chat['id']}")
+    expect(page.get_by_role("article", name="Vey").locator("em")).to_have_text("soft")
+
+    page.goto("/#/account")
+    with page.expect_response(is_put):
+        section.get_by_role("switch", name="Use Softer").uncheck()
+    page.goto(f"/#/chats/{chat['id']}")
+    expect(page.get_by_role("article", name="Vey")).to_contain_text("A (soft) hello.")
+
+
+def test_a_card_s_scripts_run_once_somebody_lets_them(page: Page, account: Account) -> None:
+    script = {
+        "scriptName": "Sea",
+        "findRegex": "/sea/g",
+        "replaceString": "ocean",
+        "placement": [2],
+    }
+    card = {
+        "spec": "chara_card_v2",
+        "spec_version": "2.0",
+        "data": {
+            "name": "Vey",
+            "first_mes": "The sea.",
+            "extensions": {"regex_scripts": [{**script, "markdownOnly": True}]},
+        },
+    }
+    page.goto("/#/characters")
+    expect(page.get_by_role("button", name="Try the example")).to_be_visible()
+    dropped = held(page, ("a.json", json.dumps(card)))
+    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports.get_by_text("It brings 1 regex script")).to_be_visible()
+    imports.get_by_role("button", name="Chat with Vey").click()
+    message = page.get_by_role("article", name="Vey")
+    expect(message).to_contain_text("The sea.")
+
+    [item] = account.get("/characters")["items"]
+    page.goto(f"/#/characters/{item['id']}")
+    allow = page.get_by_role("switch", name="Let them run")
+    expect(allow).not_to_be_checked()
+    with page.expect_response(is_put):
+        allow.check()
+    page.go_back()
+
+    expect(message).to_contain_text("The ocean.")
+    assert account.get(f"/characters/{item['id']}")["scripts_allowed"] is True
+
+
+def test_a_character_brings_an_author_s_note(page: Page, account: Account) -> None:
+    extensions = {"talkeeper_else": {"kept": 1}}
+    made = account.post("/characters", {"name": "Vey", "extensions": extensions})
+    page.goto(f"/#/characters/{made['id']}")
+    page.get_by_text("Author's note", exact=True).click()
+    page.get_by_label("Note", exact=True).fill("Rain all day.")
+    page.get_by_label("Said by").select_option(label="You")
+    expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+
+    stored = account.get(f"/characters/{made['id']}")["extensions"]
+    assert stored["talekeeper"]["authors_note"] == {"text": "Rain all day.", "role": "user"}
+    assert stored["talkeeper_else"] == {"kept": 1}
+    page.reload()
+    page.get_by_text("Author's note", exact=True).click()
+    expect(page.get_by_label("Note", exact=True)).to_have_value("Rain all day.")

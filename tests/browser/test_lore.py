@@ -41,8 +41,13 @@ def test_files_become_lorebooks_and_one_that_is_none_says_why(page: Page, watch:
     )
     imports = page.get_by_role("region", name="Imports")
     expect(imports).to_contain_text("This is no lorebook")
+    expect(imports).to_contain_text("or what they are about")
+    imports.get_by_role("button", name="Only by their keys").click()
+    expect(imports).to_contain_text("Entries come in when their keys are said.")
     imports.get_by_role("link", name="Harbour").click()
     expect(page.get_by_role("heading", name="Harbour")).to_be_visible()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Found by")).to_have_value("keys")
     expect(page.get_by_role("button", name="Inn inn", exact=True)).to_be_visible()
 
 

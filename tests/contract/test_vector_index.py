@@ -12,10 +12,10 @@ import pytest
 from backend.memory.index.protocol import (
     Hit,
     IndexUnavailableError,
-    Part,
     Payload,
     Point,
     Scope,
+    ScopePart,
     VectorIndex,
     point_id,
 )
@@ -133,7 +133,7 @@ async def test_a_chat_may_be_cut_off_at_a_position_while_a_book_is_whole(
     await index.upsert([early, late, lore])
     within = Scope(
         owner_id=ANN,
-        parts=[Part(containers=[BOOK]), Part(containers=[CHAT], before_position=10)],
+        parts=[ScopePart(containers=[BOOK]), ScopePart(containers=[CHAT], before_position=10)],
         kinds=["message", "lore"],
     )
     [hits] = await index.search([query(unit(1), within)])
@@ -144,8 +144,8 @@ async def test_a_chat_may_be_cut_off_at_a_position_while_a_book_is_whole(
     "nowhere",
     [
         Scope(owner_id=ANN, parts=[], kinds=["message"]),
-        Scope(owner_id=ANN, parts=[Part(containers=[])], kinds=["message"]),
-        Scope(owner_id=ANN, parts=[Part(containers=[], before_position=5)], kinds=["message"]),
+        Scope(owner_id=ANN, parts=[ScopePart(containers=[])], kinds=["message"]),
+        Scope(owner_id=ANN, parts=[ScopePart(containers=[], before_position=5)], kinds=["message"]),
         scope(ANN, CHAT, kinds=[]),
     ],
 )
@@ -157,7 +157,7 @@ async def test_a_scope_with_nothing_in_it_finds_nothing(index: VectorIndex, nowh
 async def test_a_part_without_containers_does_not_widen_the_others(index: VectorIndex) -> None:
     here = point(ANN, CHAT)
     await index.upsert([here, point(ANN, BOOK)])
-    parts = [Part(containers=[]), Part(containers=[CHAT])]
+    parts = [ScopePart(containers=[]), ScopePart(containers=[CHAT])]
     within = Scope(owner_id=ANN, parts=parts, kinds=["message"])
     [hits] = await index.search([query(unit(1), within)])
     assert sources(hits) == [source(here)]

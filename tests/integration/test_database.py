@@ -43,7 +43,7 @@ async def bump(database: Database, key: bytes) -> None:
             row.failures += 1
 
 
-async def number(database: Database, key: bytes) -> int:
+async def number(database: Database, key: bytes) -> float:
     async with database.read() as session:
         return (await session.get_one(LoginFailures, key)).failures
 

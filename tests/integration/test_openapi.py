@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -13,7 +12,7 @@ import pytest
 
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from tests.integration.characters.pictures import picture
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import PASSWORD, Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +21,10 @@ BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
     "patchMessage": {"hidden": True},
     "putChatLorebook": {"state": "off"},
+    "putCharacterScripts": {"allowed": True},
     "orderLoreEntries": {"entry_ids": []},
+    "renamePasskey": {"label": "The blue key"},
+    "removePasskey": {"password": PASSWORD},
     "putSummary": {"text": "They rowed out to the lighthouse."},
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
@@ -56,18 +58,6 @@ class Operation(NamedTuple):
         if not self.body:
             return {}
         return {"json": self.body.get("example", BODIES.get(self.id, {}))}
-
-
-@pytest.fixture
-async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running(sqlite_url, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account("Ada") as account:
-        yield account
 
 
 @pytest.fixture
@@ -208,6 +198,57 @@ async def test_the_forms_of_a_turn_are_those_in_which_it_comes(
     assert schemas["Totals"]["properties"].keys() == ok(whole)["totals"].keys()
 
 
+async def test_an_answer_without_a_body_is_described_without_one(document: dict[str, Any]) -> None:
+    bare = [
+        each.said["responses"]["204"]
+        for each in operations(document)
+        if "204" in each.said["responses"]
+    ]
+    assert len(bare) > 20
+    assert [each for each in bare if "content" in each] == []
+
+
+def linked(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
+    """Where the links of an operation lead, with the values that they hand on."""
+    answers = operation(document, name).said["responses"].values()
+    links: dict[str, Any] = next(each["links"] for each in answers if "links" in each)
+    return {target: link["parameters"] for target, link in links.items()}
+
+
+async def test_its_links_lead_from_what_was_made_to_where_it_is(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    made = {
+        "openChat": ok(await ada.client.post("/api/v1/chats", json={}), 201),
+        "createCharacter": await ada.new_character(),
+        "createPersona": ok(await ada.client.post("/api/v1/personas", json={"name": "C"}), 201),
+        "createLorebook": ok(await ada.client.post("/api/v1/lorebooks", json={"name": "L"}), 201),
+        "createChronicle": ok(await ada.client.post("/api/v1/chronicles", json={"name": "C"}), 201),
+    }
+    followed = 0
+    for name, answer in made.items():
+        for target, parameters in linked(document, name).items():
+            to = operation(document, target)
+            assert parameters.keys() == set(names_in(to.path)), (name, target)
+            assert set(parameters.values()) == {"$response.body#/id"}
+            if to.method == "GET":
+                path = filled(to.path, **dict.fromkeys(parameters, str(answer["id"])))
+                answered = await ada.client.get(path)
+                slug = answered.json().get("type", "") if answered.status_code == 404 else ""
+                # What the thing has not yet (a picture, a summary) may be missing, not the thing.
+                kind = name.removeprefix("open").removeprefix("create").lower()
+                assert slug != f"{TYPE_PREFIX}{kind}-not-found", (name, target)
+                followed += 1
+    assert followed > 15
+
+
+async def test_its_links_hand_on_what_the_way_to_them_needs(document: dict[str, Any]) -> None:
+    entry = linked(document, "createLoreEntry")["patchLoreEntry"]
+    assert entry == {"lorebook_id": "$request.path.lorebook_id", "entry_id": "$response.body#/id"}
+    assert linked(document, "makeApiKey")["endApiKey"] == {"key_id": "$response.body#/key/id"}
+    assert linked(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
+
+
 async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any]) -> None:
     answers = operation(document, "ready").said["responses"]
     assert answers["503"]["content"] == answers["200"]["content"]
@@ -280,3 +321,59 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchChronicle",
         "patchChronicleEvent",
     }
+
+
+async def test_files_have_the_media_types_that_are_described(
+    ada: Account, document: dict[str, Any]
+) -> None:
+    character = (await ada.new_character())["id"]
+    persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)["id"]
+    for path in (f"characters/{character}", f"personas/{persona}"):
+        headers = {"content-type": "image/png"}
+        await ada.client.put(f"/api/v1/{path}/avatar", content=picture(), headers=headers)
+    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Lore"}), 201)["id"]
+    made = ok(await ada.client.post("/api/v1/chronicles", json={"name": "The coast"}), 201)
+    ids = {
+        "character_id": character,
+        "persona_id": persona,
+        "lorebook_id": book,
+        "chronicle_id": made["id"],
+    }
+    binary = {"type": "string", "format": "binary"}
+    seen: dict[str, set[str]] = {}
+    for each in operations(document):
+        if each.method != "GET" or not each.path.endswith(("/export", "/avatar")):
+            continue
+        described = each.said["responses"]["200"]["content"]
+        formats = ("png", "json", "charx") if each.id == "exportCharacter" else (None,)
+        for file_format in formats:
+            query = {"format": file_format} if file_format else {}
+            answer = await ada.client.get(filled(each.path, **ids), params=query)
+            assert answer.status_code == 200, (each.id, answer.text)
+            kind = answer.headers["content-type"].partition(";")[0]
+            assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
+            seen.setdefault(each.id, set()).add(kind)
+        assert seen[each.id] == set(described), each.id
+    assert len(seen) == 5
+
+
+async def test_each_event_of_a_stream_is_described(ada: Account, document: dict[str, Any]) -> None:
+    chat = (await ada.new_chat())["id"]
+    content = operation(document, "takeTurn").said["responses"]["200"]["content"]
+    described = {each["title"]: each for each in content[EVENTS]["schema"]["oneOf"]}
+    told = await ada.turn(chat, text="Who is there?")
+    assert {"turn.started", "text.delta", "turn.completed"} <= {event.name for event in told}
+    for event in told:
+        members = described[event.name]["properties"]["data"]["properties"]
+        assert event.data.keys() <= members.keys(), event.name
+    for name in ("followTurn", "followJob"):
+        content = operation(document, name).said["responses"]["200"]["content"]
+        assert all(each["title"] for each in content[EVENTS]["schema"]["oneOf"])
+
+
+async def test_no_answer_is_called_a_string_that_is_none(document: dict[str, Any]) -> None:
+    for each in operations(document):
+        for status, answer in each.said["responses"].items():
+            for kind, media in answer.get("content", {}).items():
+                plain = media.get("schema") == {"type": "string"}
+                assert not plain or kind == "text/plain", (each.id, status, kind)

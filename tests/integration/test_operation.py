@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CANARY = "the-canary-sings-in-the-cellar"
-
-
-@pytest.fixture
-async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running(sqlite_url, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account("Ada") as account:
-        yield account
 
 
 @pytest.fixture

@@ -6,7 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-DOOR = ("profile", "service", "sessions", "throttle", "token_controller")
+DOOR = (
+    "profile",
+    "recent_activity.log",
+    "second_factor.check",
+    "second_factor.service",
+    "service",
+    "sessions",
+    "throttle",
+    "token_controller",
+)
 """Modules of `backend.accounts` that ask for the time."""
 
 

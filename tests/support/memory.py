@@ -14,12 +14,12 @@ from sqlalchemy import select
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat, Message
+from backend.container import Services, build_worker
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
-from backend.lorebooks.models import LoreEntry
+from backend.lorebooks.models import LoreEntryRow
 from backend.memory.index.protocol import Payload, VectorIndex
 from backend.memory.outbox import RECONCILE
-from backend.parts import Parts, build_worker
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import ROOT, Account, Running, ok, running
@@ -49,7 +49,7 @@ async def remembering(url: str, folder: Path, **settings: Any) -> AsyncGenerator
 
 
 @contextlib.asynccontextmanager
-async def working(parts: Parts) -> AsyncGenerator[None]:
+async def working(parts: Services) -> AsyncGenerator[None]:
     """On PostgreSQL: what `talekeeper work` does, in this process, for only one opens an index."""
     if parts.settings.embedded or not parts.settings.job_workers:
         yield
@@ -80,13 +80,13 @@ async def jobs_left(server: Running) -> list[Job]:
         return list(await session.scalars(query))
 
 
-async def settled(server: Running) -> None:
+async def settled(server: Running, *, seconds: float = 30) -> None:
     """Wait until the index shows what stands in the database."""
 
     async def are_done() -> bool:
         return not await jobs_left(server)
 
-    await until(are_done)
+    await until(are_done, seconds=seconds)
 
 
 async def tell(
@@ -215,7 +215,9 @@ async def stored_rows(server: Running, owner_id: UUID) -> set[UUID]:
         messages = await session.scalars(
             select(Message.id).join(Chat).where(Chat.user_id == owner_id)
         )
-        entries = await session.scalars(select(LoreEntry.id).where(LoreEntry.user_id == owner_id))
+        entries = await session.scalars(
+            select(LoreEntryRow.id).where(LoreEntryRow.user_id == owner_id)
+        )
         return {*messages, *entries}
 
 

@@ -12,11 +12,11 @@ from backend.memory.index.protocol import (
     DenseName,
     Floats,
     Kind,
-    Part,
     Payload,
     Point,
     Query,
     Scope,
+    ScopePart,
     Sparse,
     SparseName,
     VectorName,
@@ -73,7 +73,7 @@ def scope(
     """An owner's points in these containers."""
     return Scope(
         owner_id=owner,
-        parts=[Part(containers=containers, before_position=before)],
+        parts=[ScopePart(containers=containers, before_position=before)],
         kinds=kinds,
     )
 

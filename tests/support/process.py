@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -53,22 +54,33 @@ def talekeeper(folder: Path, *arguments: str, **settings: str) -> subprocess.Com
 
 
 @contextmanager
+def _taking_interrupts() -> Generator[None]:
+    """Have processes that are started here take SIGINT: a shell may have this one ignore it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def serving(folder: Path, **settings: str | int) -> Generator[Served]:
     """A server, on a free port where none is named; killed at the end of the block."""
     log = folder / "server.log"
     port = str(settings.pop("port", 0))
     command = [str(TALEKEEPER), "serve", "--port", port, "--data-dir", str(folder)]
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
+    with log.open("w") as errors, _taking_interrupts():
+        started = subprocess.Popen(
             command,
             cwd=folder,
             env=environment(**{name: str(value) for name, value in settings.items()}),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-        ) as process,
-    ):
+        )
+    with started as process:
         try:
             assert process.stdout is not None
             greeting = process.stdout.readline()

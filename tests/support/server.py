@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import gc
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 from litestar import Litestar
+from litestar.middleware import ASGIMiddleware
 
-from backend.app import create_app
+from backend.app import create_app, guarding
+from backend.connections import server_config
+from backend.container import Services, build_services
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
-from backend.http import observe
-from backend.parts import Parts, build_parts
+from backend.http import Transport, observe
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
@@ -81,7 +86,7 @@ class Running:
     """A Talekeeper that listens."""
 
     url: str
-    parts: Parts
+    parts: Services
     server: uvicorn.Server
     app: Litestar
 
@@ -90,6 +95,10 @@ class Running:
         """A client that keeps cookies and sends the CSRF token back, as the page does."""
 
         async def send_token(request: httpx.Request) -> None:
+            # As browsers do with this machine's own address: Secure cookies go there over http.
+            secure = [each for each in client.cookies.jar if each.secure]
+            if secure and "cookie" not in request.headers:
+                request.headers["cookie"] = "; ".join(f"{c.name}={c.value}" for c in secure)
             token = client.cookies.get("csrftoken")
             if token and request.method not in {"GET", "HEAD"}:
                 request.headers["x-csrftoken"] = token
@@ -129,6 +138,54 @@ class Running:
             yield Account(client, name, made["recovery_code"], made["user"])
 
 
+class Applications:
+    """Applications that nobody uses: to register all routes takes longer than most tests do."""
+
+    def __init__(self) -> None:
+        self._free: list[tuple[Litestar, Services, list[ASGIMiddleware]]] = []
+
+    @contextlib.contextmanager
+    def take(self, parts: Services) -> Generator[Litestar]:
+        """An application made of these parts; it is given back unless the block fails."""
+        guards = guarding(parts)
+        if not self._free:
+            own = dataclasses.replace(parts)
+            app = create_app(own)
+            kept = [each for each in app.middleware if isinstance(each, ASGIMiddleware)]
+            self._free.append((app, own, kept[-len(guards) :]))
+        taken = self._free.pop()
+        app, own, kept = taken
+        for field in dataclasses.fields(parts):
+            object.__setattr__(own, field.name, getattr(parts, field.name))
+        for old, new in zip(kept, guards, strict=True):
+            vars(old).update(vars(new))
+        yield app
+        self._free.append(taken)
+
+    def forget(self) -> None:
+        """Let those who come now be the first to use theirs."""
+        self._free.clear()
+
+
+APPLICATIONS = Applications()
+
+
+class _Server(uvicorn.Server):
+    """One that stops when it is told to, not at its next look, a tenth of a second later."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopping.wait()
+        self.should_exit = True
+
+
+_started = count(1)
+
+
 @contextlib.asynccontextmanager
 async def running(
     database_url: str, folder: Path, *, registry: ModelRegistry | None = None, **settings: Any
@@ -138,6 +195,10 @@ async def running(
         "registration": "open",
         "demo_tokens_per_second": 0,
         "max_turns_per_user": 1000,
+        # Tests do more than people do. Those of quotas set their own.
+        "max_streams_per_user": 1000,
+        "max_requests_per_minute_per_user": 0,
+        "max_requests_per_minute_per_address": 0,
         **settings,
     }
     config = Settings(
@@ -146,22 +207,24 @@ async def running(
         database_url=database_url,
         **values,
     )
-    parts = await build_parts(
+    if next(_started) % 50 == 0:
+        # Each start keeps all that is there by then from the collector (`gc.freeze`).
+        gc.unfreeze()
+    parts = await build_services(
         config, ROOT, Database(database_url), kdf=CHEAP_KDF, registry=registry
     )
-    app = create_app(parts)
     # By this protocol number asyncio knows that it may send small packets at once; without it each
     # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
-    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
+    with (
+        APPLICATIONS.take(parts) as app,
+        socket.socket(proto=socket.IPPROTO_TCP) as listener,
+    ):
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                observe(app),
-                forwarded_allow_ips=list(config.trusted_proxies),
-                server_header=False,
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=2,
+        server = _Server(
+            server_config(
+                observe(app, Transport(config.public_origin, config.trusted_proxies)),
+                config,
+                shutdown_seconds=2,
             )
         )
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -173,6 +236,7 @@ async def running(
             yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", parts, server, app)
         finally:
             server.should_exit = True
+            server.stopping.set()
             await task
 
 

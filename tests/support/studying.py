@@ -44,6 +44,7 @@ class Hold:
 
     def __init__(self, *, after: int = 0) -> None:
         self._left = after
+        self.waiting = 0
         self.is_reached = asyncio.Event()
         self.is_opened = asyncio.Event()
 
@@ -51,6 +52,7 @@ class Hold:
         self._left -= 1
         if self._left >= 0:
             return
+        self.waiting += 1
         self.is_reached.set()
         await self.is_opened.wait()
 
@@ -340,8 +342,9 @@ def enricher(server: Running) -> TurnEnricher:
         load_prompts(),
         parts.memory.search,
         parts.database,
-        DuplicateJudge(parts.memory.embedder),
+        DuplicateJudge(parts.memory.embedder, parts.cpu_pool),
         parts.settings,
+        parts.cpu_pool,
     )
     return TurnEnricher(parts.database, agent, parts.registry, parts.settings, parts.index)
 
@@ -349,7 +352,9 @@ def enricher(server: Running) -> TurnEnricher:
 def _worker(server: Running) -> Worker:
     parts = server.parts
     kinds = {**parts.memory.kinds, **enricher(server).kinds}
-    return Worker(parts.queue, kinds, JobKeys(parts.database, ROOT), poll=0.05)
+    # The longest wait after a failure: no second attempt of itself while a test looks at the first.
+    keys = JobKeys(parts.database, ROOT)
+    return Worker(parts.queue, kinds, keys, poll=0.05, draw=lambda: 0.999)
 
 
 def event(summary: str, *sources: str, **more: Any) -> Call:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from backend.container import build_registry
 from backend.generation.registry import UnknownModelError
-from backend.parts import build_registry
 from backend.settings import Settings
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import binascii
 import mimetypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import unquote, unquote_to_bytes
 
 from backend.characters.cards.model import CardAsset
 
 EMBEDDED_SCHEMES = ("embeded://", "embedded://")
 """The format's own spelling, and the one that people write."""
+
+RISU_SCHEME = "__asset:"
+"""RisuAI's, for a file that is inside the card's PNG."""
+
+_SLICE = 64 * 1024
+"""Characters of a data URI that are decoded at once."""
 
 OCTETS = "application/octet-stream"
 _MEDIA = ("image/", "audio/", "video/", "font/")
@@ -49,11 +55,25 @@ def _data_uri(uri: str) -> bytes | None:
     if not comma:
         return None
     if not header.lower().endswith(";base64"):
-        return unquote_to_bytes(body)
+        return _unquoted(body)
     try:
-        return binascii.a2b_base64(unquote_to_bytes(body))
+        return binascii.a2b_base64(_unquoted(body))
     except binascii.Error:
         return None
+
+
+def _unquoted(text: str) -> bytes:
+    """The bytes behind `%XX`. In slices: the library's function takes 200 bytes for each `%`."""
+    parts: list[bytes] = []
+    start = 0
+    while start < len(text):
+        end = start + _SLICE
+        # Not in the middle of `%XX`; what begins with another `%` is none.
+        percent = text.rfind("%", max(start + 1, end - 2), end)
+        end = percent if percent > 0 else end
+        parts.append(unquote_to_bytes(text[start:end]))
+        start = end
+    return b"".join(parts)
 
 
 def icons(assets: Iterable[CardAsset]) -> list[CardAsset]:
@@ -68,12 +88,13 @@ def main_icon(assets: Iterable[CardAsset], files: Mapping[str, bytes]) -> bytes 
     return next((picture for picture in pictures if picture), None)
 
 
-def missing(assets: Iterable[CardAsset], files: Mapping[str, bytes]) -> list[str]:
-    """Warnings about assets that the file does not hold."""
+def missing(
+    assets: Iterable[CardAsset], files: Mapping[str, bytes], inside: Collection[str] = ()
+) -> list[str]:
+    """Warnings about assets that the file does not hold. It holds those `inside`, by their URI."""
+    held = {"", "ccdefault:", *inside}
     elsewhere = [
-        asset
-        for asset in assets
-        if asset.uri not in {"", "ccdefault:"} and resolve(asset, files) is None
+        asset for asset in assets if asset.uri not in held and resolve(asset, files) is None
     ]
     if not elsewhere:
         return []

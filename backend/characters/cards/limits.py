@@ -36,12 +36,14 @@ INFLATED_TEXT = Limit("inflated_text", 8 * MEGABYTE, "or more bytes of text once
 """All compressed text of a PNG together."""
 
 JSON_BYTES = Limit("json_bytes", MAX_FILE_BYTES, "bytes of JSON")
-JSON_DEPTH = Limit("json_depth", 64, "levels of nesting")
-JSON_VALUES = Limit("json_values", 1_000_000, "values")
+JSON_DEPTH = Limit("json_depth", 64, "or more levels of nesting")
+JSON_VALUES = Limit("json_values", 1_000_000, "or more values")
 """20 MB of `[[],[],...]` would become half a gigabyte of objects."""
 
 YAML_BYTES = Limit("yaml_bytes", MEGABYTE, "bytes of YAML")
 """YAML takes some hundred times as long to read as JSON."""
+YAML_VALUES = Limit("yaml_values", 100_000, "or more values")
+"""1 MB of `{a,a,...}` would take 400 MB and many seconds. Keys count as well."""
 YAML_EXPANDED = Limit("yaml_expanded", 2 * MEGABYTE, "characters or more with its aliases expanded")
 
 ARCHIVE_ENTRIES = Limit("archive_entries", 1_000, "archive entries")

@@ -43,6 +43,20 @@ def card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> dict[st
     return {"spec": name, "spec_version": version, "data": data, **beside}
 
 
+def with_changes(card: Card, before: Card, now: Card) -> Card:
+    """`card` with the fields, and the extensions, that differ between `before` and `now`."""
+    names = Card.__struct_fields__
+    changed = {
+        name: getattr(now, name) for name in names if getattr(before, name) != getattr(now, name)
+    }
+    if "extensions" in changed:
+        then = before.extensions
+        kept = {k: v for k, v in card.extensions.items() if k in now.extensions or k not in then}
+        new = {k: v for k, v in now.extensions.items() if k not in then or then[k] != v}
+        changed["extensions"] = kept | new
+    return msgspec.structs.replace(card, **changed)
+
+
 def _known(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> dict[str, Any]:
     values = cast("dict[str, Any]", msgspec.to_builtins(card))
     values["extensions"] = _extensions(values["extensions"], source)

@@ -132,6 +132,7 @@ class ImportedCard:
         raw: The JSON object as it came, but for what no text can hold (lone surrogates).
             `writer` gives back from it what the model does not know.
         spec: The version that the file is of.
+        is_png: It is a PNG file.
         avatar: The picture: the PNG file itself, or the main icon of a CHARX or JSON card.
             As it came: not checked, not re-encoded.
         assets: Every other file of a CHARX archive, and the main icon too.
@@ -141,6 +142,7 @@ class ImportedCard:
     card: Card
     raw: dict[str, Any]
     spec: Spec
+    is_png: bool = False
     avatar: bytes | None = None
     assets: list[Asset] = field(default_factory=list[Asset])
     warnings: list[str] = field(default_factory=list[str])

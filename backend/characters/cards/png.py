@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from backend.characters.cards.errors import CardError
@@ -21,12 +21,15 @@ CARD_KEYWORDS = (b"ccv3", b"chara")
 """In the order in which they are believed."""
 
 ASSET_KEYWORD = b"chara-ext-asset_"
-"""RisuAI's way of putting more files into a PNG, which the format advises against."""
+"""RisuAI's way of putting more files into a PNG, which the format advises against.
 
+The name of the file follows, after a colon in newer ones; a card's `__asset:name` points to it.
+"""
+
+_BLANKS = b" \t\n\r\v\f"
 _TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 _HEADER = struct.Struct(">I4s")
 _CRC = struct.Struct(">I")
-_HEADER_CHUNK_END = len(SIGNATURE) + _HEADER.size + 13 + _CRC.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +125,11 @@ class PngTexts:
 
     Attributes:
         cards: The chunks that should hold a card, the most trusted keyword first.
-        asset_count: How many files RisuAI put in as text.
+        assets: The chunks of files that RisuAI put in as base64, by name.
     """
 
     cards: list[Chunk]
-    asset_count: int
+    assets: dict[str, Chunk]
 
 
 def find_texts(data: bytes) -> PngTexts:
@@ -140,7 +143,11 @@ def find_texts(data: bytes) -> PngTexts:
             for chunk, keyword in zip(texts, keywords, strict=True)
             if keyword == wanted
         ],
-        asset_count=sum(keyword.startswith(ASSET_KEYWORD) for keyword in keywords),
+        assets={
+            keyword.removeprefix(ASSET_KEYWORD).removeprefix(b":").decode("latin-1"): chunk
+            for chunk, keyword in zip(texts, keywords, strict=True)
+            if keyword.startswith(ASSET_KEYWORD)
+        },
     )
 
 
@@ -150,7 +157,7 @@ def decode_value(value: bytes) -> bytes:
     Raises:
         CardError: Not base64.
     """
-    packed = b"".join(value.split())
+    packed = value.translate(None, _BLANKS)
     try:
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
     except binascii.Error as error:
@@ -163,13 +170,24 @@ def without_texts(data: bytes) -> bytes:
     return b"".join((SIGNATURE, *kept))
 
 
-def with_texts(data: bytes, texts: Mapping[bytes, bytes]) -> bytes:
-    """Insert a tEXt chunk for each keyword behind the header of a sound PNG.
+def with_texts(data: bytes, texts: Mapping[bytes, bytes], *, more: Iterable[Chunk] = ()) -> bytes:
+    """The same PNG with a tEXt chunk for each keyword in the place of those that it has.
 
-    Before the picture, because many readers do not look behind it.
+    What it has no place for stands behind the header, and so do `more` chunks: before the picture,
+    because many readers do not look behind it. All else stays byte for byte.
     """
-    head, tail = data[:_HEADER_CHUNK_END], data[_HEADER_CHUNK_END:]
-    return b"".join((head, *(_text_chunk(*item) for item in texts.items()), tail))
+    left = {keyword: _text_chunk(keyword, value) for keyword, value in texts.items()}
+    parts: list[bytes | memoryview] = []
+    end = len(SIGNATURE)
+    for chunk in chunks(data):
+        end += len(chunk.whole)
+        keyword = chunk.keyword() if chunk.kind in _TEXT_CHUNKS else b""
+        if keyword not in texts:
+            parts.append(chunk.whole)
+        elif keyword in left:
+            parts.append(left.pop(keyword))
+    parts[1:1] = [*left.values(), *(chunk.whole for chunk in more)]
+    return b"".join([SIGNATURE, *parts, data[end:]])
 
 
 def _text_chunk(keyword: bytes, value: bytes) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.assets import main_icon, media_type, missing
+from backend.characters.cards.assets import RISU_SCHEME, main_icon, media_type, missing
 from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.model import Asset, ImportedCard
@@ -47,7 +49,9 @@ def _imported(
     found: Normalised,
     *,
     avatar: bytes | None,
+    is_png: bool = False,
     files: dict[str, bytes] | None = None,
+    inside: Collection[str] = (),
     warnings: list[str] | None = None,
 ) -> ImportedCard:
     files = files or {}
@@ -55,9 +59,10 @@ def _imported(
         card=found.card,
         raw=raw,
         spec=found.spec,
+        is_png=is_png,
         avatar=avatar,
         assets=[Asset(path, media_type(path), data) for path, data in files.items()],
-        warnings=[*(warnings or []), *found.warnings, *missing(found.card.assets, files)],
+        warnings=[*(warnings or []), *found.warnings, *missing(found.card.assets, files, inside)],
     )
 
 
@@ -72,7 +77,9 @@ def _read_charx(data: bytes) -> ImportedCard:
 
 
 @dataclass(frozen=True, slots=True)
-class _PngCard:
+class TextCard:
+    """A card as one text of a PNG has it."""
+
     raw: dict[str, Any]
     found: Normalised
     warnings: list[str]
@@ -84,12 +91,28 @@ def _read_png(data: bytes) -> ImportedCard:
         raise NoCardError("The PNG is sound, but there is no character card in it.")
     card = _first_sound(texts.cards)
     warnings = card.warnings
-    if texts.asset_count:
-        warnings.append(f"{texts.asset_count:,} files inside the PNG were not imported.")
-    return _imported(card.raw, card.found, avatar=data, warnings=warnings)
+    if texts.assets:
+        warnings.append(
+            f"{len(texts.assets):,} more files inside the PNG are kept for its export, "
+            "but not shown."
+        )
+    inside = {RISU_SCHEME + name for name in texts.assets}
+    return _imported(
+        card.raw, card.found, avatar=data, is_png=True, inside=inside, warnings=warnings
+    )
 
 
-def _first_sound(candidates: list[png.Chunk]) -> _PngCard:
+def read_texts(data: bytes) -> dict[bytes, TextCard]:
+    """The card as each text of a PNG has it, by keyword: those that can be read."""
+    reader = png.TextReader()
+    cards: dict[bytes, TextCard] = {}
+    for chunk in png.find_texts(data).cards:
+        with suppress(CardError):
+            cards.setdefault(chunk.keyword(), _read_text(chunk, reader))
+    return cards
+
+
+def _first_sound(candidates: list[png.Chunk]) -> TextCard:
     """The most trusted text that can be read; the fault of the first, where none can.
 
     A limit is no fault to pass over: the file as a whole is refused.
@@ -109,11 +132,11 @@ def _first_sound(candidates: list[png.Chunk]) -> _PngCard:
             f"The `{name}` text was passed over for the next one: {fault.detail}"
             for name, fault in faults
         ]
-        return _PngCard(card.raw, card.found, [*passed_over, *card.warnings])
+        return TextCard(card.raw, card.found, [*passed_over, *card.warnings])
     raise faults[0][1]
 
 
-def _read_text(chunk: png.Chunk, reader: png.TextReader) -> _PngCard:
+def _read_text(chunk: png.Chunk, reader: png.TextReader) -> TextCard:
     keyword = chunk.keyword().decode("latin-1")
     warnings: list[str] = []
     if not chunk.crc_matches():
@@ -124,4 +147,4 @@ def _read_text(chunk: png.Chunk, reader: png.TextReader) -> _PngCard:
     else:
         value = png.decode_value(value)
     raw = parse_json(value)
-    return _PngCard(raw, normalise(raw), warnings)
+    return TextCard(raw, normalise(raw), warnings)

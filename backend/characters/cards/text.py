@@ -7,10 +7,10 @@ numbers, booleans and null, at most `JSON_DEPTH` levels deep.
 from __future__ import annotations
 
 import json
+import json.scanner
 import math
 import re
 from codecs import BOM_UTF8
-from itertools import accumulate
 from typing import Any, NoReturn, cast
 
 import yaml
@@ -19,15 +19,15 @@ from backend.characters.cards.errors import CardError
 from backend.characters.cards.limits import (
     JSON_BYTES,
     JSON_DEPTH,
-    JSON_VALUES,
     YAML_BYTES,
     YAML_EXPANDED,
+    YAML_VALUES,
 )
+from backend.characters.cards.structure import check_structure
 
-# Possessive (`++`, `*+`), and with an end for strings that never close: linear on any input.
-_JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_MANY_LISTS = 100_000
+"""Lists from which on JSON is read by the parser in Python, ten times as slow: the one in C would
+keep all other threads waiting. No card has so many."""
 
 # The one in C is missing where PyYAML was built without libyaml.
 _YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -67,12 +67,21 @@ def parse_json(data: bytes) -> Any:
     """
     body = data.removeprefix(BOM_UTF8)
     JSON_BYTES.check(len(body), "The JSON text")
+    check_structure(body)
     text = _decode(body)
-    _check_structure(body)
+    decoder = json.JSONDecoder(
+        strict=False,
+        # What Python does with each object lets other threads run: the rest is one call in C.
+        object_hook=_same,
+        parse_constant=_refuse_constant,
+        parse_float=_finite_float,
+    )
+    if body.count(b"[") > _MANY_LISTS:
+        # Undocumented, and unknown to the type checker.
+        python: Any = json.scanner
+        cast("Any", decoder).scan_once = python.py_make_scanner(decoder)
     try:
-        value = json.loads(
-            text, strict=False, parse_constant=_refuse_constant, parse_float=_finite_float
-        )
+        value = decoder.decode(text)
     except json.JSONDecodeError as error:
         raise CardError(
             f"The JSON text is broken at line {error.lineno}, column {error.colno}: {error.msg}."
@@ -89,7 +98,7 @@ def parse_yaml(data: bytes) -> Any:
 
     Raises:
         CardError: Not UTF-8, or not YAML; the message names line and column.
-        CardLimitError: Too long, too deep, or too large once aliases are expanded.
+        CardLimitError: Too long, too deep, too many values, or too large once aliases are expanded.
     """
     YAML_BYTES.check(len(data), "The YAML text")
     text = _decode(data)
@@ -119,14 +128,8 @@ def _decode(data: bytes) -> str:
         raise CardError(f"The text is not UTF-8: byte {error.start:,} fits in nowhere.") from error
 
 
-def _check_structure(data: bytes) -> None:
-    """Bound nesting and values by the punctuation outside strings, before a parser recurses."""
-    punctuation = _JSON_STRING.sub(b"", data)
-    brackets = punctuation.translate(None, _NOT_BRACKETS)
-    values = sum(map(punctuation.count, (b",", b"[", b"{")))
-    JSON_VALUES.check(values, "The JSON text")
-    deepest = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-    JSON_DEPTH.check(deepest, "The JSON text")
+def _same(value: dict[str, Any]) -> dict[str, Any]:
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -164,16 +167,18 @@ def _key(key: object) -> str:
 
 
 def _check_events(text: str) -> None:
-    """Bound depth and expanded size by the parser's events, before anything is composed.
+    """Bound values, depth and expanded size by the parser's events, before anything is composed.
 
     An anchored node weighs what it holds, every alias to it weighs the same again.
     """
-    weight = 0
+    weight = values = 0
     weights: dict[str, int] = {}
     collections: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         if getattr(event, "tag", None) is not None:
             raise CardError("The YAML text has tags (`!...`), which are not read.")
+        values += isinstance(event, yaml.NodeEvent)
+        YAML_VALUES.check(values, "The YAML text")
         match event:
             case yaml.AliasEvent():
                 if event.anchor not in weights:

@@ -48,13 +48,16 @@ _UTC_OFFSET: Final = re.compile(
 )
 _WIDEST_OFFSET: Final = timedelta(hours=14)  # Kiribati's; no zone is further from UTC
 
+_FEW_SECONDS: Final = 44.5
+_YEAR: Final = 365.25 * 86_400
 _UNITS: Final = (
-    ("year", timedelta(days=365)),
-    ("month", timedelta(days=30)),
-    ("day", timedelta(days=1)),
-    ("hour", timedelta(hours=1)),
-    ("minute", timedelta(minutes=1)),
+    ("minute", 60, 45),
+    ("hour", 3_600, 22),
+    ("day", 86_400, 26),
+    ("month", _YEAR / 12, 11),
+    ("year", _YEAR, 2),
 )
+"""Each unit, its seconds, and the number of it from which the next one is told."""
 
 
 def format_moment(moment: datetime, pattern: str) -> str:
@@ -82,8 +85,32 @@ def parse_utc_offset(text: str) -> tzinfo | None:
 
 
 def describe_duration(duration: timedelta) -> str:
-    """The largest whole unit: `3 hours`, `1 day`; less than a minute is `a few seconds`."""
-    for name, unit in _UNITS:
-        if count := max(duration, timedelta(0)) // unit:
-            return f"{count} {name}" if count == 1 else f"{count} {name}s"
-    return "a few seconds"
+    """About how long it is: `a few seconds`, `3 hours`, `a day`.
+
+    The limits are those of moment.js. Source: https://momentjs.com/docs/#/durations/humanize/
+    """
+    seconds = max(duration, timedelta(0)).total_seconds()
+    if seconds < _FEW_SECONDS:
+        return "a few seconds"
+    for name, unit, below in _UNITS:
+        count = int(seconds / unit + 0.5)
+        if count <= 1:
+            return f"{'an' if name == 'hour' else 'a'} {name}"
+        if count < below:
+            return f"{count} {name}s"
+    return f"{int(seconds / _YEAR + 0.5)} years"
+
+
+def describe_difference(first: str, second: str) -> str | None:
+    """Where the first moment is, seen from the second: `3 hours ago`, `in 2 days`.
+
+    Both are dates as in ISO 8601, with a time or without. None where one of them is none.
+    """
+    try:
+        left, right = (datetime.fromisoformat(each.strip()) for each in (first, second))
+    except ValueError:
+        return None
+    if (left.tzinfo is None) != (right.tzinfo is None):
+        left, right = (each if each.tzinfo else each.replace(tzinfo=UTC) for each in (left, right))
+    words = describe_duration(abs(left - right))
+    return f"in {words}" if left > right else f"{words} ago"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-Part: TypeAlias = "str | Call | Conditional"
+Part: TypeAlias = "str | Call | Block | Conditional"
 Parts: TypeAlias = Sequence[Part]
 
 
@@ -26,6 +26,7 @@ class Call:
         argument: What follows the name and its separator; None where there is no separator.
         inside: All that stands between the braces, for when they turn out to be no macro.
         text: The whole text, of which `start` to `end` is this call.
+        keeps_space: Whether it has the flag `#`: a block keeps the white space at its edges.
     """
 
     name: str
@@ -34,11 +35,26 @@ class Call:
     text: str
     start: int
     end: int
+    keeps_space: bool = False
 
     @property
     def source(self) -> str:
         """The call as it is written, braces included."""
         return self.text[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Block:
+    """`{{reverse}}content{{/reverse}}`: the content is the call's last argument, if it takes one.
+
+    Args:
+        content: What is between the two calls, its edges trimmed; `body` is the same as written.
+    """
+
+    call: Call
+    content: Parts
+    body: Parts
+    closing: Call
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -56,20 +72,28 @@ _TOKEN: Final = re.compile(r"\{{2,}|\}\}|<(?:user|bot|char)>", re.IGNORECASE | r
 
 _OLD_NAMES: Final = {"<user>": "user", "<bot>": "char", "<char>": "char"}
 
-# The name with its separator. A comment needs none, nor does the old `{{time_UTC+2}}`.
+# Flags, then the name with its separator. A comment needs none, nor does the old
+# `{{time_UTC+2}}`. `.name` and `$name` are variables; what follows is their argument.
 _HEAD: Final = re.compile(
-    r"\s*(?:(//)|(/?[a-z][a-z_]*)(\s*::?|\s+|(?<=time_utc)(?=[+-])|\Z))", re.IGNORECASE
+    r"\s*+([!?~>#]*+)\s*+"
+    r"(?:(//|[.$](?=[a-z]))|(/?[a-z][a-z_]*+)(\s*+::?|\s++|(?<=time_utc)(?=[+-])|\Z))",
+    re.IGNORECASE,
 )
+
+_ESCAPED: Final = re.compile(r"\\([{}])")
 
 
 def parse(text: str) -> Parts:
-    """The tree of `text`. Of three braces in a row the inner two are the call's: `{{{user}}}`."""
+    """The tree of `text`. Of three braces in a row the inner two are the call's: `{{{user}}}`.
+
+    A backslash before a brace makes it a brace that is never syntax.
+    """
     parts: list[Part] = []
     openings: list[tuple[int, int]] = []  # for each open `{{`, index in parts and offset in text
     position = 0
     for token in _TOKEN.finditer(text):
         if token.start() > position:
-            parts.append(text[position : token.start()])
+            parts.append(_ESCAPED.sub(r"\1", text[position : token.start()]))
         position = token.end()
         match token[0][0]:
             case "{":
@@ -81,7 +105,7 @@ def parse(text: str) -> Parts:
                     parts.append("{{")
             case "}" if openings:
                 index, start = openings.pop()
-                inside = _fold_conditionals(parts[index + 1 :])
+                inside = _fold(parts[index + 1 :])
                 parts[index:] = [_call(inside, text, start, token.end())]
             case "<":
                 name = _OLD_NAMES[token[0].lower()]
@@ -89,22 +113,26 @@ def parse(text: str) -> Parts:
             case _:
                 parts.append(token[0])
     if position < len(text):
-        parts.append(text[position:])
-    return _fold_conditionals(parts)
+        parts.append(_ESCAPED.sub(r"\1", text[position:]))
+    return _fold(parts)
 
 
-def split(parts: Parts, separator: re.Pattern[str], most: int | None = None) -> list[Parts]:
-    """Split at a separator in literal text, into `most` pieces or fewer, edges trimmed."""
+def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
+    """Split at a separator in literal text, edges trimmed."""
     pieces: list[list[Part]] = [[]]
     for part in parts:
-        if not isinstance(part, str) or len(pieces) == most:
+        if not isinstance(part, str):
             pieces[-1].append(part)
             continue
-        # 0 means every one of them to re.split.
-        first, *others = separator.split(part, 0 if most is None else most - len(pieces))
+        first, *others = separator.split(part)
         pieces[-1].append(first)
         pieces.extend([other] for other in others)
     return [_trimmed(piece) for piece in pieces]
+
+
+def named(text: str) -> Call:
+    """What a condition names without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
+    return _call([text], text, 0, len(text))
 
 
 def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
@@ -112,49 +140,70 @@ def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
     head = _HEAD.match(first) if isinstance(first, str) else None
     if head is None:
         return Call("", None, inside, text, start, end)
-    comment, name, separator = head.groups(default="")
+    flags, sign, name, separator = head.groups(default="")
     rest = head.string[head.end() :]
     argument: Parts | None = [rest, *inside[1:]]
-    if not rest and not comment and not separator.strip():
+    if not rest and not sign and not separator.strip():
         if len(inside) == 1:  # `{{user}}`, `{{ user }}`
             argument = None
         elif not separator:  # `{{user{{char}}}}`: the name is not over
             name = ""
-    return Call(comment or name.lower(), argument, inside, text, start, end)
+    return Call(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
 
 
-def _fold_conditionals(parts: list[Part]) -> list[Part]:
-    """Fold each `{{if}}` to `{{/if}}` of one level. An odd `{{else}}` or `{{/if}}` stays a call."""
+@dataclass(slots=True)
+class _Opening:
+    """A call that a `{{/name}}` may close. `middle` is where its `{{else}}` stands."""
+
+    call: Call
+    index: int
+    middle: int | None = None
+
+
+def _fold(parts: list[Part]) -> list[Part]:
+    """Fold each `{{name}}` to `{{/name}}` of one level. What is odd stays a call."""
     folded: list[Part] = []
-    openings: list[tuple[int, Parts, int | None]] = []  # index of `{{if}}`, condition, `{{else}}`
+    openings: dict[str, list[_Opening]] = {}
+
+    def innermost(name: str) -> _Opening | None:
+        """The last one that is still open: others went into blocks around them."""
+        waiting = openings.get(name, [])
+        while waiting:
+            last = waiting[-1]
+            if last.index < len(folded) and folded[last.index] is last.call:
+                return last
+            waiting.pop()
+        return None
+
     for part in parts:
-        if isinstance(part, Call):
-            if part.name == "/if" and openings:
-                index, condition, middle = openings.pop()
-                folded[index:] = [_conditional(condition, folded[index + 1 :], middle, index + 1)]
+        if isinstance(part, Call) and part.name:
+            if part.name[0] == "/" and (opening := innermost(part.name[1:])):
+                openings[part.name[1:]].pop()
+                body = folded[opening.index + 1 :]
+                folded[opening.index :] = [_block(opening, body, part)]
                 continue
-            if part.name == "else" and part.argument is None and openings:
-                index, condition, middle = openings[-1]
-                if middle is None:
-                    openings[-1] = (index, condition, len(folded))
-            elif part.name == "if" and part.argument is not None:
-                openings.append((len(folded), part.argument, None))
+            if part.name == "else" and part.argument is None:
+                if (opening := innermost("if")) and opening.middle is None:
+                    opening.middle = len(folded)
+            elif part.name != "if" or part.argument is not None:
+                openings.setdefault(part.name, []).append(_Opening(part, len(folded)))
         folded.append(part)
     return folded
 
 
-def _conditional(
-    condition: Parts, body: list[Part], middle: int | None, offset: int
-) -> Conditional:
-    """`middle` is where `{{else}}` stands in the list of which `body` began at `offset`."""
-    condition = _trimmed(condition)
+def _block(opening: _Opening, body: list[Part], closing: Call) -> Block | Conditional:
+    call = opening.call
+    if call.name != "if":
+        return Block(call, body if call.keeps_space else _as_block(body), body, closing)
+    condition = _trimmed(call.argument or ())
     negated = bool(condition) and isinstance(condition[0], str) and condition[0].startswith("!")
     if negated:
         condition = _trimmed([str(condition[0])[1:], *condition[1:]])
-    end = len(body) if middle is None else middle - offset
-    return Conditional(
-        condition, negated, _without_tag_lines(body[:end]), _without_tag_lines(body[end + 1 :])
-    )
+    end = len(body) if opening.middle is None else opening.middle - opening.index - 1
+    then, otherwise = body[:end], body[end + 1 :]
+    if not call.keeps_space:
+        then, otherwise = _as_block(then), _as_block(otherwise)
+    return Conditional(condition, negated, then, otherwise)
 
 
 def _trimmed(parts: Parts) -> Parts:
@@ -167,14 +216,15 @@ def _trimmed(parts: Parts) -> Parts:
     return [part for part in kept if part != ""]
 
 
-def _without_tag_lines(body: list[Part]) -> Parts:
-    """Without the line breaks that only end the lines of `{{if}}`, `{{else}}` and `{{/if}}`."""
-    if body and isinstance(body[0], str):
-        indentation, line_break, rest = body[0].partition("\n")
-        if line_break and not indentation.strip():
-            body[0] = rest
-    if body and isinstance(body[-1], str):
-        rest, line_break, indentation = body[-1].rpartition("\n")
-        if line_break and not indentation.strip():
-            body[-1] = rest.removesuffix("\r")
-    return body
+def _as_block(body: list[Part]) -> list[Part]:
+    """Without white space at the edges, nor the indentation that all lines have from the first."""
+    first = body[0] if body else ""
+    indentation = ""
+    if isinstance(first, str) and "\n" in first:
+        line = first[: len(first) - len(first.lstrip())].rpartition("\n")[2]
+        indentation = line if first.strip() or len(body) > 1 else ""
+    kept = list(_trimmed(body))
+    if indentation:
+        unindented = "\n" + indentation
+        kept = [part.replace(unindented, "\n") if isinstance(part, str) else part for part in kept]
+    return kept

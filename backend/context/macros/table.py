@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from backend.context.macros.chance import parse_roll
-from backend.context.macros.dates import describe_duration, format_moment, parse_utc_offset
+from backend.context.macros.dates import (
+    describe_difference,
+    describe_duration,
+    format_moment,
+    parse_utc_offset,
+)
 from backend.context.macros.model import MAX_DICE, MAX_SIDES, MacroContext
 from backend.context.macros.syntax import Parts, split
-from backend.context.macros.variables import added, counted
+from backend.context.macros.variables import added, compared, counted, is_true, shown, subtracted
 
 Scope = Literal["local", "global"]
+
+MAX_REPEATED: Final = 1_000
+"""Line breaks or spaces that one macro may stand for."""
 
 TIME: Final = "h:mm A"
 DATE: Final = "MMMM D, YYYY"
@@ -52,12 +60,20 @@ class Invocation(Protocol):
         """Numbers from 0 to `choices` - 1: other ones for another seed, place or macro text."""
         ...
 
+    def has_variable(self, scope: Scope, name: str) -> bool:
+        """Whether there is such a variable."""
+        ...
+
     def get_variable(self, scope: Scope, name: str) -> str:
         """The value; empty where there is none."""
         ...
 
     def set_variable(self, scope: Scope, name: str, value: str) -> None:
         """Set the value, for the rest of this field and for what comes after it."""
+        ...
+
+    def delete_variable(self, scope: Scope, name: str) -> None:
+        """Take the variable away."""
         ...
 
     def keep_within(self, most: int, amount: int, *, unit: str) -> None:
@@ -71,9 +87,12 @@ Run = Callable[[Invocation], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """A macro. With fewer arguments, or with any where `most` is 0, its braces are only braces.
+    """A macro. With fewer arguments than `fewest` or more than `most`, its braces are only braces.
 
-    The last argument of `most` takes the rest, `::` included; None is no end of arguments.
+    Args:
+        most: None is no end of arguments.
+        is_operation: Whether its argument is what follows a variable's sign: `hp += 2`.
+        is_ignored: Whether it means something elsewhere, and nothing here.
     """
 
     name: str
@@ -81,19 +100,52 @@ class Macro:
     fewest: int = 0
     most: int | None = 0
     aliases: Sequence[str] = ()
+    is_operation: bool = False
+    is_ignored: bool = False
 
-    def split_arguments(self, argument: Parts | None) -> Sequence[Parts] | None:
-        """The arguments one by one; None if they are too few or too many for this macro."""
-        if argument is None:
-            arguments: Sequence[Parts] = ()
-        elif self.most == 0:
+    def split_arguments(
+        self, argument: Parts | None, content: Parts | None = None
+    ) -> Sequence[Parts] | None:
+        """The arguments one by one, a block's content as the last of them.
+
+        None if they are too few or too many for this macro.
+        """
+        if self.most == 0 and (argument is not None or content is not None):
             return None
+        if argument is None:
+            arguments: list[Parts] = []
+        elif self.is_operation:
+            arguments = _operation(argument)
         else:
-            arguments = split(argument, _ARGUMENTS, self.most)
-        return arguments if len(arguments) >= self.fewest else None
+            arguments = split(argument, _ARGUMENTS)
+        if content is not None:
+            arguments.append(content)
+        fits = self.most is None or len(arguments) <= self.most
+        return arguments if fits and len(arguments) >= self.fewest else None
 
 
 _ARGUMENTS: Final = re.compile("::")
+_OPERATION: Final = re.compile(
+    r"([a-z](?>(?:[a-z0-9_]|-(?![-=]))*))\s*+"
+    r"(\+\+|--|\|\|=|\?\?=|\|\||\?\?|\+=|-=|==|!=|>=|<=|>|<|=|\Z)",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def _operation(argument: Parts) -> list[Parts]:
+    """A variable's name, what is done with it, and with what; nothing where it can't be read."""
+    first = argument[0] if argument else ""
+    found = _OPERATION.match(first) if isinstance(first, str) else None
+    if found is None:
+        return []
+    (value,) = split([found.string[found.end() :], *argument[1:]], _NOTHING)
+    takes_value = found[2] not in {"", "++", "--"}
+    if bool(value) and not takes_value:
+        return []
+    return [[found[1]], [found[2]], value]
+
+
+_NOTHING: Final = re.compile(r"(?!)")
 _COMMA: Final = re.compile(r"(?<!\\),")
 
 
@@ -102,9 +154,41 @@ def _value(name: str, read: Callable[[MacroContext], str], *aliases: str) -> Mac
     return Macro(name, lambda call: read(call.context), aliases=aliases)
 
 
-def _field(name: str, read: Callable[[MacroContext], str]) -> Macro:
+def _field(name: str, read: Callable[[MacroContext], str], *aliases: str) -> Macro:
     """A macro for a field that may hold macros itself."""
-    return Macro(name, lambda call: "" if call.put_field(name, read(call.context)) else None)
+    return Macro(
+        name,
+        lambda call: "" if call.put_field(name, read(call.context)) else None,
+        aliases=aliases,
+    )
+
+
+def _greeting(call: Invocation) -> str | None:
+    """The first message, or an alternate greeting by its number."""
+    number = call.text(0).strip() or "0"
+    greetings = call.context.greetings
+    if not number.isdecimal() or int(number[:9]) >= len(greetings):
+        return ""
+    name = f"greeting {int(number)}"
+    return "" if call.put_field(name, greetings[int(number)]) else None
+
+
+def _repeated(name: str, text: str) -> Macro:
+    """A macro for a text, once or as often as its argument says."""
+
+    def repeat(call: Invocation) -> str | None:
+        count = call.text(0).strip() or "1"
+        if not count.isdecimal():
+            return None
+        times = int(count[:9])
+        call.keep_within(MAX_REPEATED, times, unit=f"times {name}")
+        return text * times
+
+    return Macro(name, repeat, most=1)
+
+
+def _ignored(name: str, *aliases: str) -> Macro:
+    return Macro(name, _nothing, most=None, aliases=aliases, is_ignored=True)
 
 
 def _moment(name: str, pattern: str) -> Macro:
@@ -131,8 +215,14 @@ def _time(call: Invocation) -> str | None:
     return None if zone is None else format_moment(call.context.now.astimezone(zone), TIME)
 
 
+def _time_difference(call: Invocation) -> str | None:
+    return describe_difference(call.text(0), call.text(1))
+
+
 def _choose(call: Invocation, seed: int) -> str:
     options = call.arguments
+    if not options:
+        return ""
     if len(options) == 1:  # the older list with commas, in which `\,` is a comma
         options = [
             [part.replace("\\,", ",") if isinstance(part, str) else part for part in option]
@@ -146,7 +236,7 @@ def _choose(call: Invocation, seed: int) -> str:
 def _roll(call: Invocation) -> str | None:
     roll = parse_roll(call.text(0))
     if roll is None:
-        return None
+        return ""
     call.keep_within(MAX_DICE, roll.dice, unit="dice in a roll")
     call.keep_within(MAX_SIDES, roll.sides, unit="sides on a die")
     drawn = call.draw(call.context.message_seed, choices=roll.sides, count=roll.dice)
@@ -155,7 +245,14 @@ def _roll(call: Invocation) -> str | None:
 
 def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     def get(call: Invocation) -> str:
-        return call.get_variable(scope, call.text(0).strip())
+        return shown(call.get_variable(scope, call.text(0).strip()))
+
+    def has(call: Invocation) -> str:
+        return _said(call.has_variable(scope, call.text(0).strip()))
+
+    def delete(call: Invocation) -> str:
+        call.delete_variable(scope, call.text(0).strip())
+        return ""
 
     def put(call: Invocation) -> str:
         call.set_variable(scope, call.text(0).strip(), call.text(1))
@@ -177,27 +274,115 @@ def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     yield Macro(f"add{infix}var", add, 2, 2)
     yield Macro(f"inc{infix}var", lambda call: count(call, 1), 1, 1)
     yield Macro(f"dec{infix}var", lambda call: count(call, -1), 1, 1)
+    yield Macro(f"has{infix}var", has, 1, 1, aliases=(f"{infix}varexists",))
+    yield Macro(f"delete{infix}var", delete, 1, 1, aliases=(f"flush{infix}var",))
 
+
+def _said(holds: bool) -> str:  # noqa: FBT001  # the one thing that it takes
+    return "true" if holds else "false"
+
+
+def _shorthand(scope: Scope) -> Run:
+    """`{{.hp}}`, `{{.hp += 2}}`: what an operator does to a variable, and the text in its place."""
+
+    def operate(call: Invocation) -> str | None:  # noqa: PLR0911  # a case an operator
+        name, operator = call.text(0), call.text(1)
+        value = call.get_variable(scope, name)
+        match operator:
+            case "":
+                return shown(value)
+            case "=":
+                call.set_variable(scope, name, call.text(2))
+                return ""
+            case "+=":
+                call.set_variable(scope, name, added(value, call.text(2)))
+                return ""
+            case "-=":
+                call.set_variable(scope, name, subtracted(value, call.text(2)))
+                return ""
+            case "++" | "--":
+                value = counted(value, 1 if operator == "++" else -1)
+                call.set_variable(scope, name, value)
+                return value
+            case "||" | "??" | "||=" | "??=":
+                is_there = call.has_variable(scope, name)
+                if is_there if operator[0] == "?" else is_true(value):
+                    return shown(value)
+                value = call.text(2)
+                if operator[2:] == "=":
+                    call.set_variable(scope, name, value)
+                return value
+            case _:
+                order = compared(value, call.text(2))
+                return _said(_ORDERS[operator](order))
+
+    return operate
+
+
+_ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
+    "==": lambda order: order == 0,
+    "!=": lambda order: order != 0,
+    ">": lambda order: order > 0,
+    ">=": lambda order: order >= 0,
+    "<": lambda order: order < 0,
+    "<=": lambda order: order <= 0,
+}
+
+
+def _range(last: str) -> str:
+    return f"0-{last}" if last else ""
+
+
+VARIABLE_SIGNS: Final = frozenset({".", "$"})
+
+_INSTRUCT: Final = (
+    *("AssistantPrefix", "AssistantSuffix", "FirstAssistantPrefix", "FirstInput"),
+    *("FirstOutputPrefix", "FirstUserPrefix", "Input", "LastAssistantPrefix", "LastInput"),
+    *("LastOutputPrefix", "LastUserPrefix", "Output", "Separator", "Stop"),
+    *("StoryStringPrefix", "StoryStringSuffix", "System", "SystemInstructionPrefix"),
+    *("SystemPrefix", "SystemPrompt", "SystemSuffix", "UserFiller", "UserPrefix", "UserSuffix"),
+)
+"""Of instruct mode, which wraps messages for models that complete text."""
 
 _MACROS: Final[Sequence[Macro]] = (
     _value("user", lambda context: context.user),
     _value("char", lambda context: context.char),
+    _value(
+        "group", lambda context: context.group or context.char, "groupNotMuted", "charIfNotGroup"
+    ),
+    _value("notChar", lambda context: context.not_char or context.user),
     _value("charVersion", lambda context: context.char_version, "char_version"),
     _field("persona", lambda context: context.persona),
-    _field("description", lambda context: context.description),
-    _field("personality", lambda context: context.personality),
-    _field("scenario", lambda context: context.scenario),
-    _field("mesExamples", lambda context: context.mes_examples),
+    _field("description", lambda context: context.description, "charDescription"),
+    _field("personality", lambda context: context.personality, "charPersonality"),
+    _field("scenario", lambda context: context.scenario, "charScenario"),
+    _field("mesExamples", lambda context: context.mes_examples, "mesExamplesRaw"),
     _field("charPrompt", lambda context: context.char_prompt),
+    _field("charInstruction", lambda context: context.char_instruction),
+    _field("charDepthPrompt", lambda context: context.char_depth_prompt),
+    _field("creatorNotes", lambda context: context.creator_notes, "charCreatorNotes"),
+    Macro("greeting", _greeting, most=1, aliases=("charFirstMessage",)),
     _field("original", lambda context: context.original or ""),
     _field("authorsNote", lambda context: context.authors_note),
     _value("lastMessage", lambda context: context.last_message),
     _value("lastUserMessage", lambda context: context.last_user_message),
     _value("lastCharMessage", lambda context: context.last_char_message),
+    _value("lastMessageId", lambda context: context.last_message_id),
+    _value("allChatRange", lambda context: _range(context.last_message_id)),
+    _value("lastSwipeId", lambda context: context.last_swipe_id),
+    _value("currentSwipeId", lambda context: context.current_swipe_id),
+    _value("lastGenerationType", lambda context: context.last_generation_type),
     _value("summary", lambda context: context.summary),
     _value("model", lambda context: context.model),
-    _value("maxPrompt", lambda context: str(context.max_prompt)),
+    _value("maxPrompt", lambda context: str(context.max_prompt), "maxPromptTokens"),
+    _value("maxResponse", lambda context: str(context.max_response), "maxResponseTokens"),
+    _value(
+        "maxContext",
+        lambda context: str(context.max_prompt + context.max_response),
+        "maxContextTokens",
+    ),
     _value("idleDuration", lambda context: describe_duration(context.idle), "idle_duration"),
+    Macro("timeDiff", _time_difference, 2, 2),
     Macro("outlet", _outlet, 1, 1),
     Macro("time", _time, most=1, aliases=("time_UTC",)),
     _moment("date", DATE),
@@ -205,16 +390,29 @@ _MACROS: Final[Sequence[Macro]] = (
     _moment("isotime", "HH:mm"),
     _moment("isodate", "YYYY-MM-DD"),
     Macro("datetimeformat", lambda call: format_moment(call.context.now, call.text(0)), 1, 1),
-    Macro("random", lambda call: _choose(call, call.context.message_seed), 1, None),
-    Macro("pick", lambda call: _choose(call, call.context.chat_seed), 1, None),
+    Macro("random", lambda call: _choose(call, call.context.message_seed), 0, None),
+    Macro("pick", lambda call: _choose(call, call.context.chat_seed), 0, None),
     Macro("roll", _roll, 1, 1),
-    Macro("newline", lambda _: "\n"),
+    _repeated("newline", "\n"),
+    _repeated("space", " "),
     Macro("noop", _nothing),
+    Macro("else", _nothing),
     Macro("trim", _trim),
     Macro("reverse", lambda call: call.text(0)[::-1], 1, 1),
-    Macro("//", _nothing, most=1),
-    Macro("comment", _nothing, most=1),
-    Macro("hidden_key", _nothing, most=1),
+    Macro("//", _nothing, most=None),
+    Macro("comment", _nothing, most=None),
+    Macro("hidden_key", _nothing, most=None),
+    Macro("banned", _nothing, most=None),
+    Macro("isMobile", lambda _: "false"),
+    Macro("hasExtension", lambda _: "false", 1, 1),
+    _ignored("input"),
+    _ignored("version"),
+    _ignored("systemPrompt", "defaultSystemPrompt"),
+    _ignored("firstIncludedMessageId", "firstDisplayedMessageId"),
+    _ignored("chatStart", "chatSeparator", "exampleSeparator"),
+    _ignored("instruct", *(f"instruct{name}" for name in _INSTRUCT)),
+    Macro(".", _shorthand("local"), 3, 3, is_operation=True),
+    Macro("$", _shorthand("global"), 3, 3, is_operation=True),
     *_variable_macros("local", ""),
     *_variable_macros("global", "global"),
 )
@@ -222,4 +420,4 @@ _MACROS: Final[Sequence[Macro]] = (
 MACROS: Final[Mapping[str, Macro]] = {
     name.lower(): macro for macro in _MACROS for name in (macro.name, *macro.aliases)
 }
-"""By name and alias, in lower case. `if`, `else` and `/if` are syntax and not among them."""
+"""By name and alias, in lower case. `if` and the closing `/name` are syntax and not among them."""

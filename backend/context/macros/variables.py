@@ -1,4 +1,4 @@
-"""Variables while a field is expanded, and how numbers in them are counted up."""
+"""Variables while a field is expanded: numbers and lists in them, and what counts as true."""
 
 from __future__ import annotations
 
@@ -8,39 +8,96 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
+import msgspec
+
 # So short that a sum of two is exact in Decimal's 28 digits. Anything longer is text.
 _NUMBER: Final = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,10})?", re.ASCII)
 
+_FALSE: Final = frozenset({"", "0", "false", "off"})
+
 
 @dataclass(slots=True)
-class Draft:
-    """Variables that can be written; what was handed in stays as it was."""
+class VariablesDraft:
+    """Variables that can be written; what was handed in stays as it was.
+
+    `written` holds None for those that were deleted.
+    """
 
     given: Mapping[str, str]
-    written: dict[str, str] = field(default_factory=dict[str, str])
+    written: dict[str, str | None] = field(default_factory=dict[str, str | None])
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a variable."""
+        return self.written[name] is not None if name in self.written else name in self.given
 
     def read(self, name: str) -> str:
         """The value; empty where there is none."""
-        return self.written.get(name, self.given.get(name, ""))
+        value = self.written[name] if name in self.written else self.given.get(name)
+        return value or ""
 
     def write(self, name: str, value: str) -> None:
         """Set the value."""
         self.written[name] = value
 
+    def delete(self, name: str) -> None:
+        """Take the variable away."""
+        self.written[name] = None
+
     def result(self) -> Mapping[str, str]:
         """The variables now: what was handed in, where nothing was written."""
-        return {**self.given, **self.written} if self.written else self.given
+        if not self.written:
+            return self.given
+        both: dict[str, str | None] = {**self.given, **self.written}
+        return {name: value for name, value in both.items() if value is not None}
+
+
+def is_true(value: str) -> bool:
+    """Whether a condition holds."""
+    return value.strip().lower() not in _FALSE
+
+
+def shown(value: str) -> str:
+    """A value as it is read: a number in its plain form (`01` is `1`)."""
+    number = _number(value) if value.strip() else None
+    return value if number is None else _written(number)
 
 
 def added(value: str, more: str) -> str:
-    """The sum of two numbers (nothing counts as 0), else one text after the other."""
+    """A list with one item more, the sum of two numbers, else one text after the other.
+
+    A list is a text that holds a JSON array. Nothing counts as 0 beside a number.
+    """
+    if (items := _list(value)) is not None:
+        return msgspec.json.encode([*items, more]).decode()
     left, right = _number(value), _number(more)
     return value + more if left is None or right is None else _written(left + right)
+
+
+def subtracted(value: str, less: str) -> str:
+    """The difference of two numbers; what is no number counts as 0."""
+    return _written((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
 
 
 def counted(value: str, step: int) -> str:
     """The number `step` further on; what is no number counts as 0."""
     return _written((_number(value) or Decimal(0)) + step)
+
+
+def compared(left: str, right: str) -> int:
+    """-1, 0 or 1: as numbers where both are numbers, else as texts."""
+    one, two = _number(left), _number(right)
+    if one is not None and two is not None:
+        return (one > two) - (one < two)
+    return (left > right) - (left < right)
+
+
+def _list(value: str) -> list[object] | None:
+    if not value.startswith("["):
+        return None
+    try:
+        return msgspec.json.decode(value, type=list[object])
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _number(text: str) -> Decimal | None:

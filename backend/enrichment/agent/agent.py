@@ -1,6 +1,6 @@
 """The agent that keeps chronicles: a small question first, then a loop of calls, then proposals.
 
-It writes nothing. What it read and what it would write is a `Study`; `effects` writes it. No
+It writes nothing. What it read and what it would write is a `AgentResult`; `effects` writes it. No
 database transaction is open while a model or an embedder is asked.
 """
 
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.comparing import Comparer
-from backend.enrichment.agent.desk import Desk
-from backend.enrichment.agent.looking import Found, Looker
-from backend.enrichment.agent.marks import Marked, line_shown
+from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, LookupResult
+from backend.enrichment.agent.references import References, line_shown
+from backend.enrichment.agent.tool_executor import ToolExecutor
 from backend.enrichment.agent.tools import (
     EVENT_KINDS,
     TOOLS,
@@ -23,8 +24,8 @@ from backend.enrichment.agent.tools import (
 )
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.duplicates.judging import DuplicateJudge
-from backend.enrichment.story import Stretch
-from backend.enrichment.study import DEMO_NOTE, Purse, Study
+from backend.enrichment.story import TranscriptSlice
+from backend.enrichment.study import DEMO_NOTE, AgentResult, RunBudget
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
@@ -75,7 +76,9 @@ class Agent:
         database: Database,
         judge: DuplicateJudge,
         settings: Settings,
+        pool: CpuPool,
     ) -> None:
+        self._pool = pool
         self._registry = registry
         self._prompts = prompts
         self._search = search
@@ -86,12 +89,12 @@ class Agent:
     async def study(
         self,
         sealer: Sealer,
-        stretch: Stretch,
+        stretch: TranscriptSlice,
         *,
         model_id: str,
-        purse: Purse,
+        purse: RunBudget,
         sampling: Sampling = Sampling(),  # noqa: B008  # it is frozen
-    ) -> Study:
+    ) -> AgentResult:
         """Read a stretch. `purse` is filled in as it goes, also where it ends in an error.
 
         Raises `UnknownModelError`, and `ModelError` as it left the model.
@@ -101,14 +104,14 @@ class Agent:
         triage = await self._triage(model, stretch, purse, sampling)
         desk = marked = None
         if triage.significant:
-            looker = Looker(self._database, self._search, sealer, stretch)
-            marked = Marked(stretch.lines)
+            looker = KnowledgeLookup(self._database, self._search, sealer, stretch, self._pool)
+            marked = References(stretch.lines)
             latest = await looker.latest()
             count = _shown_of_each(model.spec)
             near = await looker.near(count=count)
             # What the new lines go on with, whatever the index says.
             near.events |= {event.id: event for event in latest[-count:]}
-            desk = Desk(
+            desk = ToolExecutor(
                 stretch,
                 looker=looker,
                 comparer=Comparer(
@@ -120,7 +123,7 @@ class Agent:
             opening = self._opening(stretch, marked, near)
             if not await self._loop(model, desk, opening, purse, sampling):
                 notes.append(_SPENT)
-        return Study(
+        return AgentResult(
             why=one_line(triage.why)[:_MAX_WHY],
             significant=triage.significant,
             kinds=triage.kinds,
@@ -135,7 +138,7 @@ class Agent:
         )
 
     async def _triage(
-        self, model: ChatModel, stretch: Stretch, purse: Purse, sampling: Sampling
+        self, model: ChatModel, stretch: TranscriptSlice, purse: RunBudget, sampling: Sampling
     ) -> Triage:
         """Whether there is anything to keep: most lines end here."""
         prompt = Prompt(
@@ -160,9 +163,9 @@ class Agent:
     async def _loop(
         self,
         model: ChatModel,
-        desk: Desk,
+        desk: ToolExecutor,
         opening: list[PromptMessage],
-        purse: Purse,
+        purse: RunBudget,
         sampling: Sampling,
     ) -> bool:
         """Have the model call until it has finished, calls are used up, or one cannot be read.
@@ -187,7 +190,9 @@ class Agent:
             rounds.append(ToolRound(answer.calls, results, answer.text))
         return True
 
-    def _opening(self, stretch: Stretch, marked: Marked, near: Found) -> list[PromptMessage]:
+    def _opening(
+        self, stretch: TranscriptSlice, marked: References, near: LookupResult
+    ) -> list[PromptMessage]:
         instruction = self._prompts["enrichment/agent"].render(
             kinds=_kinds(),
             most_writes=self._settings.enrichment_max_writes,
@@ -211,7 +216,7 @@ class Agent:
         )
         return [PromptMessage("system", instruction), PromptMessage("user", story)]
 
-    def _story(self, stretch: Stretch, **known: Any) -> str:
+    def _story(self, stretch: TranscriptSlice, **known: Any) -> str:
         sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
         return self._prompts["enrichment/story"].render(
             **sections,
@@ -220,7 +225,9 @@ class Agent:
         )
 
 
-async def _asked(model: ChatModel, prompt: Prompt, purse: Purse, sampling: Sampling) -> ToolAnswer:
+async def _asked(
+    model: ChatModel, prompt: Prompt, purse: RunBudget, sampling: Sampling
+) -> ToolAnswer:
     """One step of the loop. A model that has called and says no more has finished."""
     try:
         answer = await model.call_tools(prompt, TOOLS, sampling)

@@ -8,8 +8,8 @@ from uuid import UUID
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
 from backend.enrichment.agent.checks import RefusedCallError
-from backend.enrichment.agent.looking import Looker
-from backend.enrichment.agent.marks import Marked, summary_of
+from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
+from backend.enrichment.agent.references import References, summary_of
 from backend.enrichment.duplicates.judging import (
     DuplicateJudge,
     Kept,
@@ -43,9 +43,9 @@ class Comparer:
         self,
         sealer: Sealer,
         *,
-        looker: Looker,
+        looker: KnowledgeLookup,
         judge: DuplicateJudge,
-        marked: Marked,
+        marked: References,
         latest: Sequence[StoryEvent],
     ) -> None:
         self._sealer = sealer

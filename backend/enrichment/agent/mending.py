@@ -10,7 +10,7 @@ from backend.chronicles.limits import MAX_SOURCES
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
 from backend.enrichment.agent.checks import RefusedCallError, content_of, pinned, said_of, words_of
-from backend.enrichment.agent.looking import KnownEntry
+from backend.enrichment.agent.knowledge_lookup import KnownEntry
 from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.study import ProposedChange, ProposedEntry, ProposedEvent

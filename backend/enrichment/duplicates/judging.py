@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 import numpy as np
 
 from backend.chronicles.events import EventFields
+from backend.cpu_pool import CpuPool
 from backend.enrichment.duplicates.wording import (
     Difference,
     Wording,
@@ -64,7 +65,7 @@ class Near(Generic[E]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
+class DuplicateThresholds:
     """From where on two events are one, if nothing tells them apart.
 
     Either they share nearly all of their words (`alike`), which is all that there is without an
@@ -80,7 +81,7 @@ class Thresholds:
     alike_in_part: float = 0.5
 
 
-THRESHOLDS = Thresholds()
+THRESHOLDS = DuplicateThresholds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +119,9 @@ class Kept:
 class DuplicateJudge:
     """Compares events. Without an embedder it does so by their words alone."""
 
-    def __init__(self, embedder: DocumentEmbedder | None) -> None:
+    def __init__(self, embedder: DocumentEmbedder | None, pool: CpuPool) -> None:
         self._embedder = embedder
+        self._pool = pool
         self._terms = TermCounter()
 
     async def nearest(
@@ -141,7 +143,8 @@ class DuplicateJudge:
         kept = Kept() if kept is None else kept
         cosines = await self._cosines(sealer, fields, events, kept)
         # Some tenths of a millisecond an event: not on the loop that streams replies.
-        return await asyncio.to_thread(self._compared, fields, events, cosines, kept)
+        work = partial(self._compared, fields, events, cosines, kept)
+        return await self._pool.run(sealer.user_id, work, is_job=True)
 
     def _compared(
         self, fields: EventFields, events: Sequence[E], cosines: Floats | None, kept: Kept
@@ -201,7 +204,7 @@ def may_be_same(near: Near[E], at_least: Doubts = DOUBTS) -> bool:
     )
 
 
-def is_same(near: Near[E], at_least: Thresholds = THRESHOLDS) -> bool:
+def is_same(near: Near[E], at_least: DuplicateThresholds = THRESHOLDS) -> bool:
     """Whether an event says the same as the new one."""
     if near.differs:
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Literal
 
 from backend.chronicles.events import EventFields
@@ -33,7 +33,6 @@ Difference = Literal[
 NAME_WEIGHT = 0.5
 """What a name counts beside another word: events of one story share their names."""
 
-_STEMS_KEPT = 20_000
 _WORD = re.compile(r"\w+(?:['’]\w+)*")  # noqa: RUF001  # a typographic apostrophe
 _POSSESSIVE = re.compile(r"['’]s?$")  # noqa: RUF001
 _DENIAL = re.compile(r"n['’]t$")  # noqa: RUF001
@@ -54,6 +53,7 @@ _PREPOSITIONS = _set(
     """of by with from to for about in at on under beneath near into through against before after
     below behind across outside inside towards over upon like as when while that because since"""
 )
+_NO_SUBJECT_AFTER = _PREPOSITIONS - {"of"}
 _TITLES = _set("the a an her his their this that old young little late dear whole")
 _AUXILIARIES = _set("is was are were been be being got gets")
 _PARTICLES = (("up", "down"), ("on", "off"), ("before", "after"), ("above", "below"))
@@ -101,7 +101,7 @@ def worded(fields: EventFields, terms: TermCounter) -> Wording:
     tokens = _tokens(summary, cast)
     numbers = {NUMBERS.get(token.text, token.text) for token in tokens}
     stems = {_meaning(term)[0] for term in terms.document(summary)}
-    announced = {at for at in range(len(tokens)) if _is_announced(tokens, at)}
+    announced = _announced(tokens)
     return Wording(
         text=" ".join(fields.summary.casefold().split()),
         terms=frozenset(stems - _light()),
@@ -206,22 +206,20 @@ def _subject(tokens: Sequence[_Token]) -> frozenset[str]:
             named = _name_from(tokens, at + 1)
             if named:
                 return named
+    before = ""  # the last word that is neither a title nor a name
     for at, token in enumerate(tokens):
-        if not token.is_name or token.is_possessive:
-            continue
-        before = at - 1
-        while before >= 0 and (tokens[before].text in _TITLES or tokens[before].is_name):
-            before -= 1
-        if before >= 0 and tokens[before].text in _PREPOSITIONS - {"of"}:
-            continue
-        return _name_from(tokens, at)
+        if token.is_name and not token.is_possessive and before not in _NO_SUBJECT_AFTER:
+            return _name_from(tokens, at)
+        if not token.is_name and token.text not in _TITLES:
+            before = token.text
     return frozenset()
 
 
 def _name_from(tokens: Sequence[_Token], at: int) -> frozenset[str]:
     """The names that begin there, with those that `and` joins to them."""
     found: set[str] = set()
-    for token in tokens[at:]:
+    for place in range(at, len(tokens)):
+        token = tokens[place]
         if token.is_possessive:
             break
         if token.is_name:
@@ -231,12 +229,16 @@ def _name_from(tokens: Sequence[_Token], at: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_announced(tokens: Sequence[_Token], at: int) -> bool:
-    """Whether a word stands behind `to`, `will` and the like: it has not happened."""
-    before = at - 1
-    while before >= 0 and tokens[before].text in _BETWEEN:
-        before -= 1
-    return before >= 0 and tokens[before].text in _ANNOUNCING and not tokens[at].is_name
+def _announced(tokens: Sequence[_Token]) -> set[int]:
+    """Places of the words that stand after `to`, `will` and the like: it has not happened."""
+    found: set[int] = set()
+    is_announced = False
+    for at, token in enumerate(tokens):
+        if is_announced and not token.is_name:
+            found.add(at)
+        if token.text not in _BETWEEN:
+            is_announced = token.text in _ANNOUNCING
+    return found
 
 
 def _is_negation(word: str) -> bool:
@@ -247,14 +249,7 @@ def _words_of(name: str) -> list[str]:
     return [word.casefold() for word in _WORD.findall(name) if word[0].isupper()]
 
 
-@lru_cache(_STEMS_KEPT)
-def _stem(word: str) -> str:
-    """A word's stem as an English one; empty for a stop word."""
-    found = _TERMS.document(f"the and with {word}")
-    return next(iter(found), "")
-
-
-_TERMS = TermCounter()
+_stem = TermCounter("english").stem
 
 
 @cache

@@ -23,12 +23,12 @@ from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.detail import Effect
+from backend.enrichment.detail import RunEffect
 from backend.enrichment.effects import apply
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.outbox import REBUILD
 from backend.enrichment.rebuild.replacing import (
-    Place,
+    RebuiltRange,
     entries_to_replace,
     events_to_replace,
     remove_replaced,
@@ -45,9 +45,9 @@ from backend.enrichment.run_work import (
     run_row,
     set_mark,
 )
-from backend.enrichment.runs import sealed_detail
+from backend.enrichment.runs import note_done, sealed_detail
 from backend.enrichment.story import behind_mark, read_range
-from backend.enrichment.study import Study
+from backend.enrichment.study import AgentResult
 from backend.errors import AppError
 from backend.generation.model import ModelRateLimitError
 from backend.generation.registry import ModelRegistry
@@ -65,7 +65,7 @@ class _Batch:
     """A stretch to be read, and the place of the path that it stands for."""
 
     state: RebuildState
-    place: Place
+    place: RebuiltRange
     work: Work
 
 
@@ -137,7 +137,7 @@ class Rebuilder:
         async with self._database.read() as session:
             chat = await _chat(session, state, owner_id=sealer.user_id)
             reader = await self._runs.reader(session, sealer, chat)
-            rest = Place(
+            rest = RebuiltRange(
                 owner_id=sealer.user_id,
                 chat_id=chat.id,
                 chronicle_id=state.chronicle_id,
@@ -168,7 +168,7 @@ class Rebuilder:
             work=Work(kind="rebuild", reader=reader, stretch=stretch, purse=purse),
         )
 
-    async def _replace(self, job: RunningJob, batch: _Batch, study: Study) -> None:
+    async def _replace(self, job: RunningJob, batch: _Batch, study: AgentResult) -> None:
         """Put what was found in place of what was there: one transaction."""
         work, holder, place = batch.work, batch.work.reader.holder, batch.place
         async with job.step() as session:
@@ -176,8 +176,7 @@ class Rebuilder:
                 raise PathChangedError
             await get_chronicle(session, place.chronicle_id, owner_id=place.owner_id, lock=True)
             run = run_row(job, work, "done")
-            session.add(run)
-            await session.flush()
+            await note_done(session, run)
             removed = await remove_replaced(session, holder.sealer, place)
             await self._note(session, batch, removed)
             written = await apply(
@@ -234,7 +233,9 @@ class Rebuilder:
         job.checkpoint(state.to_payload())
         await job.progress(done, total)
 
-    async def _note(self, session: AsyncSession, batch: _Batch, removed: Sequence[Effect]) -> None:
+    async def _note(
+        self, session: AsyncSession, batch: _Batch, removed: Sequence[RunEffect]
+    ) -> None:
         changed: defaultdict[tuple[Kind, UUID], list[UUID]] = defaultdict(list)
         for effect in removed:
             kind: Kind = "event" if effect.what.startswith("event") else "lore"
@@ -262,7 +263,7 @@ async def _chat(session: AsyncSession, state: RebuildState, *, owner_id: UUID) -
     return chat
 
 
-def _counted(counts: RebuildCounts, effects: Sequence[Effect]) -> RebuildCounts:
+def _counted(counts: RebuildCounts, effects: Sequence[RunEffect]) -> RebuildCounts:
     """What was written so far, with what a batch wrote."""
     kinds = [effect.what for effect in effects]
     return RebuildCounts(

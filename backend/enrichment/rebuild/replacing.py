@@ -15,10 +15,9 @@ from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.reading import chunks, counting
 from backend.chronicles.records import open_event
-from backend.enrichment.detail import Effect
+from backend.enrichment.detail import RunEffect
 from backend.lorebooks import authoring
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.vault.sealing import Sealer
 
 TITLE = 200
@@ -29,7 +28,7 @@ SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RebuiltRange:
     """A stretch of one chat's active path, and the chronicle that tells of it."""
 
     owner_id: UUID
@@ -39,7 +38,7 @@ class Place:
     to_position: int
 
 
-async def events_to_replace(session: AsyncSession, place: Place) -> list[UUID]:
+async def events_to_replace(session: AsyncSession, place: RebuiltRange) -> list[UUID]:
     """Events that the agent wrote of this chat alone, whose last message stands in the place.
 
     Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
@@ -71,31 +70,33 @@ async def events_to_replace(session: AsyncSession, place: Place) -> list[UUID]:
     return list(await session.scalars(query.order_by(ChronicleEvent.id)))
 
 
-async def entries_to_replace(session: AsyncSession, place: Place) -> list[UUID]:
+async def entries_to_replace(session: AsyncSession, place: RebuiltRange) -> list[UUID]:
     """The agent's own entries in the chronicle's book that come from the place."""
-    query = select(EntryRow.id).where(
-        EntryRow.lorebook_id.in_(
+    query = select(LoreEntryRow.id).where(
+        LoreEntryRow.lorebook_id.in_(
             select(Lorebook.id).where(
                 Lorebook.chronicle_id == place.chronicle_id, Lorebook.user_id == place.owner_id
             )
         ),
-        EntryRow.agent_revision == EntryRow.revision,
-        EntryRow.source_chat_id == place.chat_id,
+        LoreEntryRow.agent_revision == LoreEntryRow.revision,
+        LoreEntryRow.source_chat_id == place.chat_id,
         _is_there(place),
     )
-    return list(await session.scalars(query.order_by(EntryRow.id)))
+    return list(await session.scalars(query.order_by(LoreEntryRow.id)))
 
 
-def _is_there(place: Place) -> ColumnElement[bool]:
+def _is_there(place: RebuiltRange) -> ColumnElement[bool]:
     return exists().where(
-        Message.id == EntryRow.source_message_id,
+        Message.id == LoreEntryRow.source_message_id,
         Message.is_active,
         ~Message.hidden,
         Message.position.between(place.from_position, place.to_position),
     )
 
 
-async def remove_replaced(session: AsyncSession, sealer: Sealer, place: Place) -> list[Effect]:
+async def remove_replaced(
+    session: AsyncSession, sealer: Sealer, place: RebuiltRange
+) -> list[RunEffect]:
     """Delete what is to be replaced; what that was, in the order in which it went.
 
     The caller has locked the chat and the chronicle, and tells the index.
@@ -106,9 +107,9 @@ async def remove_replaced(session: AsyncSession, sealer: Sealer, place: Place) -
 
 async def _remove_events(
     session: AsyncSession, sealer: Sealer, event_ids: Sequence[UUID]
-) -> list[Effect]:
-    removed: list[Effect] = []
-    kept: list[Effect] = []
+) -> list[RunEffect]:
+    removed: list[RunEffect] = []
+    kept: list[RunEffect] = []
     heirs = await _superseders(session, event_ids)
     for ids in chunks(event_ids):
         doomed = await session.scalars(
@@ -117,7 +118,7 @@ async def _remove_events(
             .order_by(ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
         )
         removed += [
-            Effect(
+            RunEffect(
                 what="event_removed",
                 id=row.id,
                 container_id=row.chronicle_id,
@@ -139,7 +140,7 @@ async def _remove_events(
                 by = heirs[by]
             await writing.supersede(session, row, by)
             kept.append(
-                Effect(
+                RunEffect(
                     what="event_changed",
                     id=row.id,
                     container_id=row.chronicle_id,
@@ -166,19 +167,23 @@ async def _superseders(session: AsyncSession, event_ids: Sequence[UUID]) -> dict
     return found
 
 
-async def _remove_entries(session: AsyncSession, sealer: Sealer, place: Place) -> list[Effect]:
+async def _remove_entries(
+    session: AsyncSession, sealer: Sealer, place: RebuiltRange
+) -> list[RunEffect]:
     book = await authoring.find_chronicle_book(
         session, place.chronicle_id, owner_id=place.owner_id, lock=True
     )
     if book is None:
         return []
     ids = await entries_to_replace(session, place)
-    rows = await session.scalars(select(EntryRow).where(EntryRow.id.in_(ids)).order_by(EntryRow.id))
-    effects: list[Effect] = []
+    rows = await session.scalars(
+        select(LoreEntryRow).where(LoreEntryRow.id.in_(ids)).order_by(LoreEntryRow.id)
+    )
+    effects: list[RunEffect] = []
     for row in rows.all():
         before = authoring.snapshot(sealer, row)
         effects.append(
-            Effect(
+            RunEffect(
                 what="entry_removed",
                 id=row.id,
                 container_id=book.id,

@@ -19,7 +19,7 @@ from backend.enrichment.errors import (
 )
 from backend.enrichment.outbox import REBUILD, lane_of
 from backend.enrichment.rebuild.estimating import estimate_cost
-from backend.enrichment.rebuild.replacing import Place, entries_to_replace, events_to_replace
+from backend.enrichment.rebuild.replacing import RebuiltRange, entries_to_replace, events_to_replace
 from backend.enrichment.rebuild.state import RebuildState
 from backend.enrichment.run_work import find_reader
 from backend.enrichment.schemas import NewRebuild, RebuildEstimate
@@ -42,7 +42,7 @@ async def check(
     wanted: NewRebuild,
     *,
     lock: bool = False,
-) -> tuple[Chat, Place]:
+) -> tuple[Chat, RebuiltRange]:
     """The chat, and the stretch of it that is to be read.
 
     Raises `ChatNotFoundError`, `ChronicleNotFoundError`, `OtherChronicleError`,
@@ -64,7 +64,7 @@ async def check(
     end = -1 if last is None else last
     if wanted.to_position is not None:
         end = min(end, wanted.to_position)
-    return chat, Place(
+    return chat, RebuiltRange(
         owner_id=owner_id,
         chat_id=chat.id,
         chronicle_id=chronicle_id,

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
@@ -13,7 +13,7 @@ from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.summary.schemas import NewSummary, SummaryView
 from backend.enrichment.summary.service import SummaryService
 from backend.errors import PreconditionFailedError
-from backend.wire import RAISES, Page, etag, page_limit
+from backend.wire import PREVIEWS, RAISES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -26,7 +26,7 @@ class SummaryController(Controller):
 
     @get(
         "/summary",
-        opt={RAISES: (ChatNotFoundError, SummaryNotFoundError)},
+        opt={PREVIEWS: True, RAISES: (ChatNotFoundError, SummaryNotFoundError)},
         operation_id="getSummary",
         summary="Read the summary",
     )
@@ -100,14 +100,14 @@ class SummaryController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
-        limit: FromQuery[int] = 20,
-        after: FromQuery[int | None] = None,
+        limit: PageSize = 20,
+        after: PlaceCursor = None,
     ) -> Page[SummaryView]:
         """Summaries along the active path, newest first; the page begins above position `after`.
 
         The first is the current one; the next one down takes its place when it goes.
         """
-        return await summaries.list_page(identity, chat_id, limit=page_limit(limit), before=after)
+        return await summaries.list_page(identity, chat_id, limit=limit, before=after)
 
 
 CONTROLLERS = (SummaryController,)

@@ -26,7 +26,7 @@ LAST_EXCHANGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SummaryPart:
     """What one call of the model brings in: the lines behind `previous`, oldest first.
 
     `versions` says of each line which message it is and when its text changed; `goal` is the
@@ -99,7 +99,7 @@ async def read_part(
     *,
     goal: int,
     most: int,
-) -> Part | None:
+) -> SummaryPart | None:
     """The next lines towards a goal, of at most `most` stored tokens; None where there are none.
 
     A line that is longer than that stands alone, and is cut.
@@ -112,7 +112,7 @@ async def read_part(
         rows = (await session.execute(query.limit(1))).all()
     if not rows:
         return None
-    return Part(
+    return SummaryPart(
         previous=previous,
         versions=[(row.id, row.updated_at) for row in rows],
         lines=[_told(sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
@@ -122,7 +122,7 @@ async def read_part(
     )
 
 
-async def is_as_read(session: AsyncSession, chat_id: UUID, part: Part) -> bool:
+async def is_as_read(session: AsyncSession, chat_id: UUID, part: SummaryPart) -> bool:
     """Whether the active path still says where a part is what it said: no line more, none less."""
     reached = part.previous.position if part.previous else -1
     inside = Message.position > reached, Message.position <= part.last_position

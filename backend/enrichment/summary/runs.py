@@ -12,7 +12,7 @@ from backend.database.base import new_id
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentRun, RunState
 from backend.enrichment.runs import sealed_detail
-from backend.enrichment.summary.parts import Part
+from backend.enrichment.summary.parts import SummaryPart
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.jobs.running import RunningJob
@@ -44,7 +44,7 @@ class Said:
 def run_row(
     job: RunningJob,
     chat_id: UUID,
-    part: Part,
+    part: SummaryPart,
     said: Said,
     *,
     model_id: str,

@@ -15,9 +15,9 @@ from backend.chats.service import read_settings
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.enrichment.cleaning import without_tags
+from backend.enrichment.daily_budget import check_daily_budget
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import SUMMARY
-from backend.enrichment.purse import check_purse
 from backend.enrichment.run_work import (
     BLOCKED_ATTEMPTS,
     PATH_CHANGED,
@@ -25,9 +25,9 @@ from backend.enrichment.run_work import (
     find_reader,
     locked_chat,
 )
-from backend.enrichment.runs import note_failed
+from backend.enrichment.runs import note_done, note_failed
 from backend.enrichment.study import CHARACTERS_A_TOKEN, estimate
-from backend.enrichment.summary.parts import Part, find_goal, is_as_read, read_part
+from backend.enrichment.summary.parts import SummaryPart, find_goal, is_as_read, read_part
 from backend.enrichment.summary.prose import plain
 from backend.enrichment.summary.runs import OVERLONG, Said, run_row, sampling_for
 from backend.enrichment.summary.stored import (
@@ -45,7 +45,7 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
-    Usage,
+    TokenUsage,
 )
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling
@@ -71,7 +71,7 @@ class _Work:
     """One step: a part of the path, and who is asked to take it in."""
 
     chat_id: UUID
-    part: Part
+    part: SummaryPart
     words: int
     model_id: str
     sampling: Sampling
@@ -153,7 +153,7 @@ class Summarizer:
             if goal is None:
                 return None
             allowed = self._settings.enrichment_tokens_per_day
-            await check_purse(session, sealer.user_id, now(), allowed=allowed)
+            await check_daily_budget(session, sealer.user_id, now(), allowed=allowed)
             reader = await find_reader(session, self._registry, self._settings, sealer, chat)
             most = max(LEAST_STEP, reader.stretch_tokens)
             part = await read_part(session, sealer, chat, current, goal=goal, most=most)
@@ -212,7 +212,7 @@ class Summarizer:
                 await note_failed(session, job.keys, _run(job, work, said, problem=PATH_CHANGED))
                 return False
             if error is None:
-                session.add(_run(job, work, said))
+                await note_done(session, _run(job, work, said))
             else:
                 run = _run(job, work, said, problem=error.slug, note=PASSED_OVER)
                 await note_failed(session, job.keys, run)
@@ -222,7 +222,7 @@ class Summarizer:
             await job.progress(work.part.last_position + 1, work.part.goal + 1)
         return True
 
-    def _passed_over(self, part: Part) -> str:
+    def _passed_over(self, part: SummaryPart) -> str:
         """The summary so far, and that something is missing behind it."""
         before = part.previous.text if part.previous else ""
         missing = self._prompts["sections/omitted"].render(count=len(part.lines))
@@ -230,7 +230,7 @@ class Summarizer:
         return whole if len(whole) <= MAX_SUMMARY_CHARS else before
 
     async def _last_line(
-        self, session: AsyncSession, job: RunningJob, chat: Chat, part: Part
+        self, session: AsyncSession, job: RunningJob, chat: Chat, part: SummaryPart
     ) -> Message | None:
         """The line that the new summary ends with; None where nobody wants it any more.
 
@@ -266,7 +266,7 @@ class Summarizer:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     said.text += piece.text
-                elif isinstance(piece, Usage):
+                elif isinstance(piece, TokenUsage):
                     said.prompt_tokens = piece.prompt_tokens
                     said.completion_tokens = piece.completion_tokens
         if not said.prompt_tokens:

@@ -19,13 +19,12 @@ from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import chunks
 from backend.chronicles.superseding import is_there, supersede_again
-from backend.enrichment.detail import Effect, RunDetail
+from backend.enrichment.detail import RunDetail, RunEffect
 from backend.enrichment.schemas import KeptBecause
 from backend.lorebooks import authoring
 from backend.lorebooks import repository as lore
 from backend.lorebooks.errors import LorebookNotFoundError
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.vault.sealing import Sealer
 
 NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
@@ -40,8 +39,8 @@ class Undoing:
     index has to look at, by their container.
     """
 
-    undone: list[Effect] = field(default_factory=list[Effect])
-    kept: list[tuple[Effect, KeptBecause]] = field(default_factory=list[Any])
+    undone: list[RunEffect] = field(default_factory=list[RunEffect])
+    kept: list[tuple[RunEffect, KeptBecause]] = field(default_factory=list[Any])
     left: list[int] = field(default_factory=list[int])
     events: dict[UUID, set[UUID]] = field(default_factory=dict[UUID, set[UUID]])
     entries: dict[UUID, set[UUID]] = field(default_factory=dict[UUID, set[UUID]])
@@ -99,7 +98,7 @@ class Undoer:
         await self._inherit(marks)
         return self.outcome
 
-    async def _event(self, effect: Effect) -> KeptBecause | None:
+    async def _event(self, effect: RunEffect) -> KeptBecause | None:
         session, chronicle_id = self._session, effect.container_id
         row = await session.scalar(
             select(ChronicleEvent)
@@ -125,7 +124,7 @@ class Undoer:
         touched.update({row.id, *(UUID(each) for each in now["supersedes"])})
         return None
 
-    async def _put_back_event(self, effect: Effect) -> KeptBecause | None:
+    async def _put_back_event(self, effect: RunEffect) -> KeptBecause | None:
         if effect.before is None:
             return "gone"
         await writing.restore(self._session, self._sealer, effect.container_id, effect.before)
@@ -163,7 +162,7 @@ class Undoer:
             if heir is not None and await is_there(self._session, mark.chronicle_id, heir):
                 await supersede_again(self._session, mark.chronicle_id, [event_id], heir)
 
-    async def _entry(self, effect: Effect) -> KeptBecause | None:
+    async def _entry(self, effect: RunEffect) -> KeptBecause | None:
         session, sealer = self._session, self._sealer
         try:
             book = await lore.get_book(
@@ -172,8 +171,8 @@ class Undoer:
         except LorebookNotFoundError:
             return None if effect.what == "entry_created" else "gone"
         row = await session.scalar(
-            select(EntryRow)
-            .where(EntryRow.id == effect.id, EntryRow.lorebook_id == book.id)
+            select(LoreEntryRow)
+            .where(LoreEntryRow.id == effect.id, LoreEntryRow.lorebook_id == book.id)
             .execution_options(populate_existing=True)
         )
         self.outcome.entries.setdefault(book.id, set()).add(effect.id)
@@ -188,13 +187,13 @@ class Undoer:
         await authoring.remove_entry(session, book, row)
         return None
 
-    async def _put_back_entry(self, book: Lorebook, effect: Effect) -> KeptBecause | None:
+    async def _put_back_entry(self, book: Lorebook, effect: RunEffect) -> KeptBecause | None:
         if effect.before is None:
             return "gone"
         await authoring.restore(self._session, self._sealer, book, effect.before)
         return None
 
-    def _is_as_left(self, effect: Effect, now: dict[str, Any]) -> bool:
+    def _is_as_left(self, effect: RunEffect, now: dict[str, Any]) -> bool:
         if self._force or now["revision"] == effect.revision:
             return True
         return any(

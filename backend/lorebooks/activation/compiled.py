@@ -7,18 +7,38 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
+from backend.accounts.settings import LoreMode
+from backend.context.macros import may_hold_macros
 from backend.generation.model import Role
 from backend.lorebooks.activation.decorators import NOTHING_SAID, Decorators, split_decorators
-from backend.lorebooks.activation.js_regex import parse_key
-from backend.lorebooks.activation.keys import MAX_LOOSE, Key, KeyIndex, classify, has_macro, hint_of
-from backend.lorebooks.activation.patterns import REFUSED_SIZE, forget_compiled
+from backend.lorebooks.activation.keys import (
+    MAX_LOOSE,
+    Key,
+    KeyIndex,
+    classify,
+    has_macro,
+    hint_of,
+    unmatched,
+)
 from backend.lorebooks.activation.timed import fingerprint
-from backend.lorebooks.entries import BookFields, LoreEntry, MatchedField, Position
+from backend.lorebooks.entries import (
+    BookFields,
+    LoreEntry,
+    MatchedField,
+    Position,
+    mode_of,
+)
+from backend.regex.javascript import parse_key
+from backend.regex.patterns import REFUSED_SIZE, forget_compiled
 
 MAX_REGEX_SIZE: Final = 1_000_000
 """What the regexes of a book may come to, in RE2's instructions; the rest are left out."""
 
 MAX_NOTES: Final = 20
+
+LONGEST_TOKEN: Final = 128
+"""Characters of the longest token of any vocabulary: o200k_base has one of so many spaces."""
+
 Value = TypeVar("Value")
 
 
@@ -26,12 +46,14 @@ Value = TypeVar("Value")
 class CompiledEntry:
     """An entry, its decorators applied and its keys classified.
 
-    Null in `scan_depth`, `sensitive`, `whole` and `scoring`: neither entry nor book says.
+    Null in `scan_depth`, `sensitive`, `whole`, `scoring` and `mode`: neither entry nor book says.
     `has_own_depth` means that `scan_depth` is the entry's own word, not the book's.
     `from_start` is set in place of `depth` by `@@reverse_depth`: messages after the chat's first.
     `keys` is a fingerprint, 0 for an entry without timed effects. `is_indexed` means that the
     automaton knows of all its keys: nothing changes for it unless that finds something. `is_plain`
-    means that its keys alone decide.
+    means that its keys alone decide. `has_macros` means that `content` has to be expanded; without,
+    `counts` keeps its tokens by vocabulary. `least_tokens` is what it takes at least, if anything
+    is left of it.
     """
 
     book: CompiledBook
@@ -56,8 +78,12 @@ class CompiledEntry:
     whole: bool | None
     scoring: bool | None
     keys: int
+    mode: LoreMode | None = None
     is_indexed: bool = True
     is_plain: bool = False
+    has_macros: bool = False
+    least_tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def is_timed(self) -> bool:
@@ -72,7 +98,9 @@ class CompiledEntry:
 
 @dataclass(slots=True, eq=False)
 class CompiledBook:
-    """A lorebook, ready to be scanned by many threads. Only `given_up` ever changes.
+    """A lorebook, ready to be scanned by many threads.
+
+    Only `given_up` and the entries' `counts` ever change.
 
     Attributes:
         by_key: Entries by the automaton's number of a primary key.
@@ -89,6 +117,7 @@ class CompiledBook:
         asks_replies: Whether a decorator counts the replies of the chat.
         asks_greeting: Whether a decorator asks which greeting the chat was opened with.
         needs_process: Whether it has regexes for which the evaluator's process should be ready.
+        modes: How its entries are found, by their own or the book's word.
         given_up: Digests of regexes that took too long, which are not tried again.
         notes: What is wrong with keys, for whoever wrote them.
     """
@@ -113,6 +142,7 @@ class CompiledBook:
     asks_replies: bool = False
     asks_greeting: bool = False
     needs_process: bool = False
+    modes: frozenset[LoreMode | None] = frozenset()
     given_up: set[bytes] = field(default_factory=set[bytes])
     notes: list[str] = field(default_factory=list[str])
 
@@ -150,6 +180,7 @@ def compile_book(
     book.asks_replies = any(entry.says.counts_replies for entry in book.entries)
     book.asks_greeting = any(entry.says.is_greeting is not None for entry in book.entries)
     book.minds_case = any(entry.sensitive for entry in book.entries)
+    book.modes = frozenset(entry.mode for entry in book.entries)
     return book
 
 
@@ -157,7 +188,9 @@ def _enlist(book: CompiledBook, entry: CompiledEntry) -> None:
     """Put an entry where scans find it. One that nothing can make active is put nowhere."""
     primary = {_number(key) for key in entry.primary}
     others = {_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
-    entry.is_indexed = -1 not in primary and -1 not in others
+    # A regex may span texts, so that a new one can complete what an older one began.
+    has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
+    entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
     if entry.entry.constant or entry.says.activate or -1 in primary:
         book.always.append(entry)
     for number in primary - {-1}:
@@ -184,6 +217,10 @@ class _KeyReader:
     def read(self, raws: Sequence[str]) -> tuple[Key, ...]:
         """The keys that can match something. A key that stands twice is one object."""
         return tuple(key for raw in raws if (key := self._read(raw)) is not None)
+
+    def read_all(self, raws: Sequence[str]) -> tuple[Key, ...]:
+        """The same, with one that nothing matches for each that can't match."""
+        return tuple(self._read(raw) or unmatched(raw) for raw in raws)
 
     def _read(self, raw: str) -> Key | None:
         if raw not in self._known:
@@ -218,7 +255,7 @@ class _KeyReader:
         """Make keys that the automaton did not take match nothing, past a number of them."""
         loose = [key for key in self.plain if key.number < 0]
         for key in loose[MAX_LOOSE:]:
-            key.exact = key.folded = "\0"
+            key.exact = key.folded = ""
         if len(loose) > MAX_LOOSE:
             self._note("Too many keys are endings of each other: some are left out.")
 
@@ -245,7 +282,7 @@ def _compile_entry(
         content=content,
         says=says,
         primary=reader.read(entry.keys),
-        secondary=reader.read(entry.secondary_keys) if entry.selective else (),
+        secondary=reader.read_all(entry.secondary_keys) if entry.selective else (),
         additional=reader.read(says.additional_keys),
         excluded=reader.read(says.exclude_keys),
         groups=tuple(name for part in entry.group.split(",") if (name := part.strip())),
@@ -259,9 +296,14 @@ def _compile_entry(
         whole=_first(entry.match_whole_words, fields.match_whole_words),
         scoring=_first(entry.use_group_scoring, fields.use_group_scoring),
         keys=0,
+        mode=mode_of(entry, fields),
     )
     if compiled.is_timed:
         compiled.keys = fingerprint(entry)
+    compiled.has_macros = may_hold_macros(content)
+    if content.strip():
+        length = 0 if compiled.has_macros else len(content)
+        compiled.least_tokens = max(1, length // LONGEST_TOKEN)
     compiled.is_plain = (
         says is NOTHING_SAID
         and entry.enabled

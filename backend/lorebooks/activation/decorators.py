@@ -17,8 +17,9 @@ import msgspec
 from backend.generation.model import Role
 from backend.lorebooks.entries import Position
 
-_LINE = re.compile(r"(@{2,3})([A-Za-z_]+)(?:[ \t]+(.*?))?[ \t]*$")
+_LINE = re.compile(r"(@{2,3}+)(\w++)(?:[ \t]++(.*+))?")
 _MOST = 100_000
+_MOST_WORDS = 200
 _POSITIONS: dict[str, Position] = {
     "before_desc": "before_character",
     "after_desc": "after_character",
@@ -62,23 +63,21 @@ def split_decorators(content: str) -> tuple[Decorators, str]:
     if not content.lstrip().startswith("@@"):
         return NOTHING_SAID, content
     said: dict[str, Any] = {}
-    lines = content.splitlines(keepends=True)
+    lines = content.lstrip().splitlines(keepends=True)
     settled = True  # a fallback without a decorator before it is none
     used = 0
     for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        match = _LINE.match(line.strip())
+        match = _LINE.fullmatch(line.strip())
         if match is None:
             break
         used = number + 1
         is_fallback = len(match[1]) == 3  # noqa: PLR2004  # "@@@"
         if is_fallback and settled:
             continue
-        settled = _note(said, match[2].lower(), match[3] or "")
+        settled = _note(said, match[2], match[3] or "")
     if not used:
         return NOTHING_SAID, content
-    return Decorators(**said), "".join(lines[used:]).lstrip("\r\n")
+    return Decorators(**said), "".join(lines[used:])
 
 
 def _note(said: dict[str, Any], name: str, text: str) -> bool:
@@ -93,8 +92,8 @@ def _note(said: dict[str, Any], name: str, text: str) -> bool:
     return True
 
 
-def _flag(_: str) -> bool:
-    return True
+def _flag(text: str) -> bool | None:
+    return None if text else True
 
 
 def _number(text: str) -> int | None:
@@ -109,7 +108,10 @@ def _positive(text: str) -> int | None:
 
 
 def _words(text: str) -> tuple[str, ...] | None:
-    return tuple(word for part in text.split(",")[:200] if (word := part.strip())) or None
+    return (
+        tuple(word for part in text.split(",", _MOST_WORDS)[:_MOST_WORDS] if (word := part.strip()))
+        or None
+    )
 
 
 def _role(text: str) -> str | None:

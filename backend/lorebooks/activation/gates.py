@@ -7,7 +7,7 @@ from typing import Literal
 
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.timed import Effect
+from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.entries import CharacterFilter
 
 
@@ -32,12 +32,12 @@ def messages(count: int) -> str:
     return f"{count} message" if count == 1 else f"{count} messages"
 
 
-def is_forced(entry: CompiledEntry, effect: Effect | None) -> bool:
+def is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
     """Whether a decorator lets the entry in whatever else decorators and keys say."""
     return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
 
 
-def why_not(entry: CompiledEntry, scan: Scan, effect: Effect | None, step: Step) -> str | None:
+def why_not(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step) -> str | None:
     """Why the entry can't come in at this step; null where it can. The first reason counts."""
     return (
         _settings_gate(entry, scan)
@@ -51,35 +51,29 @@ def _settings_gate(entry: CompiledEntry, scan: Scan) -> str | None:
     stored = entry.entry
     if not stored.enabled:
         return "disabled"
-    if stored.triggers and scan.trigger not in stored.triggers:
+    if stored.triggers and not any(trigger in stored.triggers for trigger in scan.triggers):
         return "trigger"
     return None if _is_for(stored.character_filter, scan) else "character filter"
 
 
-def _timed_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None, step: Step) -> str | None:
+def _timed_gate(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
+) -> str | None:
     now, delay = scan.message_count, entry.entry.delay or 0
     if now < delay:
         return f"delay, {messages(delay - now)} to go"
     if effect is not None and now < effect.sticky_until:
         return None  # what is sticky asks no recursion either
-    if effect is not None and now < effect.cooldown_until:
+    if effect is not None and effect.cooldown_until is not None and now < effect.cooldown_until:
         return f"cooldown, {messages(effect.cooldown_until - now)} left"
     return _recursion_gate(entry, step)
 
 
 def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
     """As World Info has it: names and tags must each let the character in, where they are given."""
-    if wanted.names:
-        is_named = scan.speaker.casefold() in {name.casefold() for name in wanted.names}
-        if is_named == wanted.is_exclude:
-            return False
-    if wanted.tags:
-        has_tag = not {tag.casefold() for tag in wanted.tags}.isdisjoint(
-            tag.casefold() for tag in scan.tags
-        )
-        if has_tag == wanted.is_exclude:
-            return False
-    return True
+    if wanted.names and (scan.speaker in wanted.names) == wanted.is_exclude:
+        return False
+    return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
 
 
 def _recursion_gate(entry: CompiledEntry, step: Step) -> str | None:
@@ -91,7 +85,7 @@ def _recursion_gate(entry: CompiledEntry, step: Step) -> str | None:
     return None
 
 
-def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None) -> str | None:
+def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> str | None:
     says = entry.says
     if is_forced(entry, effect):
         return None
@@ -105,7 +99,7 @@ def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None) -> 
     return None
 
 
-def _counting_gate(entry: CompiledEntry, scan: Scan, effect: Effect | None) -> str | None:
+def _counting_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> str | None:
     says = entry.says
     if is_forced(entry, effect):
         return None

@@ -11,7 +11,7 @@ from backend.lorebooks.activation.draws import waiting_time
 
 
 @dataclass(slots=True)
-class Found:
+class GroupCandidate:
     """An entry that may come in: what for, and whether it is sticky."""
 
     entry: CompiledEntry
@@ -35,9 +35,9 @@ class Rules:
 
 
 def losers(
-    found: Sequence[Found], taken: Mapping[str, CompiledEntry], rules: Rules
+    found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: Rules
 ) -> dict[UUID, str]:
-    """Who of `found`, by order descending, gives way in a group, and why.
+    """Who of `found`, in the order of their turns, gives way in a group, and why.
 
     Args:
         found: Entries that came up in this step.
@@ -60,7 +60,7 @@ def losers(
 
 
 def _winners(
-    name: str, members: Sequence[Found], taken: CompiledEntry | None, rules: Rules
+    name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: Rules
 ) -> tuple[set[UUID], CompiledEntry]:
     """Who stays, and the one to name to the others. Sticky entries all stay."""
     sticky = [one.entry for one in members if one.is_sticky]
@@ -73,7 +73,11 @@ def _winners(
         return {entries[0].entry_id}, entries[0]
     entries = _best_scored(entries, rules)
     preferred = [entry for entry in entries if entry.entry.group_override]
-    winner = preferred[0] if preferred else _drawn(name, entries, rules.seed)
+    winner = (
+        max(preferred, key=lambda entry: entry.entry.order)
+        if preferred
+        else _drawn(name, entries, rules.seed)
+    )
     return {winner.entry_id}, winner
 
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from ahocorasick_rs import AhoCorasick
 
-from backend.lorebooks.activation.js_regex import parse_key
-from backend.lorebooks.activation.patterns import Pattern, compile_pattern
 from backend.lorebooks.activation.words import Folded, is_one_word, is_whole, occurs
+from backend.regex.javascript import parse_key
+from backend.regex.patterns import Pattern, compile_pattern
+from backend.text_forms import normalized
 
 MACRO_MARKS: Final = ("{{", "<USER>", "<BOT>", "<CHAR>")
 MAX_ENDINGS = 12
@@ -22,6 +23,10 @@ MAX_LOOSE = 2_000
 
 MIN_HINT = 3
 """Characters that a regex must need, for looking for them first to be worth it."""
+
+KEYS_AT_ONCE = 5_000
+"""Keys in one automaton. To build one takes quadratic time where keys begin with one another, and
+keeps all other threads waiting: 25 ms for so many, a second for 30,000."""
 
 PIECE = 8_192
 """Characters that go to the automaton at once, which bounds the list of what it found."""
@@ -62,12 +67,14 @@ class Key:
         self.hint: Key | None = None
         self.is_hint = False
         text = raw.strip()
-        self.exact = text if text.isascii() else unicodedata.normalize("NFC", text)
+        self.exact = normalized("NFC", text)
         self.folded = self.exact.casefold()
         self.is_word = is_one_word(text)
 
     def is_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
-        """Look for a plain key by itself."""
+        """Look for a plain key by itself. One without text is in nothing."""
+        if not self.exact:
+            return False
         whole = whole and self.is_word
         if sensitive:
             return occurs(self.exact, text.exact, whole=whole)
@@ -80,6 +87,13 @@ def classify(raw: str) -> Key | None:
         return None
     parsed = parse_key(raw.strip())
     return Key(raw, compile_pattern(*parsed) if parsed else None)
+
+
+def unmatched(raw: str) -> Key:
+    """A key that occurs nowhere."""
+    key = Key(raw)
+    key.exact = key.folded = ""
+    return key
 
 
 def hint_of(pattern: Pattern) -> Key | None:
@@ -124,7 +138,7 @@ class Hits:
 
 
 class KeyIndex:
-    """All plain keys of a book, found in one pass over a text.
+    """All plain keys of a book, found in one pass over a text for every few thousand of them.
 
     Keys that many others of the book are endings of are left out (`number` stays -1).
     """
@@ -145,7 +159,10 @@ class KeyIndex:
         ]
         self._spellings = [tuple({key.exact for key in by_text[text]}) for text in patterns]
         self._longest = max(map(len, patterns), default=0)
-        self._automaton = AhoCorasick(patterns, store_patterns=False) if patterns else None
+        self._automata = [
+            (start, AhoCorasick(patterns[start : start + KEYS_AT_ONCE], store_patterns=False))
+            for start in range(0, len(patterns), KEYS_AT_ONCE)
+        ]
 
     def scan(self, text: Folded, place: int, hits: Hits, *, spelling: bool, within: bool) -> None:
         """Add to `hits` what occurs in `text`, which stands at `place`.
@@ -183,20 +200,18 @@ class KeyIndex:
 
     def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Keys that occur, as number, start and end. Near the seams of pieces some come twice."""
-        if self._automaton is None:
-            return []
-        if len(text) <= PIECE:
-            return self._automaton.find_matches_as_indexes(text, overlapping=True)
-        return self._matches_by_piece(self._automaton, text)
+        if len(self._automata) == 1 and len(text) <= PIECE:
+            return self._automata[0][1].find_matches_as_indexes(text, overlapping=True)
+        return self._matches_by_piece(text)
 
-    def _matches_by_piece(
-        self, automaton: AhoCorasick, text: str
-    ) -> Iterator[tuple[int, int, int]]:
+    def _matches_by_piece(self, text: str) -> Iterator[tuple[int, int, int]]:
         for start in range(0, len(text), PIECE):
             begin = max(0, start - self._longest + 1)
             piece = text[begin : start + PIECE]
-            for number, first, end in automaton.find_matches_as_indexes(piece, overlapping=True):
-                yield number, begin + first, begin + end
+            for least, automaton in self._automata:
+                found = automaton.find_matches_as_indexes(piece, overlapping=True)
+                for number, first, end in found:
+                    yield least + number, begin + first, begin + end
 
 
 def _too_many_endings(texts: Sequence[str]) -> set[str]:

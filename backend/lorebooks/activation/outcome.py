@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,9 +10,9 @@ from uuid import UUID
 
 from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.patterns import Evaluator
 from backend.lorebooks.activation.timed import NOTHING, TimedState
-from backend.lorebooks.entries import LoreSettings, MatchedField, Position, Trigger
+from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
+from backend.regex.patterns import Evaluator
 
 
 class ScannedLine(NamedTuple):
@@ -29,6 +30,9 @@ class SemanticHit(NamedTuple):
     rank: int
 
 
+TOO_MANY_MACROS = "Entries or keys are left out: what their macros do goes beyond the limits."
+
+
 def _as_it_is(text: str) -> str:
     return text
 
@@ -38,22 +42,30 @@ class Scan:
     """All that decides which entries are in a prompt.
 
     Attributes:
-        books: In the order of precedence: the chat's, its chronicle's, the persona's, the
-            character's, global ones.
+        books: The chat's, its chronicle's, the persona's, the characters', global ones, as far as
+            entries of the same order go; see `sources`.
         messages: Newest first; as many as the deepest scan may want, or all there are.
         budget: Tokens that lore may take (see `lore_budget`).
         room: Tokens that are left for lore at all. What ignores the budget stays within this.
         count: Tokens of a text.
+        vocabulary: What `count` counts in. Named, counts of texts without macros are kept with the
+            compiled entries.
         message_count: Messages on the chat's active path, the new line among them.
         reply_count: Those of them that are the characters', greeting included.
         seed: Of chat and message. The same seed makes the same draws.
-        expand: Expands the macros of a key or a content.
+        expand: Expands the macros of a key or a content. May raise `MacroLimitError`: then the key
+            matches nothing, and the entry is left out.
         fields: Texts of the cast that entries may opt to look into.
+        note: The author's note, where keys are looked for in it.
         speaker, tags: Of the character that is about to speak.
+        triggers: What kind of turn it is.
+        semantic: What the search by meaning found.
+        by_meaning: Whether there was one. Without, all entries are found by their keys.
         inactive: Entries that do not count: what they come from is not on the active path.
         greeting: Which greeting the chat was opened with, from 0. Null: not known.
         evaluator: For regexes that RE2 does not take. Without, they are left out with a note.
         process_seconds: What such regexes may take together.
+        sources: Where the chat has each book from, by its id. Those not named are the chat's own.
     """
 
     books: Sequence[CompiledBook]
@@ -63,19 +75,23 @@ class Scan:
     count: Callable[[str], int]
     message_count: int
     seed: int
+    vocabulary: str = ""
     reply_count: int = 0
     expand: Callable[[str], str] = _as_it_is
     room: int | None = None
     fields: Mapping[MatchedField, str] = field(default_factory=dict[MatchedField, str])
+    note: str = ""
     speaker: str = ""
     tags: Collection[str] = ()
-    trigger: Trigger = "normal"
+    triggers: Sequence[Trigger] = ("normal",)
     timed: TimedState = NOTHING
     semantic: Mapping[UUID, SemanticHit] = field(default_factory=dict[UUID, SemanticHit])
+    by_meaning: bool = False
     inactive: Collection[UUID] = frozenset()
     greeting: int | None = None
     evaluator: Evaluator | None = None
     process_seconds: float = 0.25
+    sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +122,7 @@ class Activated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedEntry:
     """An entry that was considered and is out, and why. `tokens` is 0 where none were counted."""
 
     entry_id: UUID
@@ -130,12 +146,17 @@ class Outcome:
     """
 
     activated: list[Activated]
-    left_out: list[LeftOut]
+    left_out: list[SkippedEntry]
     left_out_more: int
     not_found: int
     timed: TimedState
     notes: list[str]
     tokens: int
+
+
+def lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
+    """Tokens that history leaves to lore at most, where lore needs them."""
+    return math.floor(settings.reserve_percent * context_tokens / 100)
 
 
 def lore_budget(settings: LoreSettings, context_tokens: int) -> int:

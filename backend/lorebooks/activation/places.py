@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from backend.context.macros import MacroLimitError
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.draws import fraction
 from backend.lorebooks.activation.keys import Key, classify
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 from backend.lorebooks.activation.words import is_whole
+from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
+from backend.text_forms import normalized
 
 LOOK: Final = 1_000
 """What a look costs beside the text it reads: into a message, or at the ends of a word."""
@@ -20,7 +22,7 @@ LOOK: Final = 1_000
 _WORD: Final = re.compile(r"\S*")
 
 
-class Place(NamedTuple):
+class KeyMatch(NamedTuple):
     """A key in a text: the message's number, newest 0, and characters in its NFC form."""
 
     key: str
@@ -40,15 +42,16 @@ class PlaceFinder:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._texts = [unicodedata.normalize("NFC", message.text) for message in scan.messages]
+        self._texts = [normalized("NFC", message.text) for message in scan.messages]
         self._folded: dict[int, tuple[str, list[int]]] = {}
+        self._expanded: dict[str, Key | None] = {}
         self._work_left = MAX_SCAN_WORK
         self._seconds_left = scan.process_seconds
 
-    def places(self, entry: CompiledEntry) -> list[Place]:
+    def places(self, entry: CompiledEntry) -> list[KeyMatch]:
         """The first place of each key of the entry that occurs where the entry looks."""
         return [
-            Place(key.raw, is_secondary, *found)
+            KeyMatch(key.raw, is_secondary, *found)
             for keys, is_secondary in ((entry.primary, False), (entry.secondary, True))
             for key in keys
             if (found := self._first(entry, key)) is not None
@@ -64,7 +67,7 @@ class PlaceFinder:
     def _first(self, entry: CompiledEntry, key: Key) -> tuple[int, int, int] | None:
         if self._work_left <= 0:
             return None
-        expanded = classify(self._scan.expand(key.raw)) if key.has_macro else key
+        expanded = self._expand(key) if key.has_macro else key
         if expanded is None:
             return None
         for number in range(self._reach(entry)):
@@ -72,6 +75,13 @@ class PlaceFinder:
             if span is not None:
                 return number, *span
         return None
+
+    def _expand(self, key: Key) -> Key | None:
+        if key.raw not in self._expanded:
+            self._expanded[key.raw] = None
+            with contextlib.suppress(MacroLimitError):  # the scan has said so
+                self._expanded[key.raw] = classify(self._scan.expand(key.raw))
+        return self._expanded[key.raw]
 
     def _reach(self, entry: CompiledEntry) -> int:
         settings = self._scan.settings

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
+from backend.accounts.settings import LoreStrategy
+from backend.context.macros import MacroLimitError
 from backend.lorebooks.activation import groups
-from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.draws import happens
+from backend.lorebooks.activation.entry_matcher import EntryMatcher, is_recursive
 from backend.lorebooks.activation.gates import Step
-from backend.lorebooks.activation.groups import Found
-from backend.lorebooks.activation.judging import Judge, is_recursive
-from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome, Scan
-from backend.lorebooks.activation.purse import Purse
-from backend.lorebooks.activation.timed import Effect, TimedState, begun
+from backend.lorebooks.activation.groups import GroupCandidate
+from backend.lorebooks.activation.lore_budget import GAVE_WAY, TOO_LONG, LoreBudget
+from backend.lorebooks.activation.outcome import (
+    TOO_MANY_MACROS,
+    Activated,
+    Outcome,
+    Scan,
+    SkippedEntry,
+)
+from backend.lorebooks.activation.timed import TimedEffect, TimedState, begun
 from backend.lorebooks.activation.window import Window
+from backend.lorebooks.entries import LinkSource
 
 MAX_STEPS: Final = 100
 """Steps of recursion in a scan, where the settings name no limit."""
 
 INACTIVE: Final = "not on the active path"
 """Why an entry is out that comes from a branch which was left."""
+
+_FIRST: Final[Mapping[LinkSource, int]] = {"chat": 0, "chronicle": 1, "persona": 2}
+_THEN: Final[Mapping[LoreStrategy, Mapping[LinkSource, int]]] = {
+    "evenly": {"character": 3, "global": 3},
+    "character_first": {"character": 3, "global": 4},
+    "global_first": {"character": 4, "global": 3},
+}
+"""Which books' entries come before which others', whatever their order."""
 
 MAX_LEFT_OUT: Final = 1_000
 """Entries that are listed with a reason why they are out; more are counted."""
@@ -44,7 +62,7 @@ def activate(scan: Scan) -> Outcome:
 class _In:
     """An entry that is in: its text as the model will see it, and what it takes."""
 
-    found: Found
+    found: GroupCandidate
     content: str
     tokens: int
 
@@ -52,10 +70,10 @@ class _In:
 class _Activation:
     def __init__(self, scan: Scan) -> None:
         self.scan = scan
-        self.books = {book: number for number, book in enumerate(scan.books)}
+        self.tiers, self.books = _tiers_and_places(scan)
         self.window = Window(scan)
-        self.judge = Judge(scan, self.window)
-        self.purse = Purse(
+        self.judge = EntryMatcher(scan, self.window)
+        self.purse = LoreBudget(
             scan.budget,
             scan.room,
             {
@@ -68,8 +86,10 @@ class _Activation:
         self.inside: dict[CompiledEntry, _In] = {}
         self.settled: set[CompiledEntry] = set()
         self.unasked: set[CompiledEntry] = set()
+        self.lost: set[CompiledEntry] = set()
         self.out: dict[CompiledEntry, tuple[int, str]] = {}
         self.groups: dict[str, CompiledEntry] = {}
+        self.notes: list[str] = []
         self.further_back = 0
         self.step = Step("first", 0, 0)
         self.is_recursive = any(is_recursive(book, scan.settings) for book in scan.books)
@@ -93,17 +113,19 @@ class _Activation:
                     self.unasked.add(book.by_id[entry_id])
         self.candidates |= self.unasked
 
-    def _place(self, entry: CompiledEntry) -> tuple[int, int, int]:
-        return -entry.entry.order, self.books[entry.book], entry.place
+    def _place(self, entry: CompiledEntry) -> tuple[int, int, int, int]:
+        """Whose turn it is: by where its book comes from, then by its order, larger first."""
+        tier = self.tiers[entry.book]
+        return tier, -entry.entry.order, self.books[entry.book], entry.place
 
     def _pass(self, step: Step) -> list[_In]:
         """Look at all candidates once. Returns those that came in."""
         deepest = max((book.deepest for book in self.scan.books), default=0)
         self.window.read(max(deepest, self._reach() + self.further_back))
-        found: list[Found] = []
+        found: list[GroupCandidate] = []
         for entry in sorted(self._due(step), key=self._place):
             verdict = self.judge.judge(entry, step, further_back=self.further_back)
-            if isinstance(verdict, Found):
+            if isinstance(verdict, GroupCandidate):
                 if entry.entry_id in self.scan.inactive:
                     self._drop(entry, INACTIVE)
                 else:
@@ -123,6 +145,8 @@ class _Activation:
             due = set(self.candidates)
         else:
             due |= {entry for entry in self.candidates if self._is_always_due(entry)}
+        due |= self.lost
+        self.lost.clear()
         return due
 
     def _is_always_due(self, entry: CompiledEntry) -> bool:
@@ -138,15 +162,17 @@ class _Activation:
             default=0,
         )
 
-    def _let_in(self, found: list[Found]) -> list[_In]:
+    def _let_in(self, found: list[GroupCandidate]) -> list[_In]:
         rules = groups.Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.judge.score)
         lost = groups.losers(found, self.groups, rules)
         new: list[_In] = []
-        # Constant entries first, so that the budget never ends before them.
+        # Constant entries first, so that the budget never ends before them; then sticky ones.
         for one in sorted(found, key=_asks_when):
             entry = one.entry
             if entry.entry_id in lost:
-                self._drop(entry, lost[entry.entry_id])
+                # Not for good: the winner may fail its probability.
+                self.out[entry] = (0, lost[entry.entry_id])
+                self.lost.add(entry)
             elif not one.is_sticky and self._fails(entry):
                 self._drop(entry, f"probability {entry.entry.probability:g}%")
             elif (inside := self._pay(one)) is not None:
@@ -159,18 +185,28 @@ class _Activation:
             self.scan.seed, entry.entry_id, stored.probability
         )
 
-    def _pay(self, found: Found) -> _In | None:
-        """Let an entry in if there are tokens for it."""
+    def _pay(self, found: GroupCandidate) -> _In | None:
+        """Let an entry in if there are tokens for it; look for a reason against it first."""
         entry = found.entry
-        content = self.scan.expand(entry.content)
-        tokens = self.scan.count(content) if content.strip() else 0
+        refused = self.purse.refusal(entry)
+        if refused is not None:
+            is_counted = not entry.has_macros and self.purse.may_read(len(entry.content))
+            self._drop(entry, refused, self._count(entry, entry.content) if is_counted else 0)
+            return None
+        content = self._expanded(entry)
+        if content is None:
+            return None
+        if not self.purse.may_read(len(content)):
+            self._drop(entry, TOO_LONG)
+            return None
+        tokens = self._count(entry, content)
         refused, gave_way = self.purse.ask(entry, tokens)
         if refused is not None:
             self._drop(entry, refused, tokens)
             return None
         for other in gave_way:
             paid = self.inside.pop(other)
-            self._drop(other, "budget, @@ignore_on_max_context", paid.tokens)
+            self._drop(other, GAVE_WAY, paid.tokens)
         inside = self.inside[entry] = _In(found, content, tokens)
         self.candidates.discard(entry)
         self.out.pop(entry, None)
@@ -178,6 +214,27 @@ class _Activation:
         for name in entry.groups:
             self.groups.setdefault(name, entry)
         return inside
+
+    def _expanded(self, entry: CompiledEntry) -> str | None:
+        """The content as the model will see it; null, and the entry is out, beyond a limit."""
+        if not entry.has_macros:
+            return entry.content
+        try:
+            return self.scan.expand(entry.content)
+        except MacroLimitError as error:
+            self._drop(entry, f"macros: more than {error.most:,} {error.limit}")
+            self.notes.append(TOO_MANY_MACROS)
+            return None
+
+    def _count(self, entry: CompiledEntry, content: str) -> int:
+        if not content.strip():
+            return 0
+        if entry.has_macros or not self.scan.vocabulary:
+            return self.scan.count(content)
+        known = entry.counts.get(self.scan.vocabulary)
+        if known is None:
+            known = entry.counts[self.scan.vocabulary] = self.scan.count(content)
+        return known
 
     def _drop(self, entry: CompiledEntry, reason: str, tokens: int = 0) -> None:
         """Leave an entry out for the rest of the scan."""
@@ -202,31 +259,30 @@ class _Activation:
         if len(self.inside) < settings.min_activations and self._may_read_on():
             self.further_back += 1
             return Step("deeper", step.number, level), level
-        if step.number and levels:
+        if levels:
             return Step("recursion", step.number + 1, levels[0]), levels.pop(0)
         return None, level
 
     def _may_read_on(self) -> bool:
+        """As in World Info: the step that goes beyond the limit is still made."""
         depth = self._reach() + self.further_back
         limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
-        return depth < min(limit, len(self.scan.messages))
+        return depth <= min(limit, len(self.scan.messages))
 
     def _outcome(self) -> Outcome:
         for one in self.inside.values():
             if not one.content.strip():
                 self.out[one.found.entry] = (0, "empty content")
         left_out = [
-            LeftOut(entry_id=entry.entry_id, title=entry.title, tokens=tokens, reason=reason)
+            SkippedEntry(entry_id=entry.entry_id, title=entry.title, tokens=tokens, reason=reason)
             for entry, (tokens, reason) in sorted(
                 self.out.items(), key=lambda one: self._place(one[0])
             )
         ]
+        # What came in last stands first among entries of one order, as in World Info.
         inside = sorted(
-            (one for one in self.inside.values() if one.content.strip()),
-            key=lambda one: (
-                one.found.entry.entry.order,
-                *self._place(one.found.entry)[1:],
-            ),
+            (one for one in reversed(self.inside.values()) if one.content.strip()),
+            key=lambda one: one.found.entry.entry.order,
         )
         entries = sum(len(book.entries) for book in self.scan.books)
         notes = [note for book in self.scan.books for note in book.notes]
@@ -236,7 +292,7 @@ class _Activation:
             left_out_more=max(0, len(left_out) - MAX_LEFT_OUT),
             not_found=entries - len(inside) - len(left_out),
             timed=self._timed(),
-            notes=list(dict.fromkeys(notes + self.window.notes)),
+            notes=list(dict.fromkeys(notes + self.window.notes + self.notes)),
             tokens=self.purse.used,
         )
 
@@ -265,21 +321,36 @@ class _Activation:
 
     def _timed(self) -> TimedState:
         now = self.scan.message_count
-        effects: dict[UUID, Effect] = {}
+        effects: dict[UUID, TimedEffect] = {}
         for book in self.scan.books:
             for entry_id in self.scan.timed.effects:
                 entry = book.by_id.get(entry_id)
                 effect = self.judge.effect(entry) if entry else None
-                if entry and effect and (now < effect.cooldown_until or entry.is_remembered):
+                if entry and effect and (effect.is_cooling(now) or entry.is_remembered):
                     effects[entry_id] = effect
         for one in self.inside.values():
             entry, known = one.found.entry, effects.get(one.found.entry.entry_id)
             # What still runs is not begun anew: an entry does not keep itself sticky.
-            if entry.is_timed and (known is None or now >= known.cooldown_until):
+            if entry.is_timed and (known is None or not known.is_cooling(now)):
                 effects[entry.entry_id] = begun(entry.entry, now=now, keys=entry.keys)
         return TimedState(effects)
 
 
-def _asks_when(found: Found) -> tuple[bool, bool]:
+def _asks_when(found: GroupCandidate) -> tuple[bool, bool, bool]:
     entry = found.entry
-    return not entry.entry.constant, entry.says.ignore_on_max_context
+    return not entry.entry.constant, not found.is_sticky, entry.says.ignore_on_max_context
+
+
+def _tiers_and_places(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
+    """Of each book: before which others its entries come, whatever their order; its place in ties.
+
+    World Info's: the chat's books, the persona's, then the characters' and the global ones as
+    `strategy` has it; evenly, the global ones win ties.
+    """
+    ranks = {**_FIRST, **_THEN[scan.settings.strategy]}
+    sources = {book: scan.sources.get(book.book_id, "chat") for book in scan.books}
+    tied = sorted(scan.books, key=lambda book: sources[book] != "global")
+    return (
+        {book: ranks[source] for book, source in sources.items()},
+        {book: place for place, book in enumerate(tied)},
+    )

@@ -6,7 +6,7 @@ from typing import Final
 
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Answer, Pattern
+from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Answer, Pattern
 
 LEAST_SECONDS: Final = 0.03
 """With less left of the scan's time a pattern is not tried: it could not be answered."""
@@ -23,14 +23,14 @@ class PatternSearch:
         self._unanswered: set[bytes] = set()
         self._work_left = MAX_SCAN_WORK
         self._notes = notes
-        self._found: dict[tuple[bytes, str, int], int | None] = {}
-        self._encoded: dict[tuple[str, int], bytes] = {}
+        self._found: dict[tuple[bytes, int], int | None] = {}
+        self._encoded: dict[int, bytes] = {}
 
     def find(
         self,
         entry: CompiledEntry,
         pattern: Pattern,
-        where: tuple[str, int],
+        number: int,
         text: str,
         *,
         process: bool,
@@ -40,14 +40,14 @@ class PatternSearch:
         Args:
             entry: For notes, and for what its book has given up.
             pattern: What to look for.
-            where: Which text it is: the same name means the same text.
+            number: Which text it is: the same number means the same text.
             text: The text.
             process: Whether it may be tried in the process, which takes time.
         """
-        key = (pattern.digest, *where)
+        key = (pattern.digest, number)
         if key in self._found:
             return self._found[key]
-        data = self._encode(where, text)
+        data = self._encode(number, text)
         if pattern.is_quick(len(data)):
             found = self._search(entry, pattern, data)
         elif not process or self._is_given_up(entry, pattern):
@@ -60,10 +60,10 @@ class PatternSearch:
     def _is_given_up(self, entry: CompiledEntry, pattern: Pattern) -> bool:
         return pattern.digest in entry.book.given_up or pattern.digest in self._unanswered
 
-    def _encode(self, where: tuple[str, int], text: str) -> bytes:
-        data = self._encoded.get(where)
+    def _encode(self, number: int, text: str) -> bytes:
+        data = self._encoded.get(number)
         if data is None:
-            data = self._encoded[where] = text.encode(errors="replace")
+            data = self._encoded[number] = text.encode(errors="replace")
         return data
 
     def _search(self, entry: CompiledEntry, pattern: Pattern, data: bytes) -> int | None:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
+from backend.context.macros import MacroLimitError
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.keys import Hits, Key, classify
-from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.patterns import Pattern
+from backend.lorebooks.activation.outcome import TOO_MANY_MACROS, Scan
 from backend.lorebooks.activation.searching import PatternSearch
 from backend.lorebooks.activation.words import Folded
 from backend.lorebooks.entries import MatchedField
+from backend.regex.patterns import Pattern
 
 MAX_SCANNED: Final = 1_000_000
 """Characters of messages that are read in a scan; older messages are not looked at."""
 
+MAX_WORK: Final = 100_000_000
+"""Characters that the books of a scan read together, some 0.2 s: a million by each of a hundred."""
+
+BOOK_WORK: Final = 1_000
+"""What it costs to have a book read a text, beside the text's characters."""
+
 MESSAGE_START: Final = "\x01"
 """Stands before each message for regexes that name it, as in SillyTavern."""
 
-_MARK_NAMES: Final = (r"\x{1}", r"\U00000001")  # in RE2's syntax and in that of `regex`
+_MARK_NAMES: Final = (r"\x{1}", r"\U00000001", r"\A(?:")
+"""In RE2's syntax, in that of `regex`, and what only the flag y makes."""
 
 _FIELD_NAMES: Final[dict[MatchedField, str]] = {
     "persona_description": "the persona's description",
@@ -32,7 +41,7 @@ _FIELD_NAMES: Final[dict[MatchedField, str]] = {
 }
 
 
-class Part:
+class WindowPart:
     """Texts of one kind, in order, and which keys of each book occur in them."""
 
     def __init__(self, kind: str, books: Sequence[CompiledBook]) -> None:
@@ -52,10 +61,19 @@ class Look(NamedTuple):
         process: Whether a regex that RE2 does not take may be tried now.
     """
 
-    parts: Sequence[tuple[Part, Hits, int]]
+    parts: Sequence[tuple[WindowPart, Hits, int]]
     sensitive: bool
     whole: bool
     process: bool
+
+
+class _Joined(NamedTuple):
+    """Texts as one, by which number it is known, and where each starts in it."""
+
+    number: int
+    text: str
+    starts: list[int]
+    labels: list[str]
 
 
 class Window:
@@ -64,18 +82,23 @@ class Window:
     def __init__(self, scan: Scan) -> None:
         self.notes: list[str] = []
         self._scan = scan
-        self._messages = Part("messages", scan.books)
-        self._entries = Part("entries", scan.books)
-        self._fields: dict[MatchedField, Part] = {}
+        self._messages = WindowPart("messages", scan.books)
+        self._entries = WindowPart("entries", scan.books)
+        self._note = WindowPart("note", scan.books)
+        self._fields: dict[MatchedField, WindowPart] = {}
         self._expanded: dict[str, Key | None] = {}
-        self._joined: dict[tuple[int, bool], tuple[str, list[int]]] = {}
+        self._joined: dict[tuple[bool, tuple[tuple[str, int], ...]], _Joined] = {}
         self._patterns = PatternSearch(scan, self.notes)
         self._characters = 0
+        self._work_left = MAX_WORK
         for name, text in scan.fields.items():
             books = [book for book in scan.books if name in book.matched_fields]
             if books and text:
-                self._fields[name] = Part(name, scan.books)
+                self._fields[name] = WindowPart(name, scan.books)
                 self._add(self._fields[name], text, _FIELD_NAMES[name], books)
+
+        if scan.note:
+            self._add(self._note, scan.note, "the author's note", scan.books)
 
     def read(self, depth: int) -> None:
         """Read the newest `depth` messages, those that were not read yet."""
@@ -97,7 +120,7 @@ class Window:
         primary: set[CompiledEntry] = set()
         other: set[CompiledEntry] = set()
         for book in self._scan.books:
-            for part in (self._messages, self._entries, *self._fields.values()):
+            for part in (self._messages, self._note, self._entries, *self._fields.values()):
                 numbers = part.hits[book].fresh
                 for number in numbers:
                     primary.update(book.by_key[number])
@@ -116,6 +139,8 @@ class Window:
         if entry.entry.match_fields:
             opted = [self._fields.get(name) for name in entry.entry.match_fields]
             parts += [(part, part.hits[book], 1) for part in opted if part is not None]
+        if self._note.texts:
+            parts.append((self._note, self._note.hits[book], 1))
         if recursion and self._entries.texts:
             parts.append((self._entries, self._entries.hits[book], len(self._entries.texts)))
         sensitive = settings.case_sensitive if entry.sensitive is None else entry.sensitive
@@ -150,66 +175,53 @@ class Window:
     def _where_pattern(
         self, entry: CompiledEntry, key: Key, pattern: Pattern, look: Look
     ) -> str | None:
-        """Messages are one text to a regex, so that it may span them; the rest are one each."""
-        for part, hits, limit in look.parts:
-            if key.hint is not None and key.hint.number >= 0:
-                place = hits.text.get(key.hint.number)
-                if place is None or place >= limit:
-                    continue
-            if part is self._messages:
-                depth = min(limit, len(part.texts))
-                place = self._place_in_messages(entry, pattern, depth, process=look.process)
-            else:
-                place = self._place_in_texts(entry, pattern, part, process=look.process)
-            if place is not None:
-                return part.labels[place]
-        return None
-
-    def _place_in_messages(
-        self, entry: CompiledEntry, pattern: Pattern, depth: int, *, process: bool
-    ) -> int | None:
-        if not depth:
+        """All that is looked at is one text to a regex, so that it may span messages."""
+        if (hint := key.hint) is not None and hint.number >= 0:
+            places = ((hits.text.get(hint.number), limit) for _, hits, limit in look.parts)
+            if not any(place is not None and place < limit for place, limit in places):
+                return None
+        joined = self._join(look, is_marked=any(mark in pattern.source for mark in _MARK_NAMES))
+        if not joined.starts:
             return None
-        is_marked = any(mark in pattern.source for mark in _MARK_NAMES)
-        text, starts = self._join(depth, is_marked=is_marked)
-        where = ("marked" if is_marked else "messages", depth)
-        at = self._patterns.find(entry, pattern, where, text, process=process)
-        return None if at is None else max(0, bisect_right(starts, at) - 1)
+        at = self._patterns.find(entry, pattern, joined.number, joined.text, process=look.process)
+        return None if at is None else joined.labels[max(0, bisect_right(joined.starts, at) - 1)]
 
-    def _place_in_texts(
-        self, entry: CompiledEntry, pattern: Pattern, part: Part, *, process: bool
-    ) -> int | None:
-        for place, text in enumerate(part.texts):
-            at = self._patterns.find(entry, pattern, (part.kind, place), text.raw, process=process)
-            if at is not None:
-                return place
-        return None
-
-    def _join(self, depth: int, *, is_marked: bool) -> tuple[str, list[int]]:
-        """The newest messages as one text, newest first, and where each starts in it."""
-        cached = self._joined.get((depth, is_marked))
-        if cached is None:
+    def _join(self, look: Look, *, is_marked: bool) -> _Joined:
+        """The texts of a look as one, newest message first."""
+        kind = is_marked, tuple((part.kind, limit) for part, _, limit in look.parts)
+        joined = self._joined.get(kind)
+        if joined is None:
             mark = MESSAGE_START if is_marked else ""
-            texts = [mark + text.raw for text in self._messages.texts[:depth]]
-            starts: list[int] = []
-            at = 0
-            for text in texts:
-                starts.append(at)
-                at += len(text) + 1
-            cached = self._joined[depth, is_marked] = ("\n".join(texts), starts)
-        return cached
+            texts: list[str] = []
+            labels: list[str] = []
+            for part, _, limit in look.parts:
+                texts += [mark + text.raw for text in part.texts[:limit]]
+                labels += part.labels[:limit]
+            starts = list(accumulate((len(text) + 1 for text in texts[:-1]), initial=0))
+            joined = self._joined[kind] = _Joined(
+                len(self._joined), "\n".join(texts), starts if texts else [], labels
+            )
+        return joined
 
     def _expand(self, key: Key) -> Key | None:
         if key.raw not in self._expanded:
-            self._expanded[key.raw] = classify(self._scan.expand(key.raw))
+            self._expanded[key.raw] = None
+            try:
+                self._expanded[key.raw] = classify(self._scan.expand(key.raw))
+            except MacroLimitError:
+                self.notes.append(TOO_MANY_MACROS)
         return self._expanded[key.raw]
 
-    def _add(self, part: Part, text: str, label: str, books: Sequence[CompiledBook]) -> None:
+    def _add(self, part: WindowPart, text: str, label: str, books: Sequence[CompiledBook]) -> None:
         folded = Folded(text)
         place = len(part.texts)
         part.texts.append(folded)
         part.labels.append(label)
         for book in books:
+            self._work_left -= len(text) + BOOK_WORK
+            if self._work_left < 0:
+                self.notes.append("So many books are too much to look for in so much text.")
+                return
             spelling = book.minds_case or self._scan.settings.case_sensitive
             within = book.takes_parts or not self._scan.settings.match_whole_words
             book.index.scan(folded, place, part.hits[book], spelling=spelling, within=within)

@@ -11,6 +11,8 @@ import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
 
+from backend.text_forms import normalized
+
 # Scripts that are written without spaces between words, or, as Korean, with endings joined to them:
 # first and last code point, flat. In them every place is a place where a word may end.
 _UNSPACED = (
@@ -42,7 +44,7 @@ class Folded:
 
     def __init__(self, text: str) -> None:
         self.raw = text
-        self.exact = unicodedata.normalize("NFC", text)
+        self.exact = normalized("NFC", text)
         self.folded = self.exact.casefold()
         self.is_changed = self.exact != text
 

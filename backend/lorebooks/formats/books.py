@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from backend.accounts.settings import LoreMode
 from backend.lorebooks.entries import BookFields
 from backend.lorebooks.formats.coerce import MAX_NAME, Notes, flag, name, text, whole
-from backend.lorebooks.formats.fields import SCAN_DEPTH
+from backend.lorebooks.formats.fields import MODE, SCAN_DEPTH
 
 MAX_DESCRIPTION: Final = 20_000
 OURS: Final = "talekeeper"
@@ -29,9 +30,13 @@ def read_fields(raw: Mapping[str, Any], notes: Notes, *, given_name: str) -> Boo
         scan_depth=notes.read(raw, "scan_depth", SCAN_DEPTH, None),
         token_budget=notes.read(raw, "token_budget", _BUDGET, None),
         recursive_scanning=notes.read(raw, "recursive_scanning", flag, None),
-        semantic=notes.read(own, "semantic", flag, default=True),
+        mode=_mode(own, notes),
         **{member: notes.read(own, member, flag, None) for member in _OWN},
     )
+
+
+def _mode(own: Mapping[str, Any], notes: Notes) -> LoreMode | None:
+    return notes.read(own, "mode", MODE, None)
 
 
 def write_fields(fields: BookFields) -> dict[str, Any]:
@@ -42,9 +47,9 @@ def write_fields(fields: BookFields) -> dict[str, Any]:
         "recursive_scanning": fields.recursive_scanning,
     }
     own = {member: getattr(fields, member) for member in _OWN}
-    ours = {member: value for member, value in own.items() if value is not None}
-    if not fields.semantic:
-        ours["semantic"] = False
+    ours: dict[str, Any] = {member: value for member, value in own.items() if value is not None}
+    if fields.mode is not None:
+        ours["mode"] = fields.mode
     return {
         "name": fields.name,
         "description": fields.description,

@@ -33,7 +33,7 @@ REQUIRED_BY_V3: Final = (*REQUIRED, "use_regex")
 _SILLYTAVERNS: Final = frozenset(
     {"useProbability", "selectiveLogic", "exclude_recursion", "display_index"}
 )
-"""Whoever writes one of these writes `use_regex: true` on every entry, and means nothing by it."""
+"""Tools that write one of these write `use_regex: true` on every entry, and mean nothing by it."""
 
 
 def extensions(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,8 @@ def read_entry(raw: Mapping[str, Any], notes: Notes) -> LoreEntry:
     if raw.get("case_sensitive") is not None:
         own["case_sensitive"] = notes.read(raw, "case_sensitive", flag, default=False)
     title = notes.read(raw, "comment", name, "") or notes.read(raw, "name", name, "")
-    found, secondary = (listed_keys(raw, member, notes) for member in ("keys", "secondary_keys"))
+    found = listed_keys(raw, "keys", notes)
+    secondary = listed_keys(raw, "secondary_keys", notes, blank=True)
     if has_bare_patterns(raw):
         found, secondary = (
             _patterns(each, ignore_case=raw.get("case_sensitive") is False)

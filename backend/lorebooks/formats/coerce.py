@@ -175,8 +175,12 @@ def content(value: object, notes: Notes) -> str:
     return found
 
 
-def keys(value: object, notes: Notes) -> list[str]:
-    """Keys: a list of them, or a text with commas between, which patterns may hold too."""
+def keys(value: object, notes: Notes, *, blank: bool = False) -> list[str]:
+    """Keys: a list of them, or a text with commas between, which patterns may hold too.
+
+    Blank ones are dropped, but for one in a list where `blank` says that it matters: as a secondary
+    key it is one that is never said.
+    """
     match value:
         case None:
             return []
@@ -188,7 +192,10 @@ def keys(value: object, notes: Notes) -> list[str]:
             items = list(cast("dict[str, object]", value).values())
         case _:
             items = [value]
-    found = [key for key in map(text, items) if key.strip()]
+    texts = list(map(text, items))
+    found = [key for key in texts if key.strip()]
+    if blank and isinstance(value, list) and len(found) < len(texts):
+        found.append("")
     usable = [key for key in found if len(key) <= MAX_KEY][:MAX_KEYS]
     if len(usable) < len(found):
         notes.add(
@@ -198,9 +205,11 @@ def keys(value: object, notes: Notes) -> list[str]:
     return usable
 
 
-def listed_keys(raw: Mapping[str, Any], member: str, notes: Notes) -> list[str]:
+def listed_keys(
+    raw: Mapping[str, Any], member: str, notes: Notes, *, blank: bool = False
+) -> list[str]:
     """The keys in a member of an object; none where there are none."""
-    return keys(raw.get(member), notes)
+    return keys(raw.get(member), notes, blank=blank)
 
 
 def split_keys(value: str) -> list[str]:
@@ -229,12 +238,13 @@ def character_filter(value: object, notes: Notes) -> CharacterFilter:
     exclude = "isExclude" if "isExclude" in raw else "is_exclude"
     return CharacterFilter(
         is_exclude=notes.read(raw, exclude, flag, default=False),
-        names=[each.removesuffix(".png") for each in listed],
+        names=listed,
         tags=notes.read(raw, "tags", names, list[str]()),
     )
 
 
 def triggers(value: object, notes: Notes) -> list[Trigger]:
-    """The kinds of turn that an entry is for; unknown ones are not used."""
+    """The kinds of turn that an entry is for."""
     wanted = names(value, notes)
-    return [trigger for trigger in TRIGGERS if trigger in wanted]
+    known: list[Trigger] = [trigger for trigger in TRIGGERS if trigger in wanted]
+    return known if set(wanted) <= set(known) else [*known, "other"]

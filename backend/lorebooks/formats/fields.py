@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+from backend.accounts.settings import LoreMode
 from backend.generation.model import Role
 from backend.lorebooks.entries import (
     CharacterFilter,
@@ -34,6 +35,8 @@ from backend.lorebooks.formats.coerce import (
 POSITIONS: Final[tuple[Position, ...]] = get_args(Position)
 LOGICS: Final[tuple[Logic, ...]] = get_args(Logic)
 ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
+MODES: Final[tuple[LoreMode, ...]] = get_args(LoreMode)
+MODE: Final[Callable[[Any, Notes], LoreMode]] = chosen(MODES)
 DEFAULTS: Final = LoreEntry()
 
 ORDER = whole(-1_000_000, 1_000_000)
@@ -68,6 +71,7 @@ SHARED: Final = (
     Field("role", "role", "role", chosen(ROLES), ROLES.index),
     Field("logic", "selectiveLogic", "selectiveLogic", chosen(LOGICS), LOGICS.index),
     Field("outlet", "outletName", "outlet_name", name),
+    Field("mode", "talekeeperMode", "talekeeper_mode", MODE),
     Field("vectorized", "vectorized", "vectorized", flag),
     Field("ignore_budget", "ignoreBudget", "ignore_budget", flag),
     Field("exclude_recursion", "excludeRecursion", "exclude_recursion", flag),
@@ -145,8 +149,8 @@ def write_extensions(entry: LoreEntry) -> dict[str, Any]:
 
 
 def _tidied(found: dict[str, Any]) -> dict[str, Any]:
-    """Without a filter that filters nothing, and with whole numbers as others write them."""
-    for member in ("characterFilter", "character_filter"):
+    """Without what says nothing, and with whole numbers as others write them."""
+    for member in ("characterFilter", "character_filter", "talekeeperMode", "talekeeper_mode"):
         if member in found and found[member] is None:
             del found[member]
     for member in ("probability", "groupWeight", "group_weight"):

@@ -50,7 +50,7 @@ def halved(vectors: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedVectors:
     """What the cache holds: vectors by hash, and the rows that are to be renewed or removed.
 
     `stale` were last used a day ago or earlier; `broken` do not open.
@@ -66,7 +66,7 @@ class EmbeddingCache:
 
     async def lookup(
         self, session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
-    ) -> Found:
+    ) -> CachedVectors:
         """The vectors of those of `wanted` (see `digests`) that are stored, each of shape (d,)."""
         vectors: dict[bytes, Floats] = {}
         stale: list[UUID] = []
@@ -85,7 +85,7 @@ class EmbeddingCache:
                 vectors[key] = vector
                 if used_at < old:
                     stale.append(row_id)
-        return Found(vectors, stale, broken)
+        return CachedVectors(vectors, stale, broken)
 
     async def store(
         self, session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, Floats]
@@ -101,7 +101,7 @@ class EmbeddingCache:
         for chunk in _chunks(rows):
             await session.execute(statement, chunk)
 
-    async def tidy(self, session: AsyncSession, sealer: Sealer, found: Found) -> None:
+    async def tidy(self, session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
         """Renew and remove what `lookup` found to be stale and broken."""
         mine = Embedding.user_id == sealer.user_id
         for chunk in _chunks(found.stale):

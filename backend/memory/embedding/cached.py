@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from uuid import UUID
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class CachedEmbedder:
         self._retries = retries or Retries()
         self._breaker = Breaker(clock=clock)
         self._cache = EmbeddingCache()
-        self._queries: OrderedDict[bytes, Floats] = OrderedDict()
+        self._queries: OrderedDict[tuple[UUID, bytes], Floats] = OrderedDict()
 
     @property
     def spec(self) -> EmbedderSpec:
@@ -134,10 +135,15 @@ class CachedEmbedder:
         self._breaker.succeeded()
         return vector
 
-    def _remembered(self, sealer: Sealer, text: str) -> bytes | None:
+    def forget(self, user_id: UUID) -> None:
+        """Drop the vectors of a user's queries: what was asked can be guessed from them."""
+        for key in [each for each in self._queries if each[0] == user_id]:
+            del self._queries[key]
+
+    def _remembered(self, sealer: Sealer, text: str) -> tuple[UUID, bytes] | None:
         """What a query is remembered under; None while it is not known which model answers."""
         try:
-            return digests(sealer, self.spec, "query", [text])[0]
+            return sealer.user_id, digests(sealer, self.spec, "query", [text])[0]
         except EmbedderError:
             return None
 

@@ -6,6 +6,8 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
+import msgspec
 import numpy as np
 
 from backend.generation.model import ModelError
@@ -78,12 +80,16 @@ class OpenAICompatibleEmbedder:
         if self._asked_dimension is not None:
             asked["dimensions"] = self._asked_dimension
         response = await answer(
-            # Where a format is named, the SDK leaves the answer as it is: `_rows` reads it.
-            connection.client.embeddings.create(**asked, encoding_format="base64"),
+            # As it came: the SDK would parse all of it first, whatever it is.
+            connection.client.post(
+                "/embeddings",
+                cast_to=httpx.Response,
+                body={**asked, "encoding_format": "base64"},
+            ),
             provider=self._provider,
             who=WHO,
         )
-        vectors = table(_rows(response), who=WHO)
+        vectors = table(_rows(response.content), who=WHO)
         rows = unit_rows(vectors, who=WHO, count=len(texts), dimension=self._dimension)
         self._dimension = rows.shape[1]
         return rows
@@ -93,20 +99,30 @@ class OpenAICompatibleEmbedder:
         await self._provider.aclose()
 
 
-def _rows(response: Any) -> list[Any]:
+class _Embedding(msgspec.Struct):
+    embedding: str | list[float]
+    index: int | None = None
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+def _rows(answer: bytes) -> list[Any]:
     """The vectors in the texts' order. Some servers send numbers whatever form is asked for.
 
-    Raises `EmbedderError` when the answer holds none.
+    Raises `EmbedderError` when the answer holds none, at the first place where it is something
+    else: what a broken server sends may be large.
     """
     try:
-        data = list(response.data)
-        if all(isinstance(getattr(each, "index", None), int) for each in data):
-            data.sort(key=lambda each: each.index)
+        data = msgspec.json.decode(answer, type=_Embeddings).data
+        if all(each.index is not None for each in data):
+            data.sort(key=lambda each: each.index or 0)
         return [
             np.frombuffer(base64.b64decode(each.embedding, validate=True), "<f4")
             if isinstance(each.embedding, str)
             else each.embedding
             for each in data
         ]
-    except (AttributeError, TypeError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise EmbedderError(f"{WHO} sent an answer that holds no embeddings.") from None

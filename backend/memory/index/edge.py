@@ -26,7 +26,7 @@ import numpy as np
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
 from backend.logs import get_logger
-from backend.memory.index import edge_wire as wire
+from backend.memory.index import edge_mapping as wire
 from backend.memory.index import payload as fields
 from backend.memory.index.edge_lock import locked
 from backend.memory.index.protocol import (

@@ -91,7 +91,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ScopePart:
     """Points of some containers; `before_position` keeps to those at lower positions.
 
     `kinds` says what is in them, so that nobody looks there for anything else; none says nothing.
@@ -110,7 +110,7 @@ class Scope:
     """
 
     owner_id: UUID
-    parts: Sequence[Part]
+    parts: Sequence[ScopePart]
     kinds: Sequence[Kind]
 
 

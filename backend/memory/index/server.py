@@ -260,7 +260,7 @@ async def _has_grpc(settings: Settings) -> bool:
 
 
 def _wire() -> ModuleType:
-    return importlib.import_module("backend.memory.index.server_wire")
+    return importlib.import_module("backend.memory.index.server_mapping")
 
 
 def _hits(points: Sequence[Any]) -> list[Hit]:

@@ -23,7 +23,7 @@ export function row(job, read) {
     return h("button", { "aria-label": `${label}: ${name}`, onclick }, label);
   };
   const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
-  const words = t(`activity.${how}`, { reason: error?.replaceAll("-", " "), when: dateTime(job.run_after) });
+  const words = t(`activity.${how}`, { reason: error && said(error), when: dateTime(job.run_after) });
   return h("li", {},
     h("div.grow", {}, name,
       h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),

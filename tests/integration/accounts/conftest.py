@@ -10,13 +10,7 @@ import pytest
 from backend.vault.slots import PasswordKdf
 from tests.support.clock import Clock
 from tests.support.logs import Logged, caught_logs
-from tests.support.server import Account, Running, running
-
-
-@pytest.fixture
-async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running(sqlite_url, tmp_path) as server:
-        yield server
+from tests.support.server import Running, running
 
 
 @pytest.fixture
@@ -24,13 +18,6 @@ async def either(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
     """The same on SQLite and on PostgreSQL, for what the database has a part in."""
     async with running(database_url, tmp_path) as server:
         yield server
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    """The first account, and so the administrator's."""
-    async with server.account("Ada") as account:
-        yield account
 
 
 @pytest.fixture

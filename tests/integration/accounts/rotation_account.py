@@ -53,8 +53,9 @@ class Account:
     async def sealer(self) -> Sealer:
         """What a request of theirs would have right now."""
         async with self.database.read() as session:
+            user = await repository.get_user(session, self.user_id)
             rows = await repository.data_keys(session, self.user_id)
-        return open_sealer(self.user_id, rows, user_key=self.user_key)
+        return open_sealer(user, rows, user_key=self.user_key)
 
     async def key_numbers(self) -> list[int]:
         query = select(DataKey.number).where(DataKey.user_id == self.user_id)

@@ -1,4 +1,7 @@
-"""A rotation in a process of its own, to be killed: `root URL PATH` or `data URL USER_ID USER_KEY`.
+"""A rotation in a process of its own, to be killed.
+
+`root URL PATH`, `data URL USER_ID USER_KEY`, or `user URL PATH NAME`, which changes the user key
+again and again.
 
 Prints a line when it begins, one at each progress, and one at the end.
 """
@@ -11,12 +14,14 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
-from backend.accounts import rotation, rotation_texts
+from backend.accounts import rotation, rotation_texts, user_keys
 from backend.database.engine import Database
-from tests.integration.accounts.rotation_account import MODELS
+from backend.vault.root import load_root_keys
+from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
 
 # Small batches: more points at which to be killed.
 rotation.BATCH_SLOTS, rotation_texts.BATCH_ROWS = 1, 5
+user_keys.MOST_DATA_KEYS = 1_000
 
 
 def tell(*words: object) -> None:
@@ -30,6 +35,13 @@ async def main(kind: str, url: str, *rest: str) -> None:
     tell("begin")
     if kind == "root":
         await rotation.rotate_root_key(database, path=Path(rest[0]), value=None, report=tell)
+    elif kind == "user":
+        service = await accounts(database, load_root_keys(Path(rest[0])))
+        unlocked = await service.unlock(rest[1], PASSWORD, address="::1")
+        current = unlocked.current
+        for _ in range(200):
+            current = await service.renew(unlocked.user.id, current)
+            tell(current.generation)
     else:
         user_id, user_key = UUID(rest[0]), bytes.fromhex(rest[1])
         await rotation.rotate_data_key(database, user_id, user_key, tell, grace=timedelta(0))

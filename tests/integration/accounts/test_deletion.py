@@ -32,6 +32,8 @@ async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
     """The keys of all rows of all tables."""
 
     def key(table: Table) -> list[Any]:
+        if table.name == "storage_ledger":  # its lines are folded into one now and then
+            return [table.c.user_id]
         return list(table.primary_key.columns)
 
     async with server.parts.database.read() as session:
@@ -79,8 +81,10 @@ async def live(account: Account) -> str:
             f"/api/v1/{path}/avatar", content=picture(), headers={"content-type": "image/png"}
         )
         assert put.status_code == 204, put.text
-    card = Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx"
-    ok(await client.post("/api/v1/characters/import", files={"file": card.read_bytes()}), 201)
+    cards = Path(__file__).parents[2] / "fixtures" / "cards"
+    for name in ("syn_v3.charx", "syn_v2_and_v3_precedence.png"):
+        file = {"file": (cards / name).read_bytes()}
+        ok(await client.post("/api/v1/characters/import", files=file), 201)
     chat = await account.new_chat(character_ids=[character["id"]], persona_id=persona["id"])
     await write_lore(account, chat["id"], character["id"])
     chronicle_id = await opt_in(account, chat["id"])
@@ -94,6 +98,7 @@ async def live(account: Account) -> str:
     ok(await client.patch(f"{ME}/settings", json={"system_prompt": "Be kind."}))
     ok(await client.patch(f"/api/v1/chats/{chat['id']}/settings", json={"system_prompt": "Rain."}))
     ok(await client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+    ok(await client.post(f"{ME}/second-factors/totp", json={"password": PASSWORD}), 201)
     again = {"Idempotency-Key": "once"}
     ok(await client.post("/api/v1/chats", json={}, headers=again), 201)
     chat_id: str = chat["id"]

@@ -102,7 +102,8 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
             ),
         )
         statuses = [answer.status_code for answer in answers]
-        assert sorted(statuses) == [204, 401]
+        assert sorted(statuses) == [204, 409]
+        problem(answers[statuses.index(409)], 409, "keys-changed")
         assert await count_slots(either, "password") == 1
         ok(await log_in(either, "Ada", wanted[statuses.index(204)]), 201)
 
@@ -115,9 +116,14 @@ async def test_a_change_of_the_key_mode_at_the_same_time_breaks_nothing(either: 
             change(ada.client, PASSWORD, NEW),
             ada.client.patch(ME, json={"key_mode": "sealed"}),
         )
-        assert [answer.status_code for answer in answers] == [204, 200]
-        ok(await ada.client.get(ME))
-        ok(await log_in(either, "Ada", NEW), 201)
+        changed, switched = (answer.is_success for answer in answers)
+        assert changed or switched
+        for answer in answers:
+            if not answer.is_success:
+                problem(answer, 409, "keys-changed")
+        mode = ok(await ada.client.get(ME))["key_mode"]
+        assert mode == ("sealed" if switched else "per_job")
+        ok(await log_in(either, "Ada", NEW if changed else PASSWORD), 201)
 
 
 async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
@@ -152,7 +158,8 @@ async def test_a_recovery_code_that_is_sent_twice_at_once_works_once(either: Run
             either, ada, *(recover(either, "Ada", ada.recovery_code, new) for new in wanted)
         )
         statuses = [answer.status_code for answer in answers]
-        assert sorted(statuses) == [201, 401]
+        # The later one, where it comes after the other has ended, finds the code used up.
+        assert sorted(statuses) in ([201, 409], [201, 401])
         assert [await count_slots(either, kind) for kind in ("password", "recovery")] == [1, 1]
         ok(await log_in(either, "Ada", wanted[statuses.index(201)]), 201)
 

@@ -119,11 +119,13 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
         "key_slots.kdf",
         "key_slots.lookup",
         "key_slots.wrapped",
+        "known_addresses.key",
         "login_failures.key",
-        "lorebooks.import_digest",
         "turns.request_digest",
+        "users.factors_digest",
         "users.name_lookup",
         "users.settings_mac",
+        "users.wrapped_derivation_key",
         "users.wrapped_name",
     }
 

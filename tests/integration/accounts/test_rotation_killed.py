@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from backend.accounts.rotation import rotate_data_key, rotate_root_key
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from backend.vault.sealing import key_number
-from tests.integration.accounts.rotation_account import log_in, sign_up
+from tests.integration.accounts.rotation_account import PASSWORD, accounts, log_in, sign_up
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -79,6 +80,33 @@ async def test_a_data_key_rotation_survives_being_killed(
     assert numbers == set(await account.key_numbers())
     assert len(numbers) == 1
     assert 1 not in numbers
+
+
+async def test_a_change_of_the_user_key_that_is_killed_is_done_as_a_whole_or_not_at_all(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    path, random = tmp_path / "root.key", Random(3)
+    root = load_root_keys(path, create=True)
+    account = await sign_up(database, "Edith", root)
+    await account.fill(3)
+    texts = await account.texts()
+    statuses: list[int | None] = []
+    generations: list[int] = []
+    for _ in range(KILLS):
+        statuses.append(await run_and_kill(random, "user", database_url, str(path), "Edith"))
+        # What checks the MAC, opens every data key, and every slot's public key.
+        service = await accounts(database, root)
+        unlocked = await service.unlock("Edith", PASSWORD, address="::1")
+        account = replace(account, user_key=unlocked.user_key)
+        assert await account.texts() == texts
+        renewed = await service.renew(unlocked.user.id, unlocked.current)
+        account = replace(account, user_key=renewed.key)
+        assert await account.texts() == texts
+        generations.append(renewed.generation)
+        assert max(await account.key_numbers()) == renewed.generation
+    assert -signal.SIGKILL in statuses
+    assert generations == sorted(set(generations))
+    assert generations[-1] > 1 + KILLS
 
 
 async def test_a_root_key_rotation_survives_being_killed(

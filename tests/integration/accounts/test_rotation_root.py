@@ -13,9 +13,9 @@ from sqlalchemy import select, update
 from backend.accounts import rotation
 from backend.accounts.models import InstanceKey, KeySlot
 from backend.accounts.names import load_instance_keys
+from backend.accounts.root_version import refuse_older_root
 from backend.accounts.rotation import (
     RotationResult,
-    refuse_older_root,
     rotate_root,
     rotate_root_key,
 )
@@ -91,7 +91,7 @@ async def populate(database: Database, root: RootKeys) -> list[Account]:
 
 async def versions(database: Database) -> set[int | None]:
     """The versions of the root key that something is under."""
-    slots = select(KeySlot.root_version).where(KeySlot.kind == "password")
+    slots = select(KeySlot.root_version)
     async with database.read() as session:
         return {
             *(await session.scalars(select(InstanceKey.root_version))),
@@ -114,7 +114,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=4, dropped=(1,))
+    assert result == RotationResult(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
     assert await versions(database) == {2}
     await assert_everybody_comes_in(database, people, load_root_keys(path))
@@ -142,19 +142,28 @@ async def test_it_can_be_done_again_and_again(database: Database, path: Path) ->
     await assert_everybody_comes_in(database, people, load_root_keys(path))
 
 
-async def test_sessions_and_recovery_codes_are_not_under_the_root_key(
+async def test_a_session_that_does_not_open_is_ended_and_holds_nothing_up(
     database: Database, path: Path
 ) -> None:
-    await populate(database, load_root_keys(path))
-    query = select(KeySlot.id, KeySlot.wrapped).where(KeySlot.kind != "password")
-    async with database.read() as session:
-        before = (await session.execute(query)).all()
+    people = await populate(database, load_root_keys(path))
+    async with database.write() as session:
+        for number, kind in enumerate(("session", "api_key")):
+            session.add(
+                KeySlot(
+                    user_id=people[number].user_id,
+                    kind=kind,
+                    wrapped=b"x" * 149,
+                    root_version=1,
+                    generation=1,
+                )
+            )
 
     await rotate_root_key(database, path=path, value=None, report=Progress())
 
     async with database.read() as session:
-        assert (await session.execute(query)).all() == before
-    assert len(before) == len(NAMES)
+        kinds = set(await session.scalars(select(KeySlot.kind)))
+    assert kinds == {"password", "recovery"}
+    await assert_everybody_comes_in(database, people, load_root_keys(path))
 
 
 async def test_an_installation_without_accounts_can_be_rotated(
@@ -176,7 +185,7 @@ async def test_progress_is_told_batch_by_batch(
 
     await rotate_root_key(database, path=path, value=None, report=progress)
 
-    assert progress.steps == [(0, 4), (2, 4), (3, 4), (4, 4)]
+    assert progress.steps == [(0, 7), *((done, 7) for done in range(2, 8))]
 
 
 async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
@@ -187,7 +196,7 @@ async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
 
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=4, removable=(1,))
+    assert result == RotationResult(version=2, rewrapped=7, removable=(1,))
     assert not path.exists()
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
 
@@ -224,7 +233,7 @@ async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
     write(path, f"2:{NEW}\n{read(path)}")
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=4, removable=(1,))
+    assert result == RotationResult(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
 
@@ -272,7 +281,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
 
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=4, dropped=(1,))
+    assert result == RotationResult(version=2, rewrapped=7, dropped=(1,))
     await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
 
 

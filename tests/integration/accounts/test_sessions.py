@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import func, select
 
 from backend.accounts import watch
-from backend.accounts.door import PLAIN_COOKIE
+from backend.accounts.identity import Identity, TokenKind
+from backend.accounts.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
 from backend.accounts.models import KeySlot
+from backend.accounts.sessions import SessionService
 from backend.turns import controller as turns_controller
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
@@ -190,3 +192,34 @@ async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
             await asyncio.sleep(0.01)
         line = (await ada.messages(chat_id))[-1]
         assert (line["status"], line["text"]) == ("complete", "Once upon a time.")
+
+
+async def test_many_requests_with_one_session_leave_room_for_others_at_the_door(
+    server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[str] = []
+    most_of_ada = 0
+    may_pass = asyncio.Event()
+    authenticate = SessionService.authenticate
+    own = ada.client.cookies[PLAIN_COOKIE]
+
+    async def held(service: SessionService, token: str, kind: TokenKind) -> Identity | None:
+        nonlocal most_of_ada
+        inside.append(token)
+        most_of_ada = max(most_of_ada, inside.count(own))
+        if token == own:
+            await may_pass.wait()
+        inside.remove(token)
+        return await authenticate(service, token, kind)
+
+    async with server.account("Bea") as bea:
+        monkeypatch.setattr(SessionService, "authenticate", held)
+        requests = [asyncio.create_task(ada.client.get(ME)) for _ in range(20)]
+        while len(inside) < AUTHENTICATIONS_AT_ONCE:
+            await asyncio.sleep(0.01)
+        ok(await bea.client.get(ME))
+        assert inside == [own] * AUTHENTICATIONS_AT_ONCE
+        may_pass.set()
+        for answer in await asyncio.gather(*requests):
+            ok(answer)
+    assert (most_of_ada, inside) == (AUTHENTICATIONS_AT_ONCE, [])

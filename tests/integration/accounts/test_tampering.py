@@ -7,12 +7,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.json import decode as json_decode
 from sqlalchemy import select, update
 
+from backend.accounts.key_slots import open_slot
 from backend.accounts.models import DataKey, KeySlot, User
+from backend.accounts.protection import Protection
 from backend.chats.models import Message
+from backend.vault.slots import PasswordKdf
 from tests.support.logs import Logged
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +65,30 @@ async def test_a_key_mode_that_other_hands_set_locks_the_account_until_it_is_put
     await tamper(server, User, key_mode="sealed")
     assert ok(await ada.client.get(ME))["key_mode"] == "sealed"
     ok(await log_in(server), 201)
+
+
+async def test_a_generation_that_other_hands_set_locks_the_account(
+    server: Running, ada: Account
+) -> None:
+    for generation in (0, 2):
+        await tamper(server, User, key_generation=generation)
+        for answer in (await ada.client.get(ME), await log_in(server)):
+            problem(answer, 403, "account-tampered")
+    await tamper(server, User, key_generation=1)
+    ok(await ada.client.get(ME))
+
+
+async def test_a_mac_without_a_generation_holds_for_no_account_that_has_one(
+    server: Running, ada: Account
+) -> None:
+    async with server.parts.database.write() as session:
+        user = (await session.scalars(select(User))).one()
+        slot = (await session.scalars(select(KeySlot).where(KeySlot.kind == "password"))).one()
+        stretched = json_decode(slot.kdf or b"", type=PasswordKdf).stretch(PASSWORD)
+        user_key = open_slot(slot, secret=stretched, root=ROOT).user_key
+        first = Protection.of(user, kdf=slot.kdf).first_mac(user_key)
+    await tamper(server, User, settings_mac=first)
+    problem(await ada.client.get(ME), 403, "account-tampered")
 
 
 async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(
@@ -112,7 +140,7 @@ async def test_a_data_key_that_is_moved_to_another_account_does_not_open(
                 .where(DataKey.user_id == id_of(ada))
                 .values(user_id=id_of(eve), number=2)
             )
-        problem(await eve.client.get(ME), 500, "seal-broken")
+        problem(await eve.client.get(ME), 403, "account-tampered")
 
 
 async def test_a_text_that_is_moved_to_another_account_does_not_open(

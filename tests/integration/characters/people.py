@@ -15,13 +15,16 @@ from litestar.di import Provide
 from litestar.testing import AsyncTestClient
 from sqlalchemy import Connection, inspect, text
 
+import backend.chronicles.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lorebooks refer to its tables
 from backend import http
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
+from backend.accounts.recent_activity.log import ActivityLog
 from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
 from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
+from backend.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
@@ -42,13 +45,23 @@ CARD_FIXTURES = (
 ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For tests of what the database has no part in: a copy of SQLite's is made much faster."""
 
-AROUND_THE_CARD = {"id", "lorebook_id", "has_avatar", "revision", "created_at", "updated_at"}
+AROUND_THE_CARD = {
+    "id",
+    "lorebook_id",
+    "scripts_allowed",
+    "has_avatar",
+    "revision",
+    "created_at",
+    "updated_at",
+}
 
 
 def character_service(database: Database) -> CharacterService:
     """Characters, with their books, whose changes are noted for an index that nobody keeps here."""
     outbox = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
-    return CharacterService(database, CardBookService(outbox))
+    return CharacterService(
+        database, CardBookService(outbox), pool=CpuPool(), longest_message=100_000
+    )
 
 
 def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
@@ -57,13 +70,16 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
     def who(request: Request[Any, Any, Any]) -> Identity:
         return identities[request.headers["x-user"]]
 
-    characters, personas = character_service(database), PersonaService(database)
+    characters = character_service(database)
+    personas = PersonaService(database, CpuPool())
+    activity = ActivityLog(database)
     return Litestar(
         route_handlers=[*CHARACTER_CONTROLLERS, *PERSONA_CONTROLLERS],
         dependencies={
             "identity": Provide(who, sync_to_thread=False),
             "characters": Provide(lambda: characters, sync_to_thread=False),
             "personas": Provide(lambda: personas, sync_to_thread=False),
+            "activity": Provide(lambda: activity, sync_to_thread=False),
         },
         exception_handlers=http.EXCEPTION_HANDLERS,
         # The client runs the application in an event loop of its own.
@@ -154,12 +170,13 @@ def card_of(character: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def count_rows(database: Database) -> dict[str, int]:
-    """How many rows every table has."""
+    """How many rows every table has, but the ledger of stored bytes: its lines only come."""
 
     def count(connection: Connection) -> dict[str, int]:
         return {
             table: connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0
             for table in inspect(connection).get_table_names()
+            if table != "storage_ledger"
         }
 
     async with database.engine.connect() as connection:

@@ -12,6 +12,7 @@ from backend.accounts.identity import Identity
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
+from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
 from tests.integration.characters.pictures import METADATA, opened, picture
@@ -106,7 +107,7 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
 async def test_of_pictures_set_at_the_same_time_one_is_left(
     database: Database, identities: dict[str, Identity]
 ) -> None:
-    personas, owner = PersonaService(database), identities["ada"]
+    personas, owner = PersonaService(database, CpuPool()), identities["ada"]
     persona_id = (await personas.create(owner, PersonaFields(name="Ada"))).id
     pictures = [picture(color=color) for color in ("teal", "red", "white")]
 

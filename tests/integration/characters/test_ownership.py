@@ -33,6 +33,8 @@ def request_body(method: str, path: str) -> dict[str, Any]:
             return {"json": {"name": "Taken over"}}
         case "PUT" if path.endswith("/avatar"):
             return {"content": picture(color="red"), "headers": PNG}
+        case "PUT" if path.endswith("/regex-scripts"):
+            return {"json": {"allowed": True}}
         case _:
             return {}
 
@@ -57,7 +59,7 @@ async def test_no_route_finds_what_is_someone_else_s(
             path = template.replace(f"{{{kind}_id}}", stranger_id)
             problem(await ben.ask(method, path, **options), 404, f"{kind}-not-found")
 
-    assert len(routes) == 13
+    assert len(routes) == 14
     assert await count_rows(database) == before
     assert seen == {kind: body(await ada.get(f"/{kind}s/{each}")) for kind, each in ids.items()}
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, insert, select, text
 
-from backend.chats.drafts import Draft, draft_message
+from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
@@ -30,7 +30,7 @@ async def grove(database: Database) -> Grove:
 async def grow(grove: Grove, length: int) -> list[UUID]:
     """A chain below the root, written at once, off the active path; its ids from the top down."""
     (root,) = grove.expected.nodes
-    line = Draft(role="user", author=AUTHORS["user"], text="And then?")
+    line = MessageDraft(role="user", author=AUTHORS["user"], text="And then?")
     made = [
         draft_message(grove.identity.sealer, line, unit=grove.expected.unit) for _ in range(length)
     ]

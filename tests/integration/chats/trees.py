@@ -14,17 +14,21 @@ from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, draft_message
+from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.recount import recount
 from backend.chats.service import ChatService
 from backend.chronicles.joining import ChatChronicles
+from backend.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.jobs.queue import JobQueue
 from backend.memory.outbox import IndexOutbox
+from backend.regex.process import RegexProcess
+from backend.regex.scripts import ScriptEngine
+from backend.scripting.service import ScriptService
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
@@ -137,14 +141,25 @@ class Grove:
         values: dict[str, Any] = {"_env_file": None}
         settings = Settings(**values)
         index = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
+        pool = CpuPool()
         self.chats = ChatService(
             database,
             ModelRegistry(DemoConfig()),
             settings,
             index,
+            pool=pool,
             chronicle=ChatChronicles(index).choose,
         )
-        self.messages = MessageService(database, settings, index)
+        self.messages = MessageService(
+            database,
+            settings,
+            index,
+            pool=pool,
+            scripts=ScriptService(
+                database, ScriptEngine(RegexProcess()), pool, name_of=lambda _: "Ada"
+            ),
+        )
+        self.pool = pool
         self.expected = Expected(CountUnit("o200k_base", names=False))
         self.chat_id = UUID(int=0)
 
@@ -156,7 +171,7 @@ class Grove:
             character_ids=[],
             persona_id=None,
             greetings=[
-                Draft(role="assistant", author=AUTHORS["assistant"], text=text)
+                MessageDraft(role="assistant", author=AUTHORS["assistant"], text=text)
                 for text in greetings
             ],
         )
@@ -192,7 +207,7 @@ class Grove:
             )
             message = draft_message(
                 self.identity.sealer,
-                Draft(role=role, author=AUTHORS[role], text=text),
+                MessageDraft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
             )
             await tree.attach(session, chat, message, parent=row)
@@ -224,7 +239,7 @@ class Grove:
         assert gone.leaf_id == self.expected.leaf
 
     async def recount(self, unit: CountUnit) -> None:
-        assert await recount(self.database, self.identity.sealer, self.chat_id, unit)
+        assert await recount(self.database, self.pool, self.identity.sealer, self.chat_id, unit)
         self.expected.unit = unit
 
     async def fork(self, key: UUID) -> Grove:

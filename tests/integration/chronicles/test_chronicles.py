@@ -14,7 +14,7 @@ from backend.chats.models import Chat
 from backend.chronicles.limits import MAX_CHRONICLES
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.database.base import new_id
-from backend.lorebooks.models import Lorebook, LoreEntry
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import Running, ok, problem, running
@@ -150,7 +150,7 @@ async def test_with_a_chronicle_go_its_events_and_its_lorebook(
         for query in (
             select(ChronicleEvent).where(ChronicleEvent.chronicle_id == UUID(chronicle)),
             select(EventSource).where(EventSource.event_id == UUID(event["id"])),
-            select(LoreEntry).where(LoreEntry.lorebook_id == UUID(book)),
+            select(LoreEntryRow).where(LoreEntryRow.lorebook_id == UUID(book)),
         ):
             assert (await session.scalars(query)).all() == []
     assert await writer.summaries(kept) == ["The lamp went out."]

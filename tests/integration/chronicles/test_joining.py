@@ -14,7 +14,7 @@ from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.database.base import new_id
 from backend.lorebooks.authoring import Origin, add_entry, chronicle_book, is_own
 from backend.lorebooks.entries import LoreEntry
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import LoreEntryRow
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok, problem
@@ -192,9 +192,9 @@ async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
     async with server.parts.database.read() as session:
         rows = list(
             await session.scalars(
-                select(EntryRow)
-                .where(EntryRow.lorebook_id == UUID(own_book["id"]))
-                .order_by(EntryRow.place)
+                select(LoreEntryRow)
+                .where(LoreEntryRow.lorebook_id == UUID(own_book["id"]))
+                .order_by(LoreEntryRow.place)
             )
         )
     page = await writer.get(f"/lorebooks/{own_book['id']}/entries")

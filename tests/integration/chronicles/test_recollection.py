@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.chronicles.recollection import ChronicleSource
+from backend.chronicles.index_source import ChronicleSource
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of

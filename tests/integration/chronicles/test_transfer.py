@@ -245,7 +245,7 @@ async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
         (b"", "line 1, column 1"),
         (b"\xff{", "byte 0"),
         (b'{"format": ', "line 1, column 12"),
-        (b"[" * 100, "100 levels"),
+        (b"[" * 100, "100 or more levels"),
         ([], "no JSON object"),
         ({"name": "Coast", "entries": {}}, "`format` is not `talekeeper-chronicle`"),
         (file(version=2), "`version` has to be 1"),

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import select
 
 from backend.lorebooks.models import Lorebook
-from backend.lorebooks.reading import load_book
 from tests.integration.turns.seeding import identity_of
+from tests.support.lore import opened_book
 from tests.support.memory import API, link, new_book, settled
 from tests.support.server import Running, ok, problem
 from tests.support.studying import (
@@ -80,7 +80,7 @@ async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
         )
         if book_id is None:
             return []
-        _, entries = await load_book(session, identity.sealer, book_id)
+        _, entries = await opened_book(session, identity.sealer, book_id)
     assert not any(each.constant or each.vectorized for _, _, each in entries)
     return [(each.title, each.content, each.keys) for _, _, each in entries]
 
@@ -489,7 +489,7 @@ async def test_the_users_lore_is_changed_only_where_they_allow_it(
     assert "Morrow is a drowned village." in model.prompt_of(model.server.requests[-1])
     identity = await identity_of(study.server, study.account)
     async with study.server.parts.database.read() as session:
-        _, ((_, _, kept),) = await load_book(session, identity.sealer, UUID(book))
+        _, ((_, _, kept),) = await opened_book(session, identity.sealer, UUID(book))
     assert kept.content == ("New." if may_edit else "Morrow is a drowned village.")
     assert len(await last_refused(study)) == (0 if may_edit else 1)
 

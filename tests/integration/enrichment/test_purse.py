@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from backend.database.base import now
+from backend.enrichment.daily_budget import DAY, seconds_to_wait, spent_today
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.purse import DAY, seconds_to_wait, spent_today
 from backend.generation.registry import DemoConfig, ModelRegistry
 from tests.fakes.openai_server import MODEL_ID
 from tests.integration.enrichment.storytelling import (

@@ -341,9 +341,11 @@ class Stuck(Rebuilder):
 
 def stuck(study: Study) -> Stuck:
     parts = study.server.parts
-    judge = DuplicateJudge(parts.memory.embedder)
+    judge = DuplicateJudge(parts.memory.embedder, parts.cpu_pool)
     search, settings = parts.memory.search, parts.settings
-    agent = Agent(parts.registry, load_prompts(), search, parts.database, judge, settings)
+    agent = Agent(
+        parts.registry, load_prompts(), search, parts.database, judge, settings, parts.cpu_pool
+    )
     return Stuck(parts.database, agent, parts.registry, settings, parts.index)
 
 

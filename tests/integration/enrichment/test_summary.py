@@ -16,6 +16,7 @@ from backend.chats.service import read_settings
 from backend.enrichment.models import ChatSummary, EnrichmentMark
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.jobs import backoff
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Gate, Silence
 from tests.integration.enrichment.storytelling import (
@@ -43,6 +44,12 @@ SMALL = {"history": 400}
 """Less than thirty lines."""
 
 TICK = "The clock in the hall went on and on, and nobody minded it any more, for it rained."
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once, not after seconds."""
+    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.2)
 
 
 @pytest.fixture(scope="module")

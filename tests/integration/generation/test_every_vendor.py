@@ -24,7 +24,7 @@ from backend.generation.model import (
     PromptMessage,
     TextPiece,
     ThinkingPiece,
-    Usage,
+    TokenUsage,
 )
 from backend.generation.sampling import Sampling, SettingNotTakenError
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
@@ -55,7 +55,7 @@ async def test_a_reply_comes_piece_by_piece_then_its_usage_then_its_end(vendor: 
         TextPiece("He"),
         TextPiece(" is"),
         TextPiece(" waiting."),
-        Usage(prompt_tokens=12, completion_tokens=3),
+        TokenUsage(prompt_tokens=12, completion_tokens=3),
         Finish("stop"),
     ]
 
@@ -291,7 +291,7 @@ async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
     answer = await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
 
     assert answer.value == {"lines": ["I wait."]}
-    assert answer.usage == Usage(prompt_tokens=12, completion_tokens=1)
+    assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=1)
 
 
 async def test_an_answer_in_a_code_fence_is_parsed(vendor: Vendor) -> None:

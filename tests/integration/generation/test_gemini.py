@@ -19,10 +19,10 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
+    TokenUsage,
     Tool,
     ToolAnswer,
     ToolRound,
-    Usage,
 )
 from backend.generation.sampling import Sampling
 from tests.fakes.gemini_server import (
@@ -85,7 +85,7 @@ async def test_thoughts_and_cached_tokens_are_counted(gemini: Vendor) -> None:
     used = usage(1200, 40, thoughts=60, cached=1000)
     gemini.server.script(reply("No.", used=used))
 
-    assert (await listen(gemini))[1] == Usage(
+    assert (await listen(gemini))[1] == TokenUsage(
         prompt_tokens=1200, completion_tokens=100, cached_tokens=1000, thinking_tokens=60
     )
 
@@ -98,7 +98,7 @@ async def test_the_last_usage_of_a_stream_counts(gemini: Vendor) -> None:
         )
     )
 
-    assert (await listen(gemini))[2] == Usage(prompt_tokens=12, completion_tokens=2)
+    assert (await listen(gemini))[2] == TokenUsage(prompt_tokens=12, completion_tokens=2)
 
 
 async def test_thoughts_and_text_of_one_chunk_stay_apart(gemini: Vendor) -> None:
@@ -237,7 +237,7 @@ async def test_a_call_comes_with_its_arguments(gemini: Vendor) -> None:
     assert [(call.name, call.arguments) for call in answer.calls] == [
         ("search", {"query": "Seventh of nine"})
     ]
-    assert answer.usage == Usage(prompt_tokens=12, completion_tokens=5)
+    assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=5)
 
 
 async def test_a_call_nested_without_end_is_no_answer(gemini: Vendor) -> None:

@@ -21,11 +21,11 @@ from backend.generation.model import (
     PromptMessage,
     TextPiece,
     ThinkingPiece,
+    TokenUsage,
     Tool,
     ToolAnswer,
     ToolCall,
     ToolRound,
-    Usage,
 )
 from backend.generation.sampling import Sampling
 from tests.fakes.openai_server import (
@@ -115,7 +115,7 @@ async def test_thoughts_are_known_under_either_name_and_not_doubled(openai: Vend
 async def test_reasoning_and_cached_tokens_are_counted(openai: Vendor) -> None:
     openai.server.script(reply("No.", used=usage(1200, 100, reasoning=60, cached=1000)))
 
-    assert (await listen(openai))[1] == Usage(
+    assert (await listen(openai))[1] == TokenUsage(
         prompt_tokens=1200, completion_tokens=100, cached_tokens=1000, thinking_tokens=60
     )
 
@@ -124,7 +124,7 @@ async def test_usage_may_come_with_the_last_choice_and_lack_its_details(openai: 
     last = {**chunk("stop"), "usage": {"prompt_tokens": 7, "completion_tokens": None}}
     openai.server.script(stream(chunk(content="No."), last, DONE))
 
-    assert (await listen(openai))[1] == Usage(prompt_tokens=7, completion_tokens=0)
+    assert (await listen(openai))[1] == TokenUsage(prompt_tokens=7, completion_tokens=0)
 
 
 async def test_a_server_that_ends_without_done_has_still_finished(openai: Vendor) -> None:

@@ -19,6 +19,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import RunningJob
 from backend.jobs.service import DONE_STAYS, JobService
+from backend.jobs.worker import Worker
 from tests.integration.jobs.working import (
     Person,
     Workshop,
@@ -51,7 +52,7 @@ async def note(job: RunningJob, key: bytes) -> None:
         session.add(LoginFailures(key=key, failures=job.attempt, last_at=now()))
 
 
-async def notes(database: Database) -> dict[bytes, int]:
+async def notes(database: Database) -> dict[bytes, float]:
     async with database.read() as session:
         return {row.key: row.failures for row in await session.scalars(select(LoginFailures))}
 
@@ -160,7 +161,7 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
         outcomes.append(f"attempt {job.attempt} done")
 
     job_id = await put(queue, "note", user_id=ada.id)
-    sleeper = workshop.worker({"note": kind_of(handle)})
+    workshop.worker({"note": kind_of(handle)})
 
     async def runs() -> bool:
         return await state_of(database, job_id) == "running"
@@ -176,8 +177,9 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
     gates[0].set()
 
     async def gave_up() -> bool:
-        return not len(sleeper)
+        return outcomes == ["attempt 1 lost"]
 
+    # Either worker may have claimed it again.
     await until(gave_up)
     assert await notes(database) == {}
     gates[1].set()
@@ -282,6 +284,135 @@ async def test_one_that_brings_down_every_worker_dies_at_last(
 
     await until(is_dead)
     assert (await one(database, job_id)).error == "job-worker-lost"
+
+
+async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
+    """Wait until a job runs, then lose its worker as a kill does: nothing is put back."""
+
+    async def runs() -> bool:
+        return (await one(database, job_id)).fence == fence
+
+    await until(runs)
+    await vanish(worker)
+    await lapse(database, job_id)
+
+
+async def vanish(worker: Worker) -> None:
+    """End a worker's tasks and nothing else."""
+    tasks = [*worker._tasks, *(run.task for run in worker._runs.values() if run.task)]
+    worker._tasks, worker._runs = [], {}
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def hang(_: RunningJob) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_job_whose_worker_stops_three_times_dies_and_is_retried_by_hand(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, service = queue.database, JobService(queue)
+    job_id = await put(queue, "note", user_id=ada.id)
+    assert job_id is not None
+    with caught_logs() as logged:
+        for fence in (1, 2, 3):
+            await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+        workshop.worker({"note": kind_of(hang)})
+
+        async def is_dead() -> bool:
+            return await state_of(database, job_id) == "dead"
+
+        await until(is_dead)
+    view = await service.get(ada.id, job_id)
+    assert (view.error, view.attempts) == ("job-worker-lost", 3)
+    assert view.detail == "Its worker stopped 3 times while it ran; retry it by hand."
+    (line,) = logged.lines("job.died")
+    assert (line["job_id"], line["problem"]) == (str(job_id), "job-worker-lost")
+
+
+async def test_a_worker_that_is_stopped_in_order_loses_no_lease(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database = queue.database
+    job_id = await put(queue, "note", user_id=ada.id)
+    for fence in range(1, 6):
+        worker = workshop.worker({"note": kind_of(hang)})
+
+        async def runs(fence: int = fence) -> bool:
+            return (await one(database, job_id)).fence == fence
+
+        await until(runs)
+        await worker.aclose()
+    job = await one(database, job_id)
+    assert (job.state, job.attempts, job.leases_lost) == ("queued", 0, 0)
+
+
+@pytest.mark.parametrize("reports", ["failure", "checkpoint"])
+async def test_a_worker_that_is_heard_of_begins_the_count_again(
+    queue: JobQueue, workshop: Workshop, ada: Person, reports: str
+) -> None:
+    database = queue.database
+    job_id = await put(queue, "note", user_id=ada.id)
+
+    async def report(job: RunningJob) -> None:
+        if reports == "failure":
+            raise UnavailableError
+        async with job.step():
+            job.checkpoint({"from": 1})
+        await asyncio.Event().wait()
+
+    for fence in (1, 2):
+        await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+    workshop.worker({"note": kind_of(report)}, draw=lambda: 1.0)
+
+    async def begins_again() -> bool:
+        job = await one(database, job_id)
+        return job.fence == 3 and job.leases_lost == 0
+
+    await until(begins_again)
+    assert await state_of(database, job_id) == ("queued" if reports == "failure" else "running")
+
+
+async def test_jobs_beside_one_that_brings_workers_down_do_not_die_with_it(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database = queue.database
+    killer = await put(queue, "killer", user_id=ada.id)
+    others = [await put(queue, "note", user_id=ada.id) for _ in range(3)]
+    down = asyncio.Event()
+
+    async def kill(_: RunningJob) -> None:
+        down.set()
+        await asyncio.Event().wait()
+
+    async def work(job: RunningJob) -> None:
+        await asyncio.sleep(0.3)
+        async with job.finish():
+            pass
+
+    for _ in range(8):
+        down.clear()
+        worker = workshop.worker({"killer": kind_of(kill), "note": kind_of(work)})
+
+        async def is_over() -> bool:
+            return down.is_set() or await state_of(database, killer) == "dead"
+
+        await until(is_over)
+        await asyncio.sleep(0.05)
+        if await state_of(database, killer) == "dead":
+            break
+        await vanish(worker)
+        for job in await jobs(database):
+            if job.state == "running":
+                await lapse(database, job.id)
+
+    async def only_the_killer_is_left() -> bool:
+        return [(job.id, job.state) for job in await jobs(database)] == [(killer, "dead")]
+
+    await until(only_the_killer_is_left)
+    assert others
 
 
 async def test_long_work_goes_on_from_its_checkpoint(

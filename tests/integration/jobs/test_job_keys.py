@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import delete, func, or_, select, update
 
 from backend.accounts.identity import Identity
-from backend.accounts.keyring import settings_mac
-from backend.accounts.lent import end_job_keys, give_standing
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
 from backend.accounts.names import load_instance_keys
 from backend.accounts.open_keys import OpenKeys
+from backend.accounts.protection import Protection
 from backend.accounts.rotation import rotate_root_key
+from backend.accounts.server_held_keys import end_job_keys, give_standing
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
@@ -296,10 +296,10 @@ async def test_a_standing_slot_opens_only_as_its_user_allows(
             standing = update(KeySlot).where(KeySlot.kind == "standing")
             await session.execute(standing.values(expires_at=now()))
         elif what == "switched off":
-            mac = settings_mac(ada.user_key, key_mode="per_job", kdf=b"")
+            mac = Protection(generation=0, key_mode="per_job", kdf=b"").mac(ada.user_key)
             await session.execute(update(User).values(key_mode="per_job", settings_mac=mac))
         elif what == "other hands":
-            mac = settings_mac(b"x" * 32, key_mode="managed", kdf=b"")
+            mac = Protection(generation=0, key_mode="managed", kdf=b"").mac(b"x" * 32)
             await session.execute(update(User).values(settings_mac=mac))
         else:
             await session.execute(update(User).values(is_disabled=True))

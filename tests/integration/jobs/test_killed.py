@@ -16,13 +16,13 @@ from sqlalchemy import select
 from backend.accounts.models import LoginFailures
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
-from tests.integration.jobs.working import Person, is_empty, until
+from tests.integration.jobs.working import Person, is_empty, jobs, one, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ROOT_FOLDER = Path(__file__).parents[3]
 JOBS = 300
-KILLS = 6
+KILLS = 4
 
 
 @contextmanager
@@ -58,3 +58,22 @@ async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_on
         rows = list(await session.scalars(select(LoginFailures)))
     assert {row.key for row in rows} == {b"%d" % number for number in range(JOBS)}
     assert {row.failures for row in rows} == {1}
+
+
+async def test_a_job_that_freezes_its_process_is_given_up_after_three_of_them(
+    database: Database, database_url: str, queue: JobQueue, ada: Person
+) -> None:
+    async with database.write() as session:
+        job_id = await queue.enqueue(session, NewJob("freeze", ada.id))
+        await queue.enqueue(session, NewJob("count", ada.id, payload={"number": 1}))
+    for _ in range(3):
+        with working(database_url) as victim:
+            assert victim.stdout is not None
+            assert await asyncio.to_thread(victim.stdout.readline) == "freezes\n"
+    with working(database_url):
+
+        async def only_it_is_left() -> bool:
+            return [(job.id, job.state) for job in await jobs(database)] == [(job_id, "dead")]
+
+        await until(only_it_is_left, seconds=60)
+    assert (await one(database, job_id)).error == "job-worker-lost"

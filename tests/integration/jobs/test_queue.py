@@ -61,6 +61,26 @@ async def test_a_handler_that_just_returns_has_finished(
     assert seen == Counter(ids)
 
 
+async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transaction_is_over(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    """What the transaction writes beside it, the job has to see."""
+    seen: list[object] = []
+
+    async def handle(job: RunningJob) -> None:
+        seen.append(job.id)
+
+    waiting = await put(queue, "note", user_id=ada.id, dedupe_key="index")
+    async with queue.database.write() as session:
+        job = NewJob("note", ada.id, dedupe_key="index")
+        assert await queue.enqueue(session, job) is None
+        workshop.worker({"note": kind_of(handle)})
+        await asyncio.sleep(0.5)
+        assert seen == []
+    await until(lambda: is_empty(queue.database))
+    assert seen == [waiting]
+
+
 async def test_what_is_rolled_back_was_never_enqueued(queue: JobQueue) -> None:
     with pytest.raises(ZeroDivisionError):
         async with queue.database.write() as session:

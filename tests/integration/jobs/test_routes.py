@@ -354,3 +354,17 @@ async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
         assert [str(job_id) for job_id in await session.scalars(left)] == [adas]
         assert await session.get(LoginFailures, b"late") is None
     assert (await one(database, UUID(adas))).state == "queued"
+
+
+async def test_a_job_that_brought_its_workers_down_says_so_and_begins_again_by_hand(
+    server: Running, ada: Account
+) -> None:
+    job_id = await put_for(server, ada, kind="strange")
+    await change(server, job_id, state="dead", error="job-worker-lost", attempts=3, leases_lost=3)
+
+    found = ok(await ada.client.get(f"{JOBS}/{job_id}"))
+    assert found["detail"] == "Its worker stopped 3 times while it ran; retry it by hand."
+
+    again = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
+    assert (again["error"], again["detail"], again["attempts"]) == (None, None, 0)
+    assert (await one(server.parts.database, UUID(job_id))).leases_lost == 0

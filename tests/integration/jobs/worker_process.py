@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from datetime import timedelta
 
 from backend.accounts.models import LoginFailures
@@ -35,11 +36,20 @@ async def count_up(job: RunningJob) -> None:
         await asyncio.sleep(random.uniform(0, 0.005))
 
 
+async def freeze(_: RunningJob) -> None:
+    """Hold up the whole process, as a runaway regular expression does."""
+    print("freezes", flush=True)  # noqa: T201  # the parent waits for it
+    time.sleep(600)  # noqa: ASYNC251
+
+
 async def main(url: str) -> None:
     configure_logging("error", "json")
     database = Database(url)
     queue = JobQueue(database, ROOT)
-    kinds = {"count": JobKind(count_up, needs_key=False)}
+    kinds = {
+        "count": JobKind(count_up, needs_key=False),
+        "freeze": JobKind(freeze, needs_key=False),
+    }
     worker = Worker(queue, kinds, JobKeys(database, ROOT), lease=LEASE, poll=0.1)
     worker.start()
     print("works", flush=True)  # noqa: T201  # the parent waits for it

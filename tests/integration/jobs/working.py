@@ -11,9 +11,10 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from backend.accounts.keyring import new_data_key, open_sealer, settings_mac
+from backend.accounts.keyring import new_data_key, open_sealer
 from backend.accounts.models import KeyMode, KeySlot, User
 from backend.accounts.open_keys import OpenKeys
+from backend.accounts.protection import Protection
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
@@ -40,20 +41,21 @@ async def new_person(database: Database, name: str, *, mode: KeyMode = "per_job"
     """An account without a password that works: enough to own jobs."""
     user_id, user_key = new_id(), os.urandom(32)
     data_key = new_data_key(user_id, 1, user_key=user_key)
+    user = User(
+        id=user_id,
+        name_lookup=name.encode(),
+        wrapped_name=b"",
+        key_mode=mode,
+        key_generation=0,
+        newest_data_key=0,
+        settings_mac=Protection(generation=0, key_mode=mode, kdf=b"").mac(user_key),
+    )
     async with database.write() as session:
-        session.add(
-            User(
-                id=user_id,
-                name_lookup=name.encode(),
-                wrapped_name=b"",
-                key_mode=mode,
-                settings_mac=settings_mac(user_key, key_mode=mode, kdf=b""),
-            )
-        )
+        session.add(user)
         await session.flush()
         session.add(data_key)
         session.add(KeySlot(user_id=user_id, kind="password", wrapped=b"", kdf=b""))
-    return Person(user_id, user_key, open_sealer(user_id, [data_key], user_key=user_key))
+    return Person(user_id, user_key, open_sealer(user, [data_key], user_key=user_key))
 
 
 class Workshop:

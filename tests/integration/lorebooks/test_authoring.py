@@ -27,7 +27,7 @@ from backend.lorebooks.authoring import (
 )
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import LorebookFullError
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import LoreEntryRow
 from backend.lorebooks.records import open_entry
 from tests.integration.lorebooks.readers import Reader
 from tests.integration.turns.seeding import identity_of
@@ -53,22 +53,22 @@ class Desk:
     def origin(self, message: str | None = None) -> Origin:
         return Origin(new_id(), UUID(self.chat), UUID(message or self.greetings[0]))
 
-    async def write(self, entry: LoreEntry, message: str | None = None) -> EntryRow:
+    async def write(self, entry: LoreEntry, message: str | None = None) -> LoreEntryRow:
         async with self.server.parts.database.write() as session:
             sealer = self.identity.sealer
             book = await chronicle_book(session, sealer, self.chronicle, name="Of the coast")
             return await add_entry(session, sealer, book, entry, self.origin(message))
 
-    async def row(self, entry_id: UUID) -> EntryRow | None:
+    async def row(self, entry_id: UUID) -> LoreEntryRow | None:
         async with self.server.parts.database.read() as session:
-            return await session.scalar(select(EntryRow).where(EntryRow.id == entry_id))
+            return await session.scalar(select(LoreEntryRow).where(LoreEntryRow.id == entry_id))
 
-    async def change(self, entry_id: UUID, entry: LoreEntry, origin: Origin | None) -> EntryRow:
+    async def change(self, entry_id: UUID, entry: LoreEntry, origin: Origin | None) -> LoreEntryRow:
         async with self.server.parts.database.write() as session:
             book = await find_chronicle_book(
                 session, self.chronicle, owner_id=self.identity.user_id, lock=True
             )
-            row = await session.get_one(EntryRow, entry_id)
+            row = await session.get_one(LoreEntryRow, entry_id)
             assert book is not None
             await change_entry(session, self.identity.sealer, book, row, entry, origin)
             return row
@@ -79,9 +79,9 @@ class Desk:
                 session, self.chronicle, owner_id=self.identity.user_id, lock=True
             )
             assert book is not None
-            await remove_entry(session, book, await session.get_one(EntryRow, entry_id))
+            await remove_entry(session, book, await session.get_one(LoreEntryRow, entry_id))
 
-    async def restore(self, taken: dict[str, Any]) -> EntryRow:
+    async def restore(self, taken: dict[str, Any]) -> LoreEntryRow:
         async with self.server.parts.database.write() as session:
             sealer = self.identity.sealer
             book = await chronicle_book(session, sealer, self.chronicle, name="")
@@ -91,7 +91,7 @@ class Desk:
         async with self.server.parts.database.read() as session:
             return await inactive_entries(session, [book_id], owner_id=self.identity.user_id)
 
-    def opened(self, row: EntryRow | None) -> LoreEntry:
+    def opened(self, row: LoreEntryRow | None) -> LoreEntry:
         assert row is not None
         return open_entry(self.identity.sealer, row)
 

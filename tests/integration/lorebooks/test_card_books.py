@@ -16,8 +16,7 @@ from backend.characters.cards.png import TextReader, decode_value, find_texts
 from backend.characters.models import CHARACTER_CARD, CHARACTER_SOURCE, Character
 from backend.characters.records import open_card
 from backend.lorebooks import limits
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, problem
@@ -144,7 +143,7 @@ async def test_the_book_goes_with_its_character(ada: Reader, server: Running) ->
     await ada.delete(f"/characters/{made['id']}")
     assert (await ada.get("/lorebooks"))["items"] == []
     async with server.parts.database.read() as session:
-        assert list(await session.scalars(select(EntryRow.id))) == []
+        assert list(await session.scalars(select(LoreEntryRow.id))) == []
 
 
 async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:

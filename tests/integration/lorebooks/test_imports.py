@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select, text
 
 from backend.lorebooks import limits
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.models import LoreEntry as EntryRow
-from backend.lorebooks.reading import load_book
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.schemas import NewLoreEntry
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import WORLD, Reader
+from tests.support.lore import opened_book
 from tests.support.server import Running, ok, problem
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +43,7 @@ FORMATS: dict[str, Any] = {
 async def counted(server: Running) -> tuple[int, int]:
     async with server.parts.database.read() as session:
         books = await session.scalar(select(func.count()).select_from(Lorebook))
-        entries = await session.scalar(select(func.count()).select_from(EntryRow))
+        entries = await session.scalar(select(func.count()).select_from(LoreEntryRow))
     return books or 0, entries or 0
 
 
@@ -67,6 +66,23 @@ async def test_every_format_comes_in_and_goes_out_in_each(ada: Reader, name: str
         for before, after in zip(entries, await ada.entries(again["id"]), strict=True):
             for field in ("keys", "secondary_keys", "content", "order", "logic", "enabled"):
                 assert after[field] == before[field]
+
+
+@ON_SQLITE_ALONE
+async def test_an_import_says_how_entries_are_found(ada: Reader) -> None:
+    files = {"file": ("card.json", json.dumps(FORMATS["card"]).encode())}
+
+    async def found_by() -> tuple[str, str]:
+        book = await ada.import_book(FORMATS["agnai"])
+        card = ok(await ada.account.client.post("/api/v1/characters/import", files=files), 201)
+        return book["found_by"], card["found_by"]
+
+    assert await found_by() == ("keys_and_meaning", "keys_and_meaning")
+    change = {"lore": {"mode": "keys"}}
+    ok(await ada.account.client.patch("/api/v1/me/settings", json=change))
+    assert await found_by() == ("keys", "keys")
+    own = {**FORMATS["character_book"], "extensions": {"talekeeper": {"mode": "meaning"}}}
+    assert (await ada.import_book(own))["found_by"] == "meaning"
 
 
 async def test_a_book_is_called_what_the_form_says_where_the_file_does_not(ada: Reader) -> None:
@@ -152,33 +168,6 @@ async def test_an_import_that_is_sent_again_is_done_once(ada: Reader, server: Ru
     assert await counted(server) == (1, 2)
 
 
-async def test_an_import_whose_answer_was_lost_is_not_done_again(
-    ada: Reader, server: Running
-) -> None:
-    async def send(key: str, value: Any) -> str:
-        files = {"file": json.dumps(value).encode()}
-        headers = {"Idempotency-Key": key}
-        answer = await ada.ask("POST", "/lorebooks/import", files=files, headers=headers)
-        found: str = ok(answer, 201)["lorebook"]["id"]
-        # As if the process had died between storing the book and keeping the answer.
-        kept = "SELECT count(*) FROM idempotent_requests WHERE status IS NOT NULL"
-        forgotten = False
-        while not forgotten:  # it is kept behind the answer
-            async with server.parts.database.write() as session:
-                forgotten = bool(await session.scalar(text(kept)))
-                if forgotten:
-                    await session.execute(text("DELETE FROM idempotent_requests"))
-            await asyncio.sleep(0.01)
-        return found
-
-    first = await send("one", WORLD)
-    assert await send("one", WORLD) == first
-    other = await send("two", WORLD)
-    changed = await send("one", {**WORLD, "vendor": 1})
-    assert len({first, other, changed}) == 3
-    assert await counted(server) == (3, 6)
-
-
 async def test_the_index_hears_of_every_change(ada: Reader, server: Running) -> None:
     async def heard() -> list[tuple[str, UUID, UUID | None]]:
         async with server.parts.database.read() as session:
@@ -230,7 +219,7 @@ async def test_a_turn_reads_a_book_and_its_entries(ada: Reader, server: Running)
     made = await ada.new_entry(book, keys=["new"])
     sealer = await sealer_of(server, ada)
     async with server.parts.database.read() as session:
-        fields, entries = await load_book(session, sealer, UUID(book))
+        fields, entries = await opened_book(session, sealer, UUID(book))
     assert fields.name == "book"
     assert [place for _, place, _ in entries] == [0, 1, 2]
     assert str(entries[2][0]) == made["id"]
@@ -246,7 +235,7 @@ async def test_a_book_of_thousands_of_entries_comes_in_and_goes_out_in_its_order
     assert await ada.export(found["id"]) == {"entries": entries}
     sealer = await sealer_of(server, ada)
     async with server.parts.database.read() as session:
-        _, loaded = await load_book(session, sealer, UUID(found["id"]))
+        _, loaded = await opened_book(session, sealer, UUID(found["id"]))
     assert [entry.keys for _, _, entry in loaded] == [entry["key"] for entry in entries.values()]
 
 

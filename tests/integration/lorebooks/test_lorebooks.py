@@ -20,6 +20,7 @@ FULL_ENTRY: dict[str, Any] = {
     "logic": "not_all",
     "enabled": False,
     "constant": True,
+    "mode": "meaning",
     "vectorized": True,
     "order": -5,
     "position": "at_depth",
@@ -55,7 +56,7 @@ async def test_a_book_starts_empty_with_what_it_was_given(ada: Reader) -> None:
     assert (made["name"], made["scan_depth"], made["is_global"]) == ("Lore", 4, True)
     assert (made["entry_count"], made["revision"], made["character_id"]) == (0, 1, None)
     assert made["recursive_scanning"] is None
-    assert made["semantic"] is True
+    assert made["mode"] is None
     answer = await ada.ask("GET", f"/lorebooks/{made['id']}")
     assert ok(answer) == made
     assert answer.headers["etag"] == '"1"'
@@ -228,7 +229,7 @@ async def test_world_info_comes_in_and_goes_out_as_it_was(ada: Reader) -> None:
     assert (lens["role"], lens["probability"], lens["order"]) == ("user", 50, 90)
     assert lens["match_fields"] == ["scenario"]
     assert lens["character_filter"] == {"is_exclude": True, "names": ["Mara"], "tags": []}
-    assert (stair["order"], stair["selective"]) == (10, True)
+    assert (stair["order"], stair["selective"]) == (10, False)
     assert await ada.export(book["id"]) == WORLD
     await ada.patch(f"/lorebooks/{book['id']}/entries/{stair['id']}", order=5, sticky=2)
     changed = {**WORLD["entries"]["7"], "order": 5, "sticky": 2}

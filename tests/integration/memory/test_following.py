@@ -212,11 +212,11 @@ async def test_a_book_that_is_not_to_be_found_by_meaning_leaves_the_index_and_ke
     entry = {"title": "Skerry", "keys": ["skerry"], "content": BASK}
     book = await new_book(ada, entry)
     await link(ada, chat, book)
-    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"semantic": False}))
+    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": "keys"}))
     await settled(server)
     assert BASK not in await texts_found(ada, "seals bask")
     assert reasons(await preview(ada, chat, SEALS)) == {}
     assert "Skerry" in reasons(await preview(ada, chat, "To the skerry!"))
-    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"semantic": True}))
+    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": None}))
     await settled(server)
     assert (await texts_found(ada, "seals bask"))[0] == BASK

@@ -18,7 +18,7 @@ from backend.memory.index.protocol import IndexUnavailableError, Payload, Point,
 from backend.memory.terms import TermCounter
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
-from tests.support.canary import disguises, sightings_in
+from scripts._canary import disguises, sightings_in
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.memory.index.protocol import IndexUnavailableError, Part, Scope, VectorIndex
+from backend.memory.index.protocol import IndexUnavailableError, Scope, ScopePart, VectorIndex
 from backend.memory.index.server import open_server
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
 from tests.fakes.scripted_server import Answer
@@ -199,7 +199,7 @@ async def test_queries_leave_in_one_batch_each_with_its_owner_and_corpus(
 ) -> None:
     within = Scope(
         owner_id=OWNER,
-        parts=[Part(containers=[BOOK]), Part(containers=[CHAT], before_position=9)],
+        parts=[ScopePart(containers=[BOOK]), ScopePart(containers=[CHAT], before_position=9)],
         kinds=["lore", "message"],
     )
     await index.search(

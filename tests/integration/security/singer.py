@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from scripts._canary import disguises
 from tests.fakes.openai_server import (
     OpenAIServer,
     chunk,
@@ -20,8 +22,8 @@ from tests.fakes.openai_server import (
     tool_call,
 )
 from tests.fakes.scripted_server import Answer, Break, Request
-from tests.support.canary import disguises
 from tests.support.chronicling import last_run, new_event, opt_in, overview, sum_up
+from tests.support.factors import FACTORS, at_localhost, begin_passkey, finish_passkey, new_passkey
 from tests.support.memory import until
 from tests.support.server import Account, Event, ok, text_of
 
@@ -153,6 +155,13 @@ def picture() -> bytes:
     return file.getvalue() + sing("tail").encode()
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where passkeys are made for."""
+
+    url: str
+
+
 class Player:
     """Writes the canary everywhere, and keeps what was answered."""
 
@@ -171,6 +180,7 @@ class Player:
         await self.change_messages(chat)
         await self.be_refused(chat)
         await self.look_after_the_account()
+        await self.add_second_factors()
 
     async def write_characters(self) -> None:
         client = self.client
@@ -379,6 +389,27 @@ class Player:
         recovery = {"username": WORD, "recovery_code": WORD, "new_password": PASSWORD}
         assert (await client.post(f"{API}/recoveries", json=recovery)).status_code == 401
 
+    async def add_second_factors(self) -> None:
+        """A passkey with a name that sings, and an app for an account whose name does."""
+        site = Site(str(self.client.base_url).rstrip("/"))
+        options = await begin_passkey(site, self.account, PASSWORD)
+        assert WORD in options["user"]["name"]
+        made = new_passkey(site).create(options)
+        codes = ok(await finish_passkey(site, self.account, made, sing("passkey")), 201)["codes"]
+        assert WORD in (await self.client.get(FACTORS)).text
+        body = {"password": PASSWORD, "otp": codes[0]}
+        begun = ok(await self.client.post(f"{FACTORS}/totp", json=body), 201)
+        assert WORD in begun["uri"]
+        for wrong in ({"code": WORD}, {"credential": {WORD: WORD}, "label": WORD}):
+            kind = "totp" if "code" in wrong else "passkeys"
+            headers = at_localhost(site)
+            path = f"{FACTORS}/{kind}/confirmation"
+            answer = await self.client.post(path, json=wrong, headers=headers)
+            assert answer.status_code in {401, 422}
+        sign_in = {"username": sing("user"), "password": PASSWORD, "otp": WORD}
+        assert (await self.client.post(f"{API}/sessions", json=sign_in)).status_code == 401
+        assert WORD in (await self.client.get(f"{API}/me/activity")).text
+
     async def look_after_the_account(self) -> None:
         client = self.client
         again = {"Idempotency-Key": sing("key")}
@@ -386,6 +417,7 @@ class Player:
         body = {"label": sing("label"), "scope": "manage"}
         ok(await client.post(f"{API}/api-keys", json=body), 201)
         assert WORD in ok(await client.get(f"{API}/api-keys"))["items"][0]["label"]
+        assert WORD in ok(await client.get(f"{API}/me/activity"))["items"][0]["detail"]
         change = {"current_password": PASSWORD, "new_password": f"{PASSWORD} too"}
         ok(await client.post(f"{API}/me/password", json=change), 204)
         recovery = {

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 from backend.database.engine import Database
+from scripts._canary import sightings, sightings_in
 from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, Scribe, sing
-from tests.support.canary import sightings, sightings_in
 from tests.support.logs import Logged, caught_logs
 from tests.support.memory import settled, working
 from tests.support.models import asking

@@ -32,6 +32,7 @@ PUBLIC = {
 """What may be asked without an account."""
 
 CHANGES_THE_ACCOUNT = {
+    "GET /api/v1/admin/users/{user_id}/usage",
     "GET /api/v1/sessions",
     "DELETE /api/v1/sessions/{session_id}",
     "GET /api/v1/api-keys",
@@ -42,11 +43,22 @@ CHANGES_THE_ACCOUNT = {
     "POST /api/v1/me/password",
     "POST /api/v1/me/recovery-code",
     "PATCH /api/v1/me/settings",
+    "GET /api/v1/me/activity",
+    "GET /api/v1/me/second-factors",
+    "POST /api/v1/me/second-factors/totp",
+    "POST /api/v1/me/second-factors/totp/confirmation",
+    "DELETE /api/v1/me/second-factors/totp",
+    "POST /api/v1/me/second-factors/codes",
+    "POST /api/v1/me/second-factors/passkeys",
+    "POST /api/v1/me/second-factors/passkeys/confirmation",
+    "PATCH /api/v1/me/second-factors/passkeys/{passkey_id}",
+    "DELETE /api/v1/me/second-factors/passkeys/{passkey_id}",
     "GET /api/v1/admin/users",
     "PATCH /api/v1/admin/users/{user_id}",
     "GET /api/v1/admin/invitations",
     "POST /api/v1/admin/invitations",
     "DELETE /api/v1/admin/invitations/{invitation_id}",
+    "POST /api/v1/me/rotate-key",
 }
 """What takes the scope `manage`. Of the others, `GET` takes `read`, and the rest `chat`."""
 

@@ -19,9 +19,10 @@ from sqlalchemy import update
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, enqueue
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
+from tests.support.factors import add_passkey
 from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
-from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.server import PASSWORD, Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,7 @@ CHRONICLE = b'{"format": "talekeeper-chronicle", "version": 1, "name": "Mine", "
 BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
+    "putCharacterScripts": {"json": {"allowed": True}},
     "putChatLorebook": {"json": {"state": "off"}},
     "orderLoreEntries": {"json": {"entry_ids": []}},
     "testLorebook": {"json": {"texts": ["Who lit the lamp?"]}},
@@ -43,6 +45,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "putSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
+    "renamePasskey": {"json": {"label": "Mine"}},
+    "removePasskey": {"json": {"password": PASSWORD}},
     "takeTurn": {"json": {"text": "Let me in."}},
 }
 """What to send where an empty object is not enough to be heard."""
@@ -92,6 +96,7 @@ class Belongings:
             "enrichment/runs/{run_id}",
             "api-keys",
             "me/settings",
+            "me/second-factors",
         )
         answers = [
             await self.owner.client.get(f"{API}/{path.format_map(self.ids)}") for path in paths
@@ -135,6 +140,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
         ok(await client.put(f"{API}/{path}/lorebooks/{book}"), 204)
     link = {"state": "linked"}
     ok(await client.put(f"{API}/chats/{chat['id']}/lorebooks/{book}", json=link))
+    _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
     invited = await administrator.client.post(f"{API}/admin/invitations", json={})
@@ -152,6 +158,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "message_id": reply_id,
             "turn_id": events[0].data["turn_id"],
             "key_id": key["id"],
+            "passkey_id": passkey["passkey"]["id"],
             "session_id": session["id"],
             "user_id": owner.user["id"],
             "invitation_id": ok(invited, 201)["id"],
@@ -330,11 +337,22 @@ def without_ids(told: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if not name.endswith("_id")}
 
 
-async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(stage: Scene) -> None:
+async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it is stored there, though settings refuse it."""
+
+    async def found(*_: object, **__: object) -> None:
+        """Let any persona pass."""
+
     thief, theirs = stage.thief, stage.things.ids
     prompts: list[tuple[Any, str]] = []
     for persona_id in (theirs["persona_id"], str(uuid4())):
-        ok(await thief.client.patch(f"{API}/me/settings", json={"persona_id": persona_id}))
+        path, body = f"{API}/me/settings", {"persona_id": persona_id}
+        problem(await thief.client.patch(path, json=body), 404, "persona-not-found")
+        with monkeypatch.context() as patched:
+            patched.setattr(stage.server.parts.profile, "_find_persona", found)
+            ok(await thief.client.patch(path, json=body))
         chat = await thief.new_chat(title="Mine")
         assert chat["persona_id"] is None
         events = await thief.turn(chat["id"], text="Who am I?")
@@ -377,7 +395,7 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
             "jobs",
         ):
             assert ok(await person.client.get(f"{API}/{path}"))["items"] == []
-        for path in ("sessions", "me", "me/settings"):
+        for path in ("sessions", "me", "me/settings", "me/activity"):
             answer = await person.client.get(f"{API}/{path}")
             assert not [each for each in owned if each in answer.text]
 

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from backend.accounts.identity import Identity
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import Draft, draft_message
+from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.models import Message
 from tests.support.server import Account, Running
 
@@ -48,7 +48,7 @@ async def seed(
             by_user = above is None or above.role == "assistant"
             line = draft_message(
                 identity.sealer,
-                Draft(
+                MessageDraft(
                     role="user" if by_user else "assistant",
                     author=ada.name if by_user else "Mara",
                     text=text,

@@ -12,6 +12,7 @@ import pytest
 from backend.generation.registry import DemoConfig, ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed, stored_lines
+from tests.support.memory import link, new_book
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -88,8 +89,41 @@ async def test_a_prompt_never_takes_more_than_the_model_s_window(
     assert context["budgets"]["reply_reserve"] == LONGEST_REPLY
     totals = context["totals"]
     assert totals["prompt"] + LONGEST_REPLY + totals["free"] == WINDOW
-    assert 0 <= totals["free"] < WINDOW / 8
+    # A quarter is kept for what is retrieved, and nothing was.
+    assert context["budgets"]["history"] == (WINDOW - LONGEST_REPLY) * 3 // 4
+    assert 0 <= totals["free"] < WINDOW * 3 / 8
     assert context["left_out"][0]["reason"] == "budget"
+
+
+@pytest.mark.parametrize("own", [{}, {"total": WINDOW, "history": WINDOW, "retrieval": WINDOW}])
+async def test_lore_that_is_asked_for_has_room_in_a_small_window(
+    ada: Account, chat: str, server: Running, own: dict[str, int]
+) -> None:
+    names = ["bell", "salt", "eel", "fog", "ferry"]
+    entries = [
+        {"keys": [name], "title": name, "content": "So it is told. " * 120} for name in names
+    ]
+    await link(ada, chat, await new_book(ada, *entries))
+    await set_chat(ada, chat, model=MODEL_ID, budgets=own)
+    await seed(server, ada, chat, ["So it goes on and on. " * 50 for _ in range(100)])
+    asked = f"Tell me of {', '.join(names)}!"
+
+    quiet = await preview(ada, chat, "Well?")
+    context = await preview(ada, chat, asked)
+    assert {item["title"] for item in context["retrieved"]} == set(names)
+    assert context["totals"]["retrieved"] > 2_500
+    assert context["totals"]["history"] > 8_000
+    if own:
+        # History gives way to what came in, and to no more than that.
+        given = quiet["totals"]["history"] - context["totals"]["history"]
+        assert 1_000 < given < context["totals"]["retrieved"] + 2_000
+    else:
+        assert quiet["totals"]["history"] == context["totals"]["history"]
+
+    await set_chat(ada, chat, lore={"reserve_percent": 0})
+    without = await preview(ada, chat, asked)
+    assert (len(without["retrieved"]) < 5) == bool(own)
+    assert without["totals"]["history"] == quiet["totals"]["history"]
 
 
 @pytest.mark.parametrize("budget", [0, 50, 333, 1000, 2500, 100_000])

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 
 from backend.chats.models import Message
 from backend.generation.registry import DemoConfig, ModelRegistry
-from backend.turns.models import ContextRecord, ContextText
+from backend.turns.models import ContextText, StoredContextRecord
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
 from tests.support.server import Account, Event, Running, ok, problem, running
@@ -190,8 +190,19 @@ async def test_an_opening_and_a_line_unasked_have_records_too(
 async def test_memory_may_stand_before_the_history(
     ada: Account, vendor: OpenAIServer, told: str
 ) -> None:
-    await settings(ada, told, memory_placement="before_history")
-    await turn(ada, vendor, told, text="Sit down.")
+    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Coast"}), 201)["id"]
+    entry = {"title": "Inn", "keys": ["inn"], "content": "It burned down."}
+    ok(await ada.client.post(f"/api/v1/lorebooks/{book}/entries", json=entry), 201)
+    link = {"state": "linked"}
+    ok(await ada.client.put(f"/api/v1/chats/{told}/lorebooks/{book}", json=link))
+    places: dict[str, bool] = {}
+    for placement in ("before_history", "after_history"):
+        await settings(ada, told, memory_placement=placement)
+        _, prompt, _ = await turn(ada, vendor, told, text="To the inn.")
+        texts = [message["text"] for message in prompt]
+        memory = next(at for at, text in enumerate(texts) if "burned down" in text)
+        places[placement] = memory < texts.index("Who is there?")
+    assert places == {"before_history": True, "after_history": False}
 
 
 async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
@@ -275,7 +286,7 @@ async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
     assert len(context["history"]["hidden"]) > 130
     assert context["left_out"][0]["reason"] == "budget"
     async with server.parts.database.read() as session:
-        row = await session.get_one(ContextRecord, UUID(reply_id))
+        row = await session.get_one(StoredContextRecord, UUID(reply_id))
     assert len(row.sealed_record) < 64 * 1024
 
 
@@ -285,7 +296,7 @@ async def test_a_text_that_many_prompts_share_is_kept_once(
     async with server.parts.database.read() as session:
         texts = await session.scalar(select(func.count()).where(ContextText.chat_id == UUID(told)))
         records = await session.scalar(
-            select(func.count()).where(ContextRecord.chat_id == UUID(told))
+            select(func.count()).where(StoredContextRecord.chat_id == UUID(told))
         )
     assert (records, texts) == (3, 1 + 3)  # one system prompt, three lines of the user's
 
@@ -335,7 +346,7 @@ async def test_impersonating_and_suggesting_leave_no_record(
     ada: Account, told: str, server: Running
 ) -> None:
     async with server.parts.database.read() as session:
-        query = select(func.count()).where(ContextRecord.chat_id == UUID(told))
+        query = select(func.count()).where(StoredContextRecord.chat_id == UUID(told))
         before = await session.scalar(query)
     await ada.turn(told, impersonate=True)
     async with server.parts.database.read() as session:

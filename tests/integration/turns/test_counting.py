@@ -205,7 +205,9 @@ async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_h
     async def build_and_recount(*arguments: Any, **options: Any) -> Any:
         built = await build(*arguments, **options)
         while units:
-            await recount(server.parts.database, sealer, UUID(chat), units.pop())
+            await recount(
+                server.parts.database, server.parts.cpu_pool, sealer, UUID(chat), units.pop()
+            )
         return built
 
     monkeypatch.setattr(PromptBuilder, "build", build_and_recount)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from backend.turns.models import ContextRecord
+from backend.turns.models import StoredContextRecord
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.memory import (
     API,
@@ -145,15 +145,45 @@ async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -
     assert rest[deep - 1] == "The rain has stopped."
     assert rest[deep + 1] == "Two."
     assert context["prompt"][deep + 1]["role"] == "assistant"
-    around = rest.index("NOTE-TOP")
-    assert rest[around : around + 3] == ["NOTE-TOP", "NOTE", "NOTE-BOTTOM"]
-    assert rest[around + 3].startswith("<lorebook_entries>\nBY KEY\n")
+    around = rest.index("NOTE-TOP\nNOTE\nNOTE-BOTTOM")
+    assert rest[around + 1].startswith("<lorebook_entries>\nBY KEY\n")
     assert rest[-1] == "Three."
     assert "UNREAD" not in whole(context)
     (unread,) = [each for each in context["left_out"] if each["title"] == "nobody"]
     assert unread["reason"] == 'no field reads the outlet "nobody"'
     sent = [message["content"] for message in model.requests[-1].body["messages"]]
     assert sent == said(context)
+
+
+async def test_lore_stands_as_written_where_the_chat_wants_it(ada: Account, chat: str) -> None:
+    example = "<START>\n{{user}}: A bed?\n<START>\n{{user}}: A meal?"
+    await linked(
+        ada,
+        chat,
+        {"title": "Inn", "content": "BY KEY", "position": "before_character", "keys": ["inn"]},
+        {"title": "Talk", "content": example, "position": "examples_top", "keys": ["inn"]},
+    )
+    behind = said(await preview(ada, chat, "The inn."))
+    assert "BY KEY" not in behind[0]
+    assert "BY KEY" in behind[-2]
+
+    await set_chat(ada, chat, lore_placement="as_written")
+    head, *rest = said(await preview(ada, chat, "The inn."))
+    assert head.index("BY KEY") < head.index(f"{ada.name}: A bed?\n\n{ada.name}: A meal?")
+    assert "BY KEY" not in "".join(rest)
+    assert "<START>" not in "".join([*behind, head, *rest])
+
+
+async def test_a_regenerated_reply_is_a_swipe_too(ada: Account, chat: str) -> None:
+    kinds = ("normal", "swipe", "regenerate", "continue", "other")
+    entries = (
+        {"title": kind, "constant": True, "content": kind, "triggers": [kind]} for kind in kinds
+    )
+    await linked(ada, chat, *entries)
+    reply_id = await take_turn(ada, chat, text="Hello.")
+    assert set(reasons(await context_of(ada, reply_id))) == {"normal"}
+    again = await take_turn(ada, chat, regenerate_of=reply_id)
+    assert set(reasons(await context_of(ada, again))) == {"regenerate", "swipe"}
 
 
 async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
@@ -266,6 +296,76 @@ async def test_five_thousand_entries_make_no_large_record(
         word for each in context["left_out"] for word in each["reason"].split()
     }
     async with server.parts.database.read() as session:
-        record = await session.scalar(select(ContextRecord).order_by(ContextRecord.id.desc()))
+        record = await session.scalar(
+            select(StoredContextRecord).order_by(StoredContextRecord.id.desc())
+        )
     assert record is not None
     assert len(record.sealed_record) < 64 * 1024
+
+
+async def test_an_author_s_note_comes_with_every_third_line_and_its_lore_with_it(
+    ada: Account, chat: str
+) -> None:
+    await linked(
+        ada, chat, {"title": "Top", "content": "TOP", "position": "note_top", "constant": True}
+    )
+    await set_chat(ada, chat, authors_note={"text": "NOTE {{user}}", "interval": 3})
+    sent = []
+    for line in ("One.", "Two.", "Three.", "Four."):
+        before = whole(await preview(ada, chat, line))
+        reply_id = await take_turn(ada, chat, text=line)
+        context = await context_of(ada, reply_id)
+        sent.append(f"TOP\nNOTE {ada.name}" in said(context))
+        assert sent[-1] == ("NOTE" in whole(context)) == ("NOTE" in before)
+        reasons_out = {each["title"]: each["reason"] for each in context["left_out"]}
+        assert reasons_out.get("Top") == (None if sent[-1] else "author's note, not due")
+    assert sent == [False, False, True, False]
+    again = await take_turn(ada, chat, regenerate_of=reply_id)
+    assert "NOTE" not in whole(await context_of(ada, again))
+    await set_chat(ada, chat, authors_note={"interval": 0})
+    assert "NOTE" not in whole(await preview(ada, chat, "Five."))
+
+
+@pytest.mark.parametrize("position", ["before_prompt", "after_prompt"])
+async def test_an_author_s_note_may_stand_around_the_system_prompt(
+    ada: Account, chat: str, position: str
+) -> None:
+    await linked(
+        ada, chat, {"title": "End", "content": "END", "position": "note_bottom", "constant": True}
+    )
+    note = {"text": "NOTE", "position": position}
+    await set_chat(ada, chat, system_prompt="SYSTEM", authors_note=note)
+    head = said(await preview(ada, chat, "Hello."))[0]
+    order = ["NOTE\n\nEND", "SYSTEM"] if position == "before_prompt" else ["SYSTEM", "NOTE\n\nEND"]
+    places = [head.index(text) for text in order]
+    assert places == sorted(places)
+
+
+async def test_lorebooks_look_into_the_author_s_note_where_they_may(
+    ada: Account, chat: str
+) -> None:
+    await linked(ada, chat, {"title": "Bell", "keys": ["bell"], "content": "It tolls."})
+    await set_chat(ada, chat, authors_note={"text": "Mind the bell."})
+    assert reasons(await preview(ada, chat, "Hello.")) == {}
+    await set_chat(ada, chat, authors_note={"scan": True})
+    found = reasons(await preview(ada, chat, "Hello."))
+    assert found == {"Bell": 'key "bell" in the author\'s note'}
+
+
+async def test_a_character_may_have_an_author_s_note_for_chats_without_one(ada: Account) -> None:
+    note = {"text": "CARD'S NOTE", "depth": 0, "role": "user"}
+    extensions = {"talekeeper": {"authors_note": note}}
+    character = await ada.new_character(extensions=extensions)
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+    shown = await preview(ada, chat, "Hello.")
+    assert said(shown)[-2:] == ["Hello.", "CARD'S NOTE"]
+    (item,) = [each for each in shown["items"] if each["kind"] == "authors_note"]
+    assert (item["reason"], item["role"]) == ("card", "user")
+    await set_chat(ada, chat, authors_note={"text": "OWN"})
+    assert "CARD'S NOTE" not in whole(await preview(ada, chat, "Hello."))
+
+    other = {"talekeeper": {"authors_note": {"text": 7}}}
+    character = await ada.new_character(extensions=other)
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+    shown = await preview(ada, chat, "Hello.")
+    assert not [each for each in shown["items"] if each["kind"] == "authors_note"]

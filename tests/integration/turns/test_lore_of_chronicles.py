@@ -80,7 +80,7 @@ async def test_a_key_stops_firing_when_its_message_is_swiped_away_and_comes_back
     first = await take_turn(ada, chat, text="Is there a bell?")
     entry = LoreEntry(title="Bell", keys=["clapper"], content=BELL)
     book = await write_down(server, ada, chat, first, entry)
-    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"semantic": False}))
+    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": "keys"}))
     said = await preview(ada, chat, "I grip the clapper.")
     assert reasons(said) == {"Bell": 'key "clapper" in the line'}
     second = await take_turn(ada, chat, regenerate_of=first)

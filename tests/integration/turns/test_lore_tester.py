@@ -100,7 +100,7 @@ async def test_what_nearly_came_in_is_listed_with_the_reason(ada: Account) -> No
     }
     missed = {entry["title"]: entry for entry in answer["left_out"]}
     assert marked(missed["off"], "To the inn!") == {"inn": "inn"}
-    assert 0 < missed["rare"]["roll"] < 100
+    assert 0 <= missed["rare"]["roll"] < 100
     assert missed["long"]["tokens"] > 100
     assert answer["budget"] == 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -71,8 +72,11 @@ async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_
 async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
+    asked = len(vendor.requests)
     vendor.script(stream(Gate()))
     async with turn_under_way(ada, chat, text="Well?") as (turn_id, events):
+        while len(vendor.requests) == asked:
+            await asyncio.sleep(0.01)
         assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
         heard = [event async for event in events]
     assert [event.name for event in heard] == ["context.ready", "turn.completed"]

@@ -156,10 +156,11 @@ async def test_whoever_has_too_much_under_way_waits_with_looking_too(
         f"{API}/tokens": {"texts": ["The inn."]},
     }
     with contextlib.ExitStack() as stays:
-        for _ in range(server.parts.settings.max_turns_per_user):
-            stays.enter_context(server.parts.gate.enter(UUID(ada.user["id"])))
+        for _ in range(server.parts.settings.max_previews_per_user):
+            stays.enter_context(server.parts.quotas.previews.hold(UUID(ada.user["id"])))
         for path, body in looks.items():
-            problem(await ada.client.post(path, json=body), 429, "too-many-turns")
+            refused = problem(await ada.client.post(path, json=body), 429, "quota-exceeded")
+            assert refused["quota"] == "previews"
     for path, body in looks.items():
         ok(await ada.client.post(path, json=body))
 

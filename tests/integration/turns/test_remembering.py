@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.database.base import now
-from backend.turns.models import ContextRecord
+from backend.turns.models import StoredContextRecord
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.memory import (
     API,
@@ -271,7 +271,9 @@ async def test_the_record_of_a_prompt_full_of_memories_is_small_and_rebuilt_exac
     assert len(places(context)) > 60
     assert [message["text"] for message in context["prompt"]] == sent
     async with server.parts.database.read() as session:
-        record = await session.scalar(select(ContextRecord).order_by(ContextRecord.id.desc()))
+        record = await session.scalar(
+            select(StoredContextRecord).order_by(StoredContextRecord.id.desc())
+        )
     assert record is not None
     assert len(record.sealed_record) < 64 * 1024
 

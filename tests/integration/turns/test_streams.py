@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text
 from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
 from backend.turns import controller, runs
-from backend.turns.models import ContextRecord, ContextText, Turn
+from backend.turns.models import ContextText, StoredContextRecord, Turn
 from tests.integration.turns.following import (
     TURN,
     Outage,
@@ -265,7 +265,7 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
     assert "message.saved" not in {event.name for event in rest}
     assert len(server.parts.turns.runs) == 0
     async with server.parts.database.read() as session:
-        for table in (Message, Turn, ContextRecord, ContextText):
+        for table in (Message, Turn, StoredContextRecord, ContextText):
             query = select(func.count()).where(table.chat_id == UUID(chat))
             assert await session.scalar(query) == 0
 

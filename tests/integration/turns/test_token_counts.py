@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from backend.database.upsert import upsert
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.turns.models import TokenRatio
 from tests.support.server import Account, Running, ok, problem
@@ -35,15 +35,15 @@ async def test_counts_are_scaled_by_what_the_model_is_known_to_make_of_them(
     server: Running, ada: Account
 ) -> None:
     plain = (await count(ada, PROSE * 10, model="demo"))["counts"][0]
-    key = {"model": f"demo {best_tokenizer('o200k_base')}"}
+    user_id, model = UUID(ada.user["id"]), f"demo {best_tokenizer('o200k_base')}"
     async with server.parts.database.write() as session:
         learned = {"ratio": 1.5, "samples": 9}
-        await upsert(session, TokenRatio, {**key, **learned}, key=["model"], update=learned)
+        session.add(TokenRatio(user_id=user_id, model=model, **learned))
     try:
         assert (await count(ada, PROSE * 10, model="demo"))["counts"] == [round(plain * 1.5)]
     finally:
         async with server.parts.database.write() as session:
-            await session.delete(await session.get_one(TokenRatio, key["model"]))
+            await session.delete(await session.get_one(TokenRatio, (user_id, model)))
 
 
 async def test_a_model_that_there_is_not_is_refused(ada: Account) -> None:

@@ -12,7 +12,7 @@ import pytest
 from backend.chats.models import Message
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.turns import runs, service
-from backend.turns.runs import Run
+from backend.turns.runs import TurnRun
 from backend.turns.store import TurnStore
 from tests.integration.turns.following import (
     TURN,
@@ -225,7 +225,7 @@ class TestLease:
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
             run = one.parts.turns.runs.get(UUID(turn_id))
-            assert isinstance(run, Run)
+            assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover(all_running=False)
             # As if another turn wrote into the same reply by now.

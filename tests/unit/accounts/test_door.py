@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from litestar import Request
 
-from backend.accounts.door import (
+from backend.accounts.errors import InsecureTransportError
+from backend.accounts.middleware import (
     CSRF_COOKIE,
     PLAIN_COOKIE,
     SECURE_COOKIE,
@@ -17,7 +18,6 @@ from backend.accounts.door import (
     session_cookies,
     session_token,
 )
-from backend.accounts.errors import InsecureTransportError
 
 AnyRequest = Request[Any, Any, Any]
 

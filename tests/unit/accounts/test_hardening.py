@@ -12,14 +12,13 @@ import pytest
 
 from backend.accounts.errors import BusyError
 from backend.accounts.passwords import MAX_WAITING, Stretcher
-from backend.accounts.throttle import FREE_ACCOUNT_ATTEMPTS, delay_after
+from backend.accounts.throttle import ACCOUNT
 from backend.settings import Settings
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
 
 def test_an_account_has_more_free_attempts_and_then_the_same_delays() -> None:
-    free = FREE_ACCOUNT_ATTEMPTS
-    delays = [delay_after(failures, free=free) for failures in range(free - 1, free + 5)]
+    delays = [ACCOUNT.delay_after(n) for n in range(ACCOUNT.free - 1, ACCOUNT.free + 5)]
     assert delays == [0, 1, 2, 4, 8, 16]
 
 

@@ -1,28 +1,103 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
 
-from backend.accounts.throttle import FREE_ATTEMPTS, LONGEST_DELAY, address_block, delay_after
+from backend.accounts.errors import TooManyAttemptsError
+from backend.accounts.throttle import ACCOUNT, ADDRESS, LONGEST_DELAY, Allowance, address_block
 
 
 def test_the_first_five_attempts_wait_for_nothing() -> None:
-    assert [delay_after(failures) for failures in range(FREE_ATTEMPTS)] == [0] * 5
+    assert [ADDRESS.delay_after(failures) for failures in range(5)] == [0] * 5
 
 
 def test_from_the_fifth_failure_on_each_doubles_the_delay() -> None:
-    assert [delay_after(failures) for failures in range(5, 11)] == [1, 2, 4, 8, 16, 32]
+    assert [ADDRESS.delay_after(failures) for failures in range(5, 11)] == [1, 2, 4, 8, 16, 32]
 
 
 def test_where_more_is_free_the_delays_begin_later() -> None:
-    assert [delay_after(failures, free=100) for failures in (0, 99, 100, 101)] == [0, 0, 1, 2]
+    assert [ACCOUNT.delay_after(failures) for failures in (0, 99, 100, 101)] == [0, 0, 1, 2]
 
 
 def test_no_delay_is_longer_than_a_quarter_of_an_hour() -> None:
-    delays = [delay_after(failures) for failures in range(2000)]
+    delays = [ADDRESS.delay_after(failures) for failures in range(2000)]
     assert max(delays) == LONGEST_DELAY == 15 * 60
     assert all(one <= other for one, other in pairwise(delays))
+
+
+class Counter:
+    """What the table keeps of one key."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self.failures, self._last_at = 0.0, START
+
+    def wait(self, at: datetime) -> int:
+        """Seconds that an attempt would have to wait."""
+        try:
+            self._allowance.count(self.failures, self._last_at, at=at)
+        except TooManyAttemptsError as error:
+            return int(error.headers["Retry-After"])
+        return 0
+
+    def attempt(self, at: datetime) -> None:
+        self.failures = self._allowance.count(self.failures, self._last_at, at=at)
+        self._last_at = at
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def guess(addresses: list[Counter], account: Counter, *, days: int) -> tuple[int, float]:
+    """Guess from all addresses whenever one may: (guesses, seconds the owner would wait at most).
+
+    The owner is at an address of which nothing is known.
+    """
+    at, guesses, longest = START, 0, 0
+    while at < START + days * DAY:
+        waits = [max(each.wait(at), account.wait(at)) for each in addresses]
+        longest = max(longest, account.wait(at))
+        if soonest := min(waits):
+            at += timedelta(seconds=soonest)
+            continue
+        for counter in (addresses[waits.index(0)], account):
+            counter.attempt(at)
+        guesses += 1
+    return guesses, longest
+
+
+def test_failures_are_forgiven_one_after_the_other() -> None:
+    def after(seconds: float) -> float:
+        return ADDRESS.count(5, START, at=START + timedelta(seconds=seconds)) - 1
+
+    assert after(ADDRESS.forgiven_every) == 4
+    assert after(ADDRESS.forgiven_every / 2) == 4.5
+    assert after(10 * ADDRESS.forgiven_every) == 0
+
+
+def test_a_clock_that_was_put_back_adds_no_failures() -> None:
+    assert ADDRESS.count(2, START, at=START - DAY) == 3
+
+
+@pytest.mark.parametrize("addresses", [1, 2, 3])
+def test_a_month_of_guesses_from_a_few_addresses_never_keeps_the_owner_waiting(
+    addresses: int,
+) -> None:
+    account = Counter(ACCOUNT)
+    guesses, longest = guess([Counter(ADDRESS) for _ in range(addresses)], account, days=30)
+    assert longest == 0
+    assert account.failures < ACCOUNT.free
+    assert guesses <= addresses * (30 * 96 + 15)
+
+
+def test_guesses_from_many_addresses_get_288_a_day_and_a_burst() -> None:
+    account = Counter(ACCOUNT)
+    guesses, longest = guess([Counter(ADDRESS) for _ in range(20)], account, days=10)
+    assert 10 * 250 < guesses <= 10 * 288 + 110
+    assert longest <= 513
 
 
 @pytest.mark.parametrize(

@@ -254,11 +254,32 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 def test_assets_inside_a_png_are_not_passed_over_silently() -> None:
-    asset = text(base64.b64encode(b"sound"), b"chara-ext-asset_:1")
+    new = text(base64.b64encode(b"sound"), b"chara-ext-asset_:1")
+    old = text(base64.b64encode(b"music"), b"chara-ext-asset_2")
 
-    imported = read_card(with_chunks(text(encoded()), asset, asset))
+    data = with_chunks(text(encoded()), new, old)
 
-    assert imported.warnings == ["2 files inside the PNG were not imported."]
+    assert read_card(data).warnings == [
+        "2 more files inside the PNG are kept for its export, but not shown."
+    ]
+    assert list(png.find_texts(data).assets) == ["1", "2"]
+
+
+def test_texts_are_replaced_where_they_stand_and_all_else_stays() -> None:
+    comment = text(b"private", b"Comment")
+    tail = b"behind the end"
+    data = with_chunks(comment, text(b"old"), text(b"older", b"Chara"), after_picture=True) + tail
+
+    written = png.with_texts(data, {b"chara": b"new"})
+
+    assert written == with_chunks(comment, text(b"new"), after_picture=True) + tail
+
+
+def test_more_chunks_stand_before_the_picture() -> None:
+    asset = text(b"c291bmQ=", b"chara-ext-asset_:1")
+    more = png.find_texts(with_chunks(asset)).assets.values()
+
+    assert png.with_texts(picture(), {b"chara": b"x"}, more=more) == with_chunks(text(b"x"), asset)
 
 
 def test_a_png_without_its_texts_shows_the_same_picture() -> None:

@@ -14,6 +14,7 @@ from backend.characters.cards.limits import (
     MAX_FILE_BYTES,
     YAML_BYTES,
     YAML_EXPANDED,
+    YAML_VALUES,
 )
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_json, parse_text, parse_yaml
@@ -79,7 +80,7 @@ def test_a_hundred_thousand_brackets_are_counted_not_followed(text: bytes) -> No
     with pytest.raises(CardLimitError) as caught:
         read_card(text)
 
-    assert caught.value.found == 100_000
+    assert caught.value.limit == "json_depth"
 
 
 def test_brackets_inside_strings_are_no_depth() -> None:
@@ -100,6 +101,20 @@ def test_a_large_file_of_broken_strings_is_scanned_once(unit: bytes) -> None:
     # Were the scan quadratic, this would take hours.
     with pytest.raises(CardError):
         parse_json(b'{"' + unit * (2_000_000 // len(unit)))
+
+
+@pytest.mark.parametrize(
+    "text", [b"- a\n" * 100_001, b"{" + b"a," * 50_001 + b"}", b"[" + b"[]," * 100_000 + b"]"]
+)
+def test_a_flood_of_tiny_yaml_values_is_refused_before_they_are_built(text: bytes) -> None:
+    with pytest.raises(CardLimitError) as caught:
+        parse_yaml(text)
+
+    assert caught.value.extra == {
+        "limit": "yaml_values",
+        "allowed": YAML_VALUES.allowed,
+        "found": YAML_VALUES.allowed + 1,
+    }
 
 
 def test_a_file_over_the_size_limit_is_answered_with_413() -> None:

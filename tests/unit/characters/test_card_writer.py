@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from backend.characters.cards import png
 from backend.characters.cards.errors import CardError, CardLimitError
@@ -20,7 +19,7 @@ from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import to_charx, to_json, to_png
-from backend.characters.images import as_png, placeholder_png
+from backend.characters.images import placeholder_png
 
 PICTURE = placeholder_png("Magda")
 
@@ -176,18 +175,6 @@ def test_a_png_carries_both_versions_before_its_picture() -> None:
     assert all(chunk.crc_matches() for chunk in png.chunks(data))
 
 
-def test_nothing_of_the_former_png_but_its_picture_is_exported() -> None:
-    former = to_png(Card(name="Former", description="secret"), {}, PICTURE)
-
-    data = to_png(Card(name="New"), {}, png.with_texts(former, {b"Comment": b"private"}))
-
-    assert len(png.find_texts(data).cards) == 2
-    assert read_card(data).card.name == "New"
-    assert b"private" not in data
-    with Image.open(io.BytesIO(data)) as shown, Image.open(io.BytesIO(PICTURE)) as original:
-        assert shown.tobytes() == original.tobytes()
-
-
 def test_a_charx_comes_back_with_its_files() -> None:
     assets = [Asset("assets/emotion/images/happy.png", "image/png", PICTURE)]
     card = Card(name="M", assets=[CardAsset(type="emotion", uri="embeded://" + assets[0].path)])
@@ -206,14 +193,32 @@ def test_a_new_picture_takes_the_place_of_the_main_icon_of_a_charx() -> None:
         Asset("assets/icon/images/main.png", "image/png", b"side"),
     ]
 
-    data = to_charx(Card(name="M", assets=[side, old]), {}, image=PICTURE, assets=files)
+    data = to_charx(Card(name="M", assets=[side, old]), {}, picture=PICTURE, assets=files)
     imported = read_card(data)
 
-    assert imported.avatar == as_png(PICTURE)
-    assert imported.card.assets[1] == side
+    assert imported.avatar == PICTURE
+    assert imported.card.assets == [side, old]
     assert {asset.data for asset in imported.assets} == {b"side", imported.avatar}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert archive.namelist()[0] == "card.json"
+
+
+def test_a_new_picture_does_not_take_the_place_of_one_in_another_format() -> None:
+    old = CardAsset(type="icon", uri="embeded://assets/face.webp", name="face", ext="webp")
+    files = [
+        Asset("assets/face.webp", "image/webp", b"old"),
+        Asset("assets/icon/images/main.png", "image/png", b"other"),
+    ]
+
+    imported = read_card(to_charx(Card(name="M", assets=[old]), {}, picture=PICTURE, assets=files))
+
+    path = "assets/icon/images/main_.png"
+    new = CardAsset(type="icon", uri="embeded://" + path, name="face", ext="png")
+    assert imported.card.assets == [new]
+    assert {asset.path: asset.data for asset in imported.assets} == {
+        "assets/icon/images/main.png": b"other",
+        path: PICTURE,
+    }
 
 
 def test_an_asset_whose_path_leads_out_is_not_written() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
@@ -182,6 +184,28 @@ def test_depth_counts_messages_from_the_end(depth: int, place: int) -> None:
     assembled = build(items, [3, 3, 3], budget(500))
     found = [i for i, m in enumerate(assembled.messages) if m.text.startswith("note0")]
     assert found == [place]
+
+
+def test_beyond_the_beginning_of_a_short_chat_the_deeper_stands_above() -> None:
+    items = [
+        item("near", 1, "depth", depth=5),
+        item("far", 1, "depth", depth=50),
+        replace(item("late", 1, "depth", depth=70), from_start=True),
+        replace(item("later", 1, "depth", depth=90), from_start=True),
+    ]
+    sent = [message.text for message in build(items, [3], budget(1000)).messages]
+    line = words(3, "user_line")
+    assert sent == ["far0", "near0", words(3, "m0x"), "late0", "later0", line]
+
+
+def test_what_joins_stands_in_one_message_with_the_item_before_it() -> None:
+    items = [
+        item("top", 1, "depth", depth=0),
+        replace(item("note", 1, "depth", depth=0), joins=True),
+        item("other", 1, "depth", depth=0),
+    ]
+    sent = [message.text for message in build(items, [3], budget(1000)).messages]
+    assert sent == [words(3, "m0x"), words(3, "user_line"), "top0\nnote0", "other0"]
 
 
 def test_an_item_whose_depth_falls_into_the_gap_is_kept() -> None:

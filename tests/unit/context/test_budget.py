@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from hypothesis import given
@@ -130,6 +130,33 @@ def test_the_tail_shrinks_only_when_whole_turns_are_not_enough() -> None:
     gap = middle_out([10] * 12, starts, excess=60, gap_tokens=5, min_tail=8)
     assert gap is not None
     assert gap.stop == 8
+
+
+ASKED = Budget(
+    total=200_000, history=150_000, retrieval=50_000, reply_reserve=8_192, min_tail_messages=8
+)
+
+
+@given(st.integers(0, 300_000))
+def test_in_a_smaller_window_budgets_become_shares_of_it(window: int) -> None:
+    found = ASKED.within(window)
+    if window >= ASKED.total:
+        assert found == ASKED
+        return
+    assert found.total == window
+    assert found.reply_reserve == min(8_192, window // 4)
+    assert found.history + found.retrieval == found.prompt
+    assert abs(found.history - 3 * found.retrieval) <= 4
+
+
+def test_budgets_that_fit_a_smaller_window_stay_as_they_are() -> None:
+    small = replace(ASKED, history=10_000, retrieval=5_000)
+    assert small.within(32_000) == replace(small, total=32_000, reply_reserve=8_000)
+    short = replace(ASKED, history=800)
+    assert short.within(16_000).history == 800
+    assert short.within(16_000).retrieval == 16_000 - 4_000 - 800
+    nothing = replace(ASKED, history=0, retrieval=0)
+    assert nothing.within(1_000) == replace(nothing, total=1_000, reply_reserve=250)
 
 
 def test_shares_of_the_window_never_go_below_nothing() -> None:

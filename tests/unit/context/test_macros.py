@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.context.macros import MacroContext, Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 
 CONTEXT = MacroContext(
     user="Anna",
@@ -23,7 +23,9 @@ NO_VARIABLES = Variables()
 
 
 def said(text: str, *, place: str = "system_prompt", **changes: Any) -> str:
-    return expand(text, replace(CONTEXT, **changes), NO_VARIABLES, place=place).text
+    return expand(
+        text, replace(CONTEXT, **changes), NO_VARIABLES, place=place, budget=MacroBudget()
+    ).text
 
 
 # Names and texts
@@ -169,15 +171,22 @@ def test_noon_and_midnight_are_twelve() -> None:
     ("idle", "words"),
     [
         (timedelta(seconds=-5), "a few seconds"),
-        (timedelta(seconds=59), "a few seconds"),
-        (timedelta(seconds=60), "1 minute"),
-        (timedelta(hours=5, minutes=59), "5 hours"),
-        (timedelta(days=1), "1 day"),
+        (timedelta(seconds=44), "a few seconds"),
+        (timedelta(seconds=45), "a minute"),
+        (timedelta(seconds=90), "2 minutes"),
+        (timedelta(minutes=44), "44 minutes"),
+        (timedelta(minutes=45), "an hour"),
+        (timedelta(hours=5, minutes=29), "5 hours"),
+        (timedelta(hours=22), "a day"),
+        (timedelta(days=25), "25 days"),
+        (timedelta(days=26), "a month"),
         (timedelta(days=65), "2 months"),
+        (timedelta(days=300), "10 months"),
+        (timedelta(days=340), "a year"),
         (timedelta(days=800), "2 years"),
     ],
 )
-def test_idle_duration_is_the_largest_whole_unit(idle: timedelta, words: str) -> None:
+def test_idle_duration_is_about_the_largest_unit(idle: timedelta, words: str) -> None:
     assert said("{{idleDuration}}", idle=idle) == words
 
 
@@ -210,7 +219,7 @@ def test_reverse_turns_a_text_round() -> None:
 # Conditions
 
 
-@pytest.mark.parametrize("value", ["", "0", "false", "No", " off "])
+@pytest.mark.parametrize("value", ["", "0", "False", " off "])
 def test_a_condition_that_comes_to_nothing_takes_the_else_branch(value: str) -> None:
     assert said("{{if {{summary}}}}yes{{else}}no{{/if}}", summary=value) == "no"
 
@@ -243,11 +252,77 @@ def test_conditions_nest() -> None:
 def test_tags_on_lines_of_their_own_leave_no_empty_lines() -> None:
     text = "Setting:\n{{if a}}\n  storm\r\n  {{else}}\n  calm\n{{/if}}\nEnd."
 
-    assert said(text) == "Setting:\n  storm\nEnd."
+    assert said(text) == "Setting:\nstorm\nEnd."
 
 
-def test_text_inside_a_line_keeps_its_spaces_around_conditions() -> None:
-    assert said("Anna{{if a}} and Mags {{/if}}wait") == "Anna and Mags wait"
+def test_white_space_at_the_edges_of_a_block_goes_unless_it_has_the_flag() -> None:
+    assert said("Anna{{if a}} and Mags {{/if}}wait") == "Annaand Magswait"
+    assert said("Anna{{#if a}} and Mags {{/if}}wait") == "Anna and Mags wait"
+
+
+def test_the_indentation_of_a_blocks_first_line_goes_from_all_of_them() -> None:
+    text = "{{if a}}\n    one {{user}}\n      two\n    three\n{{/if}}"
+
+    assert said(text) == "one Anna\n  two\nthree"
+
+
+def test_a_block_is_the_last_argument_of_its_macro() -> None:
+    assert said("{{reverse}}a{{user}}{{/reverse}}") == "annAa"
+    assert said("{{setvar::x}} one::two {{/setvar}}[{{getvar::x}}]") == "[one::two]"
+    assert said("{{random::a}}a{{/random}}{{//}}not said{{user}}{{///}}") == "anot saidAnna"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{user}}a{{/user}}",
+        "{{unknown::a}}b{{/unknown}}",
+        "{{reverse::a}}b{{/reverse}}",
+        "{{/reverse}}a{{reverse}}",
+    ],
+)
+def test_what_takes_no_block_stays_as_it_is(text: str) -> None:
+    assert said(text, user="{{user}}") == text.replace("{{reverse::a}}", "a")
+
+
+def test_blocks_nest_and_cross_as_far_as_they_can() -> None:
+    assert said("{{reverse}}a{{reverse}}bc{{/reverse}}{{/reverse}}") == "bca"
+    assert said("{{if a}}{{reverse}}ab{{/if}}{{/reverse}}") == "{{reverse}}ab{{/reverse}}"
+    assert said("{{if 0}}{{char}}a{{else}}b{{/if}}") == "b"
+
+
+def test_a_backslash_keeps_a_brace_from_being_syntax() -> None:
+    assert said(r"\{\{user\}\} {{user}} \{{user}}") == r"{{user}} Anna \Anna"
+
+
+def test_flags_before_a_name_are_passed_over() -> None:
+    assert said("{{!char}} {{~char}} {{#char}} {{ > char }}") == "Mags Mags Mags Mags"
+
+
+def test_the_difference_of_two_moments() -> None:
+    before, after = "2026-03-04 12:00:00", "2026-03-06"
+
+    assert said(f"{{{{timeDiff::{before}::{after}}}}}") == "2 days ago"
+    assert said(f"{{{{timeDiff::{after}::{before}}}}}") == "in 2 days"
+    assert said("{{timeDiff::now::then}}") == "{{timeDiff::now::then}}"
+
+
+def test_greetings_by_their_number() -> None:
+    greetings = ("Hello, {{user}}.", "Again?")
+
+    text = said(
+        "{{greeting}}|{{greeting::1}}|{{greeting::2}}|{{charFirstMessage}}", greetings=greetings
+    )
+    assert text == "Hello, Anna.|Again?||Hello, Anna."
+
+
+def test_what_means_nothing_here_is_nothing_and_is_told() -> None:
+    budget = MacroBudget()
+    text = expand(
+        "a{{instructInput}}{{chatStart}}b", CONTEXT, NO_VARIABLES, place="x", budget=budget
+    ).text
+
+    assert (text, budget.ignored) == ("ab", {"instruct", "chatStart"})
 
 
 @pytest.mark.parametrize(
@@ -255,7 +330,6 @@ def test_text_inside_a_line_keeps_its_spaces_around_conditions() -> None:
     [
         "{{if a}}b",
         "a{{/if}}",
-        "a{{else}}b",
         "{{if}}a{{/if}}",
         "{{else a}}",
         "{{if a}}{{ stray",
@@ -266,7 +340,7 @@ def test_tags_without_a_partner_stay_as_they_are(text: str) -> None:
 
 
 def test_stray_braces_do_not_keep_a_condition_from_ending() -> None:
-    assert said("{{if a}} {{ b {{/if}} {{user}}") == " {{ b  Anna"
+    assert said("{{if a}} {{ b {{/if}} {{user}}") == "{{ b Anna"
 
 
 # Reading
@@ -294,7 +368,8 @@ def test_of_three_braces_the_inner_two_are_the_macros() -> None:
         "{{ unknown :: a::b }}",
         "{{user::x}}",
         "{{usermag}}",
-        "{{random}}",
+        "{{reverse::a::b}}",
+        "{{getvar::a::b}}",
         "{{random-event}}",
         "{{roll-call}}",
         "{{setvar::x}}",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backend.context.macros import MacroContext, MacroLimitError, Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
 
 CONTEXT = MacroContext(
     user="Anna",
@@ -24,7 +24,9 @@ MANY = "::".join(str(number) for number in range(1000))
 
 
 def said(text: str, *, place: str = "system_prompt", **changes: Any) -> str:
-    return expand(text, replace(CONTEXT, **changes), Variables(), place=place).text
+    return expand(
+        text, replace(CONTEXT, **changes), Variables(), place=place, budget=MacroBudget()
+    ).text
 
 
 def over_messages(text: str, count: int = 600) -> Counter[str]:
@@ -56,7 +58,10 @@ def test_options_may_be_macros_and_conditions() -> None:
 def test_an_option_that_is_not_drawn_has_no_effect() -> None:
     text = "{{random::{{setvar::a::1}}::{{setvar::b::1}}}}"
 
-    assert len(expand(text, CONTEXT, Variables(), place="x").variables.local) == 1
+    assert (
+        len(expand(text, CONTEXT, Variables(), place="x", budget=MacroBudget()).variables.local)
+        == 1
+    )
 
 
 def test_the_same_prompt_draws_the_same_again() -> None:
@@ -122,8 +127,8 @@ def test_a_roll_may_be_written_with_a_colon_or_a_space_or_a_macro() -> None:
 
 
 @pytest.mark.parametrize("formula", ["many", "d0", "2x6", "d", "", "1d6+1d6", "1d99999999999", "²"])
-def test_what_is_no_dice_formula_stays_as_written(formula: str) -> None:
-    assert said(f"{{{{roll::{formula}}}}}") == f"{{{{roll::{formula}}}}}"
+def test_what_is_no_dice_formula_comes_to_nothing(formula: str) -> None:
+    assert said(f"[{{{{roll::{formula}}}}}]") == "[]"
 
 
 @pytest.mark.parametrize(("formula", "limit"), [("1001d6", "dice"), ("1d1000001", "sides")])

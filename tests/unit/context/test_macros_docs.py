@@ -15,7 +15,10 @@ from backend.context.macros import (
     MAX_DEPTH,
     MAX_DICE,
     MAX_MACROS,
+    MAX_REQUEST_CHARACTERS,
+    MAX_REQUEST_MACROS,
     MAX_SIDES,
+    MacroBudget,
     MacroContext,
     Variables,
     expand,
@@ -38,6 +41,12 @@ ANNA_AND_MAGS = MacroContext(
     mes_examples="{{char}}: Seen worse.",
     char_prompt="Write as {{char}}.",
     original="Stay in scene.",
+    char_instruction="Stay dry.",
+    char_depth_prompt="{{char}} limps.",
+    creator_notes="By Ada.",
+    greetings=("Who is it?", "Back again, {{user}}?"),
+    last_message_id="12",
+    max_response=4_096,
     authors_note="{{char}} is lying.",
     char_version="1.2",
     last_message="The lamp is out.",
@@ -73,16 +82,17 @@ def test_the_page_lists_every_macro_and_no_other() -> None:
     listed = {
         name
         for row in rows()
-        for name in re.findall(r"\{\{(//|/?[a-z_]+)", row.macros, re.IGNORECASE)
+        for name in re.findall(r"\{\{(//|[.$]|/?[a-z_]+)", row.macros, re.IGNORECASE)
     }
 
     known = {name for macro in MACROS.values() for name in (macro.name, *macro.aliases)}
-    assert listed == known | {"if", "else", "/if"}
+    instruct = {name for name in known if name.startswith("instruct")}
+    assert listed - instruct == (known - instruct) | {"if", "/if"}
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.example)
 def test_an_example_gives_what_the_page_says(row: Row) -> None:
-    text = expand(row.example, ANNA_AND_MAGS, VARIABLES, place="docs").text
+    text = expand(row.example, ANNA_AND_MAGS, VARIABLES, place="docs", budget=MacroBudget()).text
 
     if " to " in row.gives:
         least, most = spans(row.gives)
@@ -94,5 +104,9 @@ def test_an_example_gives_what_the_page_says(row: Row) -> None:
 def test_the_page_names_the_limits() -> None:
     limits = PAGE.partition("## Limits")[2]
 
-    for figure in (MAX_CHARACTERS, MAX_MACROS, MAX_DEPTH, MAX_DICE, MAX_SIDES):
+    figures = (
+        *(MAX_CHARACTERS, MAX_MACROS, MAX_DEPTH, MAX_DICE, MAX_SIDES),
+        *(MAX_REQUEST_CHARACTERS, MAX_REQUEST_MACROS),
+    )
+    for figure in figures:
         assert f"{figure:,} " in limits

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backend.context.macros import Expansion, MacroContext, Variables, expand
+from backend.context.macros import Expansion, MacroBudget, MacroContext, Variables, expand
 
 CONTEXT = MacroContext(
     user="Anna",
@@ -20,7 +20,7 @@ CONTEXT = MacroContext(
 
 
 def run(text: str, variables: Variables | None = None) -> Expansion:
-    return expand(text, CONTEXT, variables or Variables(), place="scenario")
+    return expand(text, CONTEXT, variables or Variables(), place="scenario", budget=MacroBudget())
 
 
 def test_a_variable_that_was_set_is_read_later_in_the_field() -> None:
@@ -96,12 +96,50 @@ def test_names_and_values_may_be_macros() -> None:
 
 
 def test_a_value_may_hold_double_colons_and_braces_that_stay_text() -> None:
-    variables = Variables({"said": "{{incvar::hp}}"})
+    variables = Variables({"said": "{{incvar::hp}}", "path": "std::sort"})
 
-    result = run("{{setvar::path::std::sort}}{{getvar::path}} {{getvar::said}}", variables)
+    result = run("{{getvar::path}} {{getvar::said}}", variables)
 
     assert result.text == "std::sort {{incvar::hp}}"
     assert "hp" not in result.variables.local
+
+
+@pytest.mark.parametrize("infix", ["", "global"])
+def test_whether_a_variable_is_there_and_that_it_goes(infix: str) -> None:
+    text = "{{hasXvar::n}}{{setXvar::n::}}{{Xvarexists::n}}{{flushXvar::n}}{{hasXvar::n}}"
+    result = run(text.replace("X", infix), Variables({"m": "1"}, {"m": "1"}))
+
+    assert result.text == "falsetruefalse"
+    assert result.variables == Variables({"m": "1"}, {"m": "1"})
+    assert run("{{if {{hasvar::n}}}}there{{else}}gone{{/if}}").text == "gone"
+
+
+def test_a_number_reads_as_a_plain_number_and_a_list_grows() -> None:
+    assert run("{{setvar::n::007.50}}{{getvar::n}}").text == "7.5"
+    assert run("{{setvar::l::[]}}{{addvar::l::a}}{{addvar::l::b}}{{getvar::l}}").text == '["a","b"]'
+    assert run("{{setvar::l::[a}}{{addvar::l::b}}{{getvar::l}}").text == "[ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{.n = 5}}{{.n}}{{getvar::n}}", "55"),
+        ("{{$n = {{char}}}}{{$n}}", "Mags"),
+        ("{{.n += 2}}{{.n += 3}}{{.n -= 1}}{{.n}}", "4"),
+        ("{{.n++}}{{.n++}}{{.n--}}", "121"),
+        ("{{.n || x}}{{.n ?? y}}", "xy"),
+        ("{{.n = 0}}{{.n || x}}{{.n ?? y}}", "x0"),
+        ("{{.n ||= {{user}}}}{{.n}}", "AnnaAnna"),
+        ("{{.n ??= 1}}{{.n ??= 2}}", "11"),
+        ("{{.n = 9}}{{.n > 10}}{{.n >= 9}}{{.n < 10}}{{.n <= 8}}", "falsetruetruefalse"),
+        ("{{.n == }}{{.n != a}}", "truetrue"),
+        ("{{.my-name = a}}{{ .my-name }}", "a"),
+        ("{{if .n}}y{{else}}n{{/if}}{{.n = 3}}{{if .n > 2}}y{{/if}}", "ny"),
+        ("{{.n ++ 3}}{{.n & 3}}{{.5}}{{$}}", "{{.n ++ 3}}{{.n & 3}}{{.5}}{{$}}"),
+    ],
+)
+def test_a_sign_and_a_name_are_a_variable(text: str, said: str) -> None:
+    assert run(text).text == said
 
 
 def test_a_branch_that_is_not_taken_sets_nothing() -> None:

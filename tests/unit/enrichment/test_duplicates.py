@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backend.chronicles.events import EventFields
+from backend.cpu_pool import CpuPool
 from backend.enrichment.duplicates.judging import DuplicateJudge, Kept, Near, duplicate_of
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Floats
@@ -38,7 +39,8 @@ class Event:
 
 
 PAIRS = msgspec.json.decode(FIXTURE.read_bytes(), type=list[Pair])
-WORDS_ALONE = DuplicateJudge(None)
+POOL = CpuPool()
+WORDS_ALONE = DuplicateJudge(None, POOL)
 
 
 class Model:
@@ -81,7 +83,7 @@ async def minilm() -> AsyncGenerator[DuplicateJudge]:
     if not (MODEL_FOLDER / "model.onnx").is_file():
         pytest.skip("The embedding model is not here.")
     model = Model()
-    yield DuplicateJudge(model)
+    yield DuplicateJudge(model, POOL)
     await model.model.aclose()
 
 
@@ -227,7 +229,7 @@ async def test_the_nearest_comes_first_and_says_how_near_it_is(minilm: Duplicate
 
 
 async def test_an_embedder_that_fails_leaves_the_words() -> None:
-    judge = DuplicateJudge(Unreachable())
+    judge = DuplicateJudge(Unreachable(), POOL)
     new = EventFields(summary="Mara killed the wolf.", who=["Mara"])
 
     near = await judge.nearest(SEALER, new, [event("Mara slew the wolf.")])
@@ -239,7 +241,9 @@ async def test_an_embedder_that_fails_leaves_the_words() -> None:
 async def test_nothing_is_a_duplicate_of_nothing() -> None:
     old: list[Event] = []
 
-    near = await DuplicateJudge(Unreachable()).nearest(SEALER, EventFields(summary="News."), old)
+    near = await DuplicateJudge(Unreachable(), POOL).nearest(
+        SEALER, EventFields(summary="News."), old
+    )
 
     assert near == []
     assert duplicate_of(near) is None
@@ -247,7 +251,7 @@ async def test_nothing_is_a_duplicate_of_nothing() -> None:
 
 async def test_one_run_embeds_each_text_once() -> None:
     embedder, kept = Counting(), Kept()
-    judge = DuplicateJudge(embedder)
+    judge = DuplicateJudge(embedder, POOL)
     old = [event("Mara slew the wolf."), event("The tea is cold.")]
 
     await judge.nearest(SEALER, EventFields(summary="Mara left."), old, kept=kept)
@@ -262,7 +266,7 @@ async def test_an_event_that_was_said_anew_is_compared_as_it_stands() -> None:
     new = EventFields(summary="Mara killed the wolf.", who=["Mara"])
     tea = event("The tea is cold.")
     wolf = Event(tea.id, EventFields(summary="Mara slew the wolf."))
-    judge = DuplicateJudge(None)
+    judge = DuplicateJudge(None, POOL)
 
     before = await judge.nearest(SEALER, new, [tea], kept=kept)
     after = await judge.nearest(SEALER, new, [wolf], kept=kept)

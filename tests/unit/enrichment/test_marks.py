@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.agent.marks import Marked, line_mark, line_shown
+from backend.enrichment.agent.references import References, line_mark, line_shown
 from backend.enrichment.story import StoryLine
 from backend.enrichment.study import ProposedEvent
 from backend.prompts import load_prompts
@@ -37,7 +37,7 @@ def proposed(number: int) -> ProposedEvent:
 
 
 def test_marks_count_up_and_only_what_was_shown_has_one() -> None:
-    marked = Marked([line(11, "Hello.")])
+    marked = References([line(11, "Hello.")])
     assert [marked.events.put(proposed(n)) for n in (7, 8, 7)] == ["E1", "E2", "E1"]
     assert marked.events.get(" e2 ") == proposed(8)
     for wrong in "E3", "E0", "", "8", str(UUID(int=8)):

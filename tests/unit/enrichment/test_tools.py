@@ -18,7 +18,7 @@ from backend.enrichment.agent.tools import (
     read_call,
     read_triage,
 )
-from backend.generation import _gemini_wire, _openai_wire
+from backend.generation import _gemini_mapping, _openai_mapping
 
 TAKEN_BY_ALL = {
     *("type", "description", "enum", "items", "properties", "required"),
@@ -48,8 +48,8 @@ def test_a_schema_holds_nothing_that_some_vendor_refuses(schema: Mapping[str, An
 
 
 def test_both_adapters_declare_the_tools_as_they_are() -> None:
-    (gemini,) = _gemini_wire.declarations(TOOLS)
-    openai = _openai_wire.declarations(TOOLS)
+    (gemini,) = _gemini_mapping.declarations(TOOLS)
+    openai = _openai_mapping.declarations(TOOLS)
     for tool, theirs, ours in zip(TOOLS, gemini["functionDeclarations"], openai, strict=True):
         assert theirs["parametersJsonSchema"] == ours["function"]["parameters"] == tool.parameters
         assert theirs["name"] == ours["function"]["name"] == tool.name

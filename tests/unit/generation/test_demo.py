@@ -17,7 +17,7 @@ from backend.generation.model import (
     PromptMessage,
     TextPiece,
     ThinkingPiece,
-    Usage,
+    TokenUsage,
 )
 from backend.generation.registry import DemoConfig
 from backend.generation.sampling import Sampling
@@ -75,7 +75,7 @@ async def test_a_reply_comes_word_by_word_and_ends_with_usage_and_finish() -> No
 
     assert len(words) > 20
     assert all(isinstance(word, TextPiece) and len(word.text.split()) == 1 for word in words)
-    assert isinstance(usage, Usage)
+    assert isinstance(usage, TokenUsage)
     assert usage.completion_tokens == len(words)
     assert finish == Finish("stop")
 
@@ -93,7 +93,7 @@ async def test_a_full_window_is_not_counted_word_by_word() -> None:
 
     pieces = [piece async for piece in FAST.stream(Prompt(messages), PLAIN)]
 
-    assert Usage(prompt_tokens=150_000, completion_tokens=len(pieces) - 2) in pieces
+    assert TokenUsage(prompt_tokens=150_000, completion_tokens=len(pieces) - 2) in pieces
 
 
 async def test_it_thinks_aloud_when_told_to() -> None:
@@ -102,7 +102,7 @@ async def test_it_thinks_aloud_when_told_to() -> None:
     kinds = [type(piece) for piece in pieces]
     assert kinds.index(ThinkingPiece) == 0
     assert kinds.index(TextPiece) == kinds.count(ThinkingPiece)
-    usage = next(piece for piece in pieces if isinstance(piece, Usage))
+    usage = next(piece for piece in pieces if isinstance(piece, TokenUsage))
     assert usage.thinking_tokens == kinds.count(ThinkingPiece)
     assert usage.completion_tokens == kinds.count(ThinkingPiece) + kinds.count(TextPiece)
 

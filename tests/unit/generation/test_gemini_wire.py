@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.generation._gemini_wire import body
+from backend.generation._gemini_mapping import body
 from backend.generation.model import Prompt, PromptMessage, Role, ToolCall, ToolRound
 from backend.generation.sampling import Sampling
 

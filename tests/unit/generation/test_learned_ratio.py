@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation.tokens import learn_ratio
+from backend.generation.tokens import RATIO_BOUNDS, learn_ratio
 
 
 def learn(reports: list[tuple[int, int]], *, start: float = 1.06) -> tuple[float, int]:
@@ -53,12 +53,13 @@ def test_it_follows_a_lasting_change() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 10_000_000)), max_size=100),
-    st.floats(0.5, 3),
+    st.floats(*RATIO_BOUNDS),
 )
 def test_it_stays_within_its_bounds_whatever_is_reported(
     reports: list[tuple[int, int]], start: float
 ) -> None:
     ratio, samples = learn(reports, start=start)
 
-    assert 0.5 <= ratio <= 3
+    low, high = RATIO_BOUNDS
+    assert low <= ratio <= high
     assert samples <= len(reports)

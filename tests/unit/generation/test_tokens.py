@@ -137,7 +137,7 @@ def test_counting_in_runs_adds_up_exactly(
 ) -> None:
     whole = tokenizer.count(PROSE)
     for length in (40, 97, 1000):
-        monkeypatch.setattr(_vocabularies, "_MAX_RUN", length)
+        monkeypatch.setattr(tokenizer, "_max_run", length)
 
         assert tokenizer.count(PROSE) == whole
 

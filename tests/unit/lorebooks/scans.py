@@ -65,6 +65,7 @@ def scan_of(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes
         "message_count": 10,
         "reply_count": 5,
         "seed": 7,
+        "by_meaning": "semantic" in changes,
         **changes,
     }
     return Scan(**fields)

@@ -11,7 +11,7 @@ from tests.unit.lorebooks.scans import book, entry, reasons, refusals, scanned, 
 def test_decorators_are_taken_from_what_the_model_sees() -> None:
     lore = book(entry("It", "inn", content="@@depth 2\n@@unknown x\n\n\nThe inn.\n@@not one\n"))
 
-    assert scanned(lore, "inn").activated[0].content == "The inn.\n@@not one\n"
+    assert scanned(lore, "inn").activated[0].content == "\n\nThe inn.\n@@not one\n"
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,10 @@ def test_decorators_are_taken_from_what_the_model_sees() -> None:
     [
         ("Text.", NOTHING_SAID, "Text."),
         ("Text.\n@@depth 4", NOTHING_SAID, "Text.\n@@depth 4"),
-        ("\n@@depth 4\r\n\r\nText.", Decorators(depth=4), "Text."),
+        ("\n@@depth 4\r\n\r\nText.", Decorators(depth=4), "\r\nText."),
+        ("@@depth 4\n\n@@role user\nText.", Decorators(depth=4), "\n@@role user\nText."),
+        ("@@ACTIVATE\n@@activate now\nText.", NOTHING_SAID, "Text."),
+        ("@@a\n@@@b2\n@@@depth 6\nText.", Decorators(depth=6), "Text."),
         ("@@depth 4\n@@depth 5\nText.", Decorators(depth=4), "Text."),
         ("@@ hello\nText.", NOTHING_SAID, "@@ hello\nText."),
         ("@@depth four\nText.", NOTHING_SAID, "Text."),

@@ -23,7 +23,7 @@ LEFT = {"inactive": {id_of("Bell")}}
 )
 def test_neither_a_key_nor_being_constant_brings_one_in(bell: LoreEntry) -> None:
     with_it = book(bell, entry("Stair", "stair"))
-    assert titles(scanned(with_it, "The clapper on the stair.")) == ["Bell", "Stair"]
+    assert titles(scanned(with_it, "The clapper on the stair.")) == ["Stair", "Bell"]
     outcome = scanned(with_it, "The clapper on the stair.", **LEFT)
     assert titles(outcome) == ["Stair"]
     assert refusals(outcome) == {"Bell": INACTIVE}
@@ -60,7 +60,7 @@ def test_one_sets_off_no_other_and_takes_no_group_s_place() -> None:
         entry("Keeper", "keeper"),
         entry("Rope", "clapper", group="one"),
     )
-    assert titles(scanned(chain, "The clapper.")) == ["Bell", "Keeper"]
+    assert titles(scanned(chain, "The clapper.")) == ["Keeper", "Bell"]
     outcome = scanned(chain, "The clapper.", **LEFT)
     assert titles(outcome) == ["Rope"]
     assert refusals(outcome) == {"Bell": INACTIVE}

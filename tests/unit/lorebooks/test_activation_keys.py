@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from backend.lorebooks.activation import keys
+from backend.lorebooks.activation.keys import Hits, Key, KeyIndex, classify
+from backend.lorebooks.activation.words import Folded
 from backend.lorebooks.entries import Logic
 from tests.unit.lorebooks.scans import (
     book,
@@ -255,3 +260,28 @@ def test_a_book_that_is_linked_twice_counts_once() -> None:
     lore = book(entry("It", "inn"))
 
     assert [one.entry_id for one in scanned([lore, lore], "The inn.").activated] == [id_of("It")]
+
+
+@given(st.lists(st.text("ab ", min_size=1, max_size=4), max_size=30), st.text("ab ", max_size=60))
+def test_many_automata_find_what_one_finds(raws: list[str], text: str) -> None:
+    def found(at_once: int) -> tuple[set[str], set[str]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keys, "KEYS_AT_ONCE", at_once)
+            patch.setattr(keys, "PIECE", 8)
+            plain = [key for raw in raws if (key := classify(raw)) is not None]
+            index, hits = KeyIndex(plain), Hits()
+            index.scan(Folded(text), 0, hits, spelling=False, within=True)
+        return (
+            {key.folded for key in plain if key.number in hits.text},
+            {key.folded for key in plain if key.number in hits.word},
+        )
+
+    assert found(2) == found(1000)
+
+
+def test_no_automaton_has_more_keys_than_are_built_quickly() -> None:
+    index = KeyIndex(Key(f"key{number}") for number in range(3 * keys.KEYS_AT_ONCE))
+    assert len(index._automata) == 3
+    hits = Hits()
+    index.scan(Folded("key0 and key14999"), 0, hits, spelling=False, within=False)
+    assert sorted(hits.word) == [0, 14_999]

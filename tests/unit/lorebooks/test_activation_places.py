@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from backend.lorebooks.activation.places import Place, PlaceFinder
+from backend.lorebooks.activation.places import KeyMatch, PlaceFinder
 from tests.unit.lorebooks.scans import book, entry, id_of, scan_of
 
 
-def found(finder: PlaceFinder, title: str) -> list[Place]:
+def found(finder: PlaceFinder, title: str) -> list[KeyMatch]:
     (compiled,) = finder._scan.books
     return finder.places(compiled.by_id[id_of(title)])
 
@@ -14,7 +14,9 @@ def found(finder: PlaceFinder, title: str) -> list[Place]:
 def test_a_place_is_the_newest_messages_first_that_is_a_word_of_its_own() -> None:
     lore = book(entry("Inn", "inn", scan_depth=3))
     finder = PlaceFinder(scan_of(lore, "Dinner.", "The inner INN, an inn.", "Inn."))
-    assert found(finder, "Inn") == [Place("inn", is_secondary=False, message=1, start=10, end=13)]
+    assert found(finder, "Inn") == [
+        KeyMatch("inn", is_secondary=False, message=1, start=10, end=13)
+    ]
 
 
 def test_what_folding_makes_longer_is_marked_as_it_is_written() -> None:

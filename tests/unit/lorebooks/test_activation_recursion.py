@@ -24,7 +24,7 @@ def test_recursion_goes_on_over_what_it_brought_in() -> None:
     )
     outcome = scanned(lore, "one")
 
-    assert titles(outcome) == ["A", "B", "C"]
+    assert titles(outcome) == ["C", "B", "A"]
     assert reasons(outcome)["C"] == ['key "three" in entry "B" (recursion 2)']
 
 
@@ -38,7 +38,7 @@ def test_recursion_crosses_books() -> None:
 def test_entries_that_name_each_other_come_in_once() -> None:
     lore = book(entry("A", "one", content="two"), entry("B", "two", content="one"))
 
-    assert titles(scanned(lore, "one")) == ["A", "B"]
+    assert titles(scanned(lore, "one")) == ["B", "A"]
 
 
 def test_without_recursion_contents_bring_nothing_in() -> None:

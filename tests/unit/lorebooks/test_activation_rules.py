@@ -24,10 +24,12 @@ def test_a_disabled_entry_is_out_even_if_it_is_constant_or_its_key_occurs() -> N
     assert refusals(scanned(lore, "The inn.")) == {"Off": "disabled", "World": "disabled"}
 
 
-@pytest.mark.parametrize(("trigger", "is_in"), [("normal", False), ("swipe", True)])
+@pytest.mark.parametrize(
+    ("trigger", "is_in"), [("normal", False), ("swipe", True), ("regenerate", True)]
+)
 def test_triggers_let_an_entry_in_only_for_what_they_name(trigger: Trigger, is_in: bool) -> None:
     lore = book(entry("It", "inn", triggers=["swipe", "regenerate"]))
-    outcome = scanned(lore, "The inn.", trigger=trigger)
+    outcome = scanned(lore, "The inn.", triggers=[trigger])
 
     assert titles(outcome) == (["It"] if is_in else [])
     assert refusals(outcome) == ({} if is_in else {"It": "trigger"})
@@ -36,9 +38,11 @@ def test_triggers_let_an_entry_in_only_for_what_they_name(trigger: Trigger, is_i
 @pytest.mark.parametrize(
     ("chosen", "is_in"),
     [
-        (CharacterFilter(names=["mags"]), True),
+        (CharacterFilter(names=["Mags"]), True),
+        (CharacterFilter(names=["mags"]), False),
         (CharacterFilter(names=["Otto"]), False),
-        (CharacterFilter(tags=["Elf"]), True),
+        (CharacterFilter(tags=["elf"]), True),
+        (CharacterFilter(tags=["Elf"]), False),
         (CharacterFilter(tags=["orc"]), False),
         (CharacterFilter(names=["Mags"], tags=["orc"]), False),
         (CharacterFilter(names=["Mags"], is_exclude=True), False),
@@ -103,7 +107,7 @@ def test_a_probability_of_nothing_or_everything_is_no_draw() -> None:
     )
     for seed in range(50):
         outcome = scanned(lore, "The inn.", seed=seed)
-        assert titles(outcome) == ["Always", "Ignored"]
+        assert titles(outcome) == ["Ignored", "Always"]
         assert refusals(outcome) == {"Never": "probability 0%"}
 
 
@@ -211,7 +215,7 @@ def test_an_entry_in_several_groups_must_win_each() -> None:
     outcome = scanned(lore, "sky")
 
     assert titles(outcome) == ["A", "B"]
-    assert refusals(outcome) == {"Both": 'group "b" lost to "B"'}
+    assert refusals(outcome) == {"Both": 'group "a" lost to "A"'}
 
 
 def test_groups_cross_books() -> None:
@@ -227,15 +231,15 @@ def test_min_activations_reads_further_back_until_enough_are_in() -> None:
     texts = ("one", "two", "three", "four")
 
     assert titles(scanned(lore, *texts)) == ["Near"]
-    assert titles(scanned(lore, *texts, min_activations=2)) == ["Near", "Far"]
+    assert titles(scanned(lore, *texts, min_activations=2)) == ["Far", "Near"]
     assert len(titles(scanned(lore, *texts, min_activations=9))) == 3
 
 
-def test_min_activations_reads_no_further_than_its_depth() -> None:
+def test_min_activations_reads_one_message_beyond_its_depth() -> None:
     lore = book(entry("Far", "three"), entry("Farther", "four"))
     texts = ("one", "two", "three", "four")
 
-    assert titles(scanned(lore, *texts, min_activations=2, min_activations_depth=3)) == ["Far"]
+    assert titles(scanned(lore, *texts, min_activations=2, min_activations_depth=2)) == ["Far"]
 
 
 def test_min_activations_leaves_entries_with_a_depth_of_their_own_where_they_are() -> None:

@@ -28,7 +28,7 @@ def test_each_of_the_eight_positions_is_handed_on(position: Position) -> None:
     assert (it.position, it.depth, it.role, it.outlet) == (position, 3, "user", "door")
 
 
-def test_slots_are_written_in_ascending_order() -> None:
+def test_slots_are_written_in_ascending_order_and_ties_backwards() -> None:
     lore = book(
         entry("C", "inn", order=30),
         entry("A", "inn", order=-10),
@@ -36,14 +36,14 @@ def test_slots_are_written_in_ascending_order() -> None:
         entry("B", "inn", order=20),
     )
 
-    assert titles(scanned(lore, "inn")) == ["A", "B", "C", "D"]
+    assert titles(scanned(lore, "inn")) == ["A", "B", "D", "C"]
 
 
-def test_entries_of_one_order_stand_as_their_books_and_as_in_them() -> None:
+def test_entries_of_one_order_stand_in_reverse_of_their_turns() -> None:
     chat = book(entry("C2", "inn"), entry("C1", "inn"), name="Chat")
     world = book(entry("W", "inn"), name="World")
 
-    assert titles(scanned([chat, world], "inn")) == ["C2", "C1", "W"]
+    assert titles(scanned([chat, world], "inn")) == ["W", "C1", "C2"]
 
 
 def test_the_budget_is_the_share_of_the_context_and_at_most_the_cap() -> None:

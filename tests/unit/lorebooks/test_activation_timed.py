@@ -53,7 +53,19 @@ def test_cooldown_begins_when_sticky_ends() -> None:
     assert refusals(scanned(lore, "inn", message_count=12, timed=state)) == {
         "It": "cooldown, 4 messages left"
     }
+    state = scanned(lore, "inn", message_count=12, timed=state).timed
+    assert titles(scanned(lore, "inn", message_count=15, timed=state)) == []
     assert titles(scanned(lore, "inn", message_count=16, timed=state)) == ["It"]
+
+
+def test_cooldown_begins_with_the_first_scan_in_which_nothing_is_sticky() -> None:
+    lore = book(entry("It", "inn", sticky=2, cooldown=4))
+    state = scanned(lore, "inn", message_count=10).timed
+    late = scanned(lore, "inn", message_count=20, timed=state)
+
+    assert refusals(late) == {"It": "cooldown, 4 messages left"}
+    assert titles(scanned(lore, "inn", message_count=23, timed=late.timed)) == []
+    assert titles(scanned(lore, "inn", message_count=24, timed=late.timed)) == ["It"]
 
 
 def test_cooldown_keeps_a_constant_entry_out_too() -> None:
@@ -124,7 +136,8 @@ def test_effects_that_are_over_are_dropped_from_the_state() -> None:
     lore = book(entry("It", "inn", sticky=2, cooldown=2))
     state = scanned(lore, "inn", message_count=10).timed
 
-    assert id_of("It") in scanned(lore, "-", message_count=12, timed=state).timed.effects
+    state = scanned(lore, "-", message_count=12, timed=state).timed
+    assert id_of("It") in state.effects
     assert scanned(lore, "-", message_count=14, timed=state).timed == NOTHING
 
 

@@ -214,8 +214,8 @@ def test_world_info_s_entry_is_read_whole() -> None:
         sticky=0,
         cooldown=2,
         delay=3,
-        character_filter=CharacterFilter(is_exclude=True, names=["mara", "Jan"], tags=["t1"]),
-        triggers=["normal", "swipe"],
+        character_filter=CharacterFilter(is_exclude=True, names=["mara.png", "Jan"], tags=["t1"]),
+        triggers=["normal", "swipe", "other"],
         match_fields=[
             "persona_description",
             "character_description",
@@ -229,7 +229,7 @@ def test_world_info_s_entry_is_read_whole() -> None:
 
 
 def test_what_world_info_leaves_out_is_at_its_default() -> None:
-    assert world() == LoreEntry(keys=["lamp"])
+    assert world() == LoreEntry(keys=["lamp"], selective=False)
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -358,7 +358,7 @@ def test_a_book_says_things_of_itself() -> None:
         "scan_depth": 4,
         "token_budget": "512",
         "recursive_scanning": False,
-        "extensions": {"talekeeper": {"semantic": False, "case_sensitive": True}},
+        "extensions": {"talekeeper": {"mode": "meaning", "case_sensitive": True}},
     }
     bare: dict[str, Any] = {**fields, "entries": []}
     for value in (bare, {"spec": "lorebook_v3", "data": fields}):
@@ -368,7 +368,7 @@ def test_a_book_says_things_of_itself() -> None:
             scan_depth=4,
             token_budget=512,
             recursive_scanning=False,
-            semantic=False,
+            mode="meaning",
             case_sensitive=True,
         )
     assert read({"entries": {}}).fields == BookFields(name="Given")

@@ -147,9 +147,9 @@ def test_a_field_that_was_cleared_is_cleared_in_the_file() -> None:
     ((entry, source),) = book.entries
     (written,) = v2(book, (msgspec.structs.replace(entry, case_sensitive=None), source))["entries"]
     assert "case_sensitive" not in written
-    renamed = msgspec.structs.replace(book.fields, scan_depth=3, semantic=False)
+    renamed = msgspec.structs.replace(book.fields, scan_depth=3, mode="keys")
     found = book_object(renamed, book.source, book.entries)
-    assert (found["scan_depth"], found["extensions"]) == (3, {"talekeeper": {"semantic": False}})
+    assert (found["scan_depth"], found["extensions"]) == (3, {"talekeeper": {"mode": "keys"}})
     assert read(found).fields == renamed
 
 

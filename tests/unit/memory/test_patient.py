@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from backend.memory.index.patient import AGAIN_AFTER, PatientIndex
+from backend.memory.index.lazy import AGAIN_AFTER, LazyIndex
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +44,8 @@ class Server:
         return cast("VectorIndex", Empty())
 
 
-def index_on(server: Server) -> PatientIndex:
-    return PatientIndex("empty", server.open, clock=lambda: server.at)
+def index_on(server: Server) -> LazyIndex:
+    return LazyIndex("empty", server.open, clock=lambda: server.at)
 
 
 async def test_it_is_opened_when_it_is_first_needed() -> None:

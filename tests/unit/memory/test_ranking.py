@@ -12,8 +12,8 @@ from backend.memory.ranking import (
     MANY,
     SIGNALS,
     Candidate,
+    RankingThresholds,
     Signal,
-    Thresholds,
     Weights,
     for_corpus,
     gather,
@@ -176,7 +176,7 @@ def candidate(name: str, **signals: float) -> Candidate:
     return Candidate(id=one.id, payload=one.payload, score=0.5, signals=known)
 
 
-LEAST = Thresholds(dense=0.4, sparse=10, best=1)
+LEAST = RankingThresholds(dense=0.4, sparse=10, best=1)
 
 
 def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
@@ -195,7 +195,7 @@ def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
 def test_where_nothing_is_near_nothing_comes_back() -> None:
     far = [candidate("a", dense=0.5), candidate("b", dense=0.45)]
     assert relevant(far, LEAST) == far
-    assert relevant(far, Thresholds(dense=0.4, sparse=10, best=1.5)) == []
+    assert relevant(far, RankingThresholds(dense=0.4, sparse=10, best=1.5)) == []
 
 
 def test_without_vectors_words_count_twice() -> None:
@@ -206,7 +206,7 @@ def test_without_vectors_words_count_twice() -> None:
 
 def test_thresholds_of_zero_let_everything_through() -> None:
     far = [candidate("a", dense=-0.1)]
-    assert relevant(far, Thresholds(dense=0, sparse=0)) == far
+    assert relevant(far, RankingThresholds(dense=0, sparse=0)) == far
 
 
 def test_the_shipped_weights_of_signals_sum_to_one() -> None:
@@ -256,7 +256,7 @@ def test_the_scale_of_a_signal_does_not_matter(
 
 
 def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
-    least = Thresholds()
+    least = RankingThresholds()
     weighs_less = [candidate("a", sparse=3.0)]
     assert relevant(weighs_less, least) == []
     assert relevant(weighs_less, for_corpus(least, 12)) == weighs_less
@@ -265,7 +265,7 @@ def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
 
 @given(points=st.integers(0, MANY))
 def test_the_smaller_a_memory_the_less_words_have_to_weigh(points: int) -> None:
-    least = Thresholds()
+    least = RankingThresholds()
     fewer, more = for_corpus(least, points), for_corpus(least, points + 1)
     assert 0 < fewer.sparse <= more.sparse <= least.sparse
     assert (fewer.dense, fewer.best) == (least.dense, least.best)

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.turns.events import Event, Progress, SegmentKind, Transcript
+from backend.turns.events import Progress, SegmentKind, Transcript, TurnEvent
 
 KINDS: st.SearchStrategy[SegmentKind] = st.sampled_from(["thinking", "text"])
 PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)
@@ -24,7 +24,7 @@ def transcript_of(pieces: Pieces) -> Transcript:
     return transcript
 
 
-def said(events: list[Event]) -> Pieces:
+def said(events: list[TurnEvent]) -> Pieces:
     """What the deltas say, with neighbours of one kind joined."""
     runs: Pieces = []
     for event in events:
@@ -100,7 +100,7 @@ def test_whoever_comes_back_after_any_event_gets_the_others_and_none_twice(
 ) -> None:
     """The first part is heard piece by piece, as it is said; then comes a cut."""
     progress = Progress({"turn_id": "t"}, {"prompt": 3})
-    heard: list[Event] = []
+    heard: list[TurnEvent] = []
     last_id = 0
     for kind, text in pieces:
         progress.transcript.append(kind, text)
@@ -168,7 +168,7 @@ def test_places_stay_the_same_when_the_text_is_gone(pieces: Pieces, text_stays: 
 
 
 def test_an_event_stands_on_the_wire_as_server_sent_events_want_it() -> None:
-    event = Event(7, "text.delta", {"text": "one\ntwo\r\u2028“three”"})
+    event = TurnEvent(7, "text.delta", {"text": "one\ntwo\r\u2028“three”"})
     head, data, *end = event.encode().split(b"\ndata: ")
     assert head == b"id: 7\nevent: text.delta"
     assert data.endswith(b"\n\n")

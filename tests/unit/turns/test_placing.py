@@ -9,14 +9,14 @@ from uuid import uuid4
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
-from backend.context.macros import MacroContext, Variables
+from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.context.sections import Note
-from backend.lorebooks.activation.outcome import Activated, LeftOut, Outcome
+from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.asking import Memory
+from backend.memory.search_request import Memory
 from backend.memory.sources import Recalled
-from backend.turns.placing import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.remembering import beyond, memory_texts, ranked, remembered
+from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.retrieval import beyond, memory_texts, ranked, remembered
 
 NOTE = Note(text="It rains.", depth=3, role="user")
 CHAT = uuid4()
@@ -46,7 +46,12 @@ def entry(title: str, **changes: Any) -> Activated:
     return Activated(**values)
 
 
-def placed(*entries: Activated, left_out: list[LeftOut] | None = None, **more: Any) -> PlacedLore:
+def placed(
+    *entries: Activated,
+    left_out: list[SkippedEntry] | None = None,
+    as_written: bool = False,
+    **more: Any,
+) -> PlacedLore:
     outcome = Outcome(
         activated=list(entries),
         left_out=left_out or [],
@@ -56,7 +61,7 @@ def placed(*entries: Activated, left_out: list[LeftOut] | None = None, **more: A
         notes=[],
         tokens=0,
     )
-    return place(outcome, NOTE)
+    return place(outcome, NOTE, as_written=as_written)
 
 
 def count(text: str) -> int:
@@ -137,7 +142,7 @@ def test_what_shares_an_outlet_is_joined_and_being_read_is_noticed() -> None:
         entry("Other", position="outlet", outlet="food"),
     )
     outlets = Outlets(found.slots.outlets)
-    assert outlets.get("weather", "") == "About One.\nAbout Two."
+    assert outlets.get("weather", "") == "About Two.\nAbout One."
     assert outlets.get("nothing", "") == ""
     assert outlets.read == {"weather"}
 
@@ -158,7 +163,7 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
 
 
 def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
-    left_out = [LeftOut(entry_id=uuid4(), title="Rain", tokens=0, reason="cooldown")]
+    left_out = [SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason="cooldown")]
     found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
     assert [(each.title, each.reason) for each in found.left_out] == [
         ("Rain", "cooldown"),
@@ -234,7 +239,7 @@ def test_what_one_entry_writes_the_next_one_reads() -> None:
         model="demo",
         max_prompt=1000,
     )
-    expander = LoreExpander(context, Variables())
+    expander = LoreExpander(context, Variables(), MacroBudget())
     assert expander("{{setvar::place::the inn}}At {{char}}'s.") == "At Mara's."
     assert expander("It is {{getvar::place}}.") == "It is the inn."
     assert expander.variables.local == {"place": "the inn"}

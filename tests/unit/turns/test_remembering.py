@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.context.assembly import Item
-from backend.memory.asking import Memory
+from backend.memory.search_request import Memory
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts
-from backend.turns.remembering import memory_texts, remembered
+from backend.turns.retrieval import memory_texts, remembered
 
 
 def item(kind: str, text: str) -> Item:

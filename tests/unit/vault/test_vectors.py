@@ -13,11 +13,14 @@ import os
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from backend.accounts.keyring import new_data_key, open_sealer, settings_mac
+from backend.accounts.keyring import new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.models import User
 from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
+from backend.accounts.protection import Protection
 from backend.vault.root import RootKeys, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, open_with
 from backend.vault.slots import (
@@ -39,6 +42,7 @@ CONTENT = Column("messages", "sealed_content")
 TEXT = "Où est Ædith?"
 PASSWORD = "correct horse battery staple"
 ROOT = RootKeys({3: KEY})
+PROTECTION = Protection(generation=7, key_mode="per_job", kdf=b"{}")
 
 BLOB = (
     "0100000007000102030405060708090a0b"
@@ -72,6 +76,10 @@ LENT: dict[LentKind, str] = {
         "bbde9a7aa948fe2953f2dc16855b19e8"
     ),
 }
+DERIVATION_KEY = (
+    "000102030405060708090a0bbe8821d7a48444ae3c80f88382ad1e35fb11a5f94871ad94ab011b2b5de3adb1"
+    "3ba0de5d534c47eb18a67a70d0fa9400"
+)
 INSTANCE_KEY = (
     "000102030405060708090a0bcc16b4c0eb4717fa3f1c96aa1eae9a26ab5538d5649836cd828746714bcd8410"
     "133b569d779ecd6e005f12601186e509"
@@ -129,6 +137,23 @@ def test_a_digest_is_an_hmac_over_parts_behind_their_lengths() -> None:
     message = b"\x00\x00\x00\x04name\x00\x00\x00\x05edith"
 
     assert digest(KEY, b"name", b"edith") == hmac.digest(KEY, message, hashlib.sha256)
+
+
+def test_the_protections_mac_is_over_names_and_values_in_order() -> None:
+    message = (
+        b"\x00\x00\x00\x0ageneration\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x07"
+        b"\x00\x00\x00\x08key_mode\x00\x00\x00\x07per_job"
+        b"\x00\x00\x00\x03kdf\x00\x00\x00\x02{}"
+    )
+    key = hkdf(USER_KEY, "talekeeper/protection/2")
+
+    assert PROTECTION.mac(USER_KEY) == hmac.digest(key, message, hashlib.sha256)
+    with_factors = msgspec.structs.replace(PROTECTION, factors=b"ff")
+    message += b"\x00\x00\x00\x07factors\x00\x00\x00\x02ff"
+    assert with_factors.mac(USER_KEY) == hmac.digest(key, message, hashlib.sha256)
+    with_both = msgspec.structs.replace(with_factors, newest_data_key=3)
+    message += b"\x00\x00\x00\x0fnewest_data_key\x00\x00\x00\x08" + bytes(7) + b"\x03"
+    assert with_both.mac(USER_KEY) == hmac.digest(key, message, hashlib.sha256)
 
 
 def test_a_derived_key_is_hkdf_for_a_purpose() -> None:
@@ -201,8 +226,24 @@ def test_a_data_key_keeps_its_form(counting: None) -> None:
 
     assert opened == KEY
     assert (
-        open_sealer(USER, [row], user_key=USER_KEY).open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
+        open_sealer(
+            User(id=USER, key_generation=0, newest_data_key=0), [row], user_key=USER_KEY
+        ).open(CONTENT, ROW, bytes.fromhex(BLOB))
+        == TEXT
     )
+
+
+def test_a_derivation_key_keeps_its_form(counting: None) -> None:
+    user = User(id=USER, key_generation=1, newest_data_key=7)
+    wrap_derivation_key(user, SECRET, user_key=USER_KEY)
+    assert user.wrapped_derivation_key is not None
+    key = hkdf(USER_KEY, "talekeeper/derivation-key")
+    blob, associated = user.wrapped_derivation_key, b"derivation-key/" + USER.bytes
+
+    assert blob.hex() == DERIVATION_KEY
+    assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == SECRET
+    sealer = open_sealer(user, [new_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
+    assert sealer.derived("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
 def test_what_is_computed_from_keys_stays_as_it_is() -> None:
@@ -213,7 +254,8 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a digest": digest(KEY, b"name", b"edith"),
         "a password, stretched at little cost": stretched(),
         "a password, stretched at full cost": full_cost.stretch(PASSWORD),
-        "the settings' MAC": settings_mac(USER_KEY, key_mode="per_job", kdf=b"{}"),
+        "the first form of the protection's MAC": PROTECTION.first_mac(USER_KEY),
+        "the protection's MAC": PROTECTION.mac(USER_KEY),
         "a name's hash": instance.find_name(" Ædith "),
         "a throttle's hash": instance.find_throttle("account", "edith"),
     }
@@ -227,7 +269,12 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a password, stretched at full cost": (
             "853b272a44db1421c02962669a55eb0994f3cab385ed1c4c79253eee19bab49e"
         ),
-        "the settings' MAC": "09a2e5de71297a0589ec5149c7317b43892ea0867d4f99e72031c880b83252c9",
+        "the first form of the protection's MAC": (
+            "09a2e5de71297a0589ec5149c7317b43892ea0867d4f99e72031c880b83252c9"
+        ),
+        "the protection's MAC": (
+            "b6f7ec0eb1f1fd73c18ca8a8d179ee51a7b710a87eaf81741d6e21d1d6802ccc"
+        ),
         "a name's hash": "8f831d38e3784252dd75af92b1fe6ed0f2428746433ac05fd1849eadc0e960af",
         "a throttle's hash": "34f06d95caacb21e650ef01c11f5cee83f4e765b8cbfc3b6badf6613255b7dd3",
     }

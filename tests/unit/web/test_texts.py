@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from backend.quotas.definitions import QUOTAS
 from backend.web.files import FOLDER
 
 LITERAL = re.compile(r"\"([\w.-]+)\"|`([\w.-]*\$\{[^`]*)`")
@@ -72,3 +73,7 @@ def test_every_text_is_asked_for() -> None:
             elif "." in HOLE.sub("", template):
                 unused = {path for path in unused if not pattern(template).fullmatch(path)}
     assert sorted(unused) == []
+
+
+def test_every_quota_has_a_name() -> None:
+    assert {f"account.quotas.{quota.name}" for quota in QUOTAS} <= known_paths()

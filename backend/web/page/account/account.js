@@ -4,17 +4,17 @@ import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { autoform } from "../core/form.js";
 import { kept, personas, session, theme } from "../core/store.js";
-import { ago, date, has, t } from "../core/words.js";
-import { a, doorform, field, NEW, OLD, recovery, secret } from "./door.js";
+import { date, t, texts } from "../core/words.js";
+import { accountScripts } from "../library/scripts.js";
+import { a, field, NEW, OLD, recovery, secret } from "./door.js";
+import { factors } from "./factors.js";
+import { ask, button, help, part, used } from "./parts.js";
+import { recent } from "./recent.js";
+import { bars, usage } from "./usage.js";
 
-const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));
-const button = (name, act, more) => h("button", { onclick: () => attempt(act), ...more }, a(name));
-const part = (name, ...content) =>
-  h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
 const DEVICE = [/Android|iP\w+|Windows|Mac|Linux(?!; Android)/, /Firefox|Chrome|Safari/];
 const device = (label) => DEVICE.map((each) => each.exec(label)).join(" ").trim() || label;
 const day = (name, at) => a(name, { date: date(at) });
-const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
 /** One of several, which holds as soon as it is chosen; `act` gives what holds then. */
 function choice(name, values, value, act) {
@@ -26,21 +26,10 @@ function choice(name, values, value, act) {
     h("label.card", {}, inputs[at], h("span", {}, a(each), help(each))))));
 }
 
-/** Ask for something in a dialog, and show there what `send` gives. */
-const ask = (name, fields, send) =>
-  dialog(a(name), (close) => {
-    const show = async (values) => fill(box, await send(values, close));
-    const form = doorform({ fields, submit: a(name), send: show });
-    // Whoever keeps passwords has to know whose this is.
-    form.prepend(h("input", { hidden: true, autocomplete: "username", value: session.user.username }));
-    const box = h("div.stack", { class: name }, help(name), form);
-    return box;
-  });
-
 /** What there is below a path. `row` gives a name, what is said of it, and what stands there for "End". */
 function listing(name, path, row, make, act) {
   const list = h("ul.list");
-  const read = async () => fill(list, (await api.get(path)).items.filter((item) => !item.used_at).map(line));
+  const read = async () => fill(list, (await api.all(path)).filter((item) => !item.used_at).map(line));
   const line = (item) => {
     const [label, about, other] = row(item);
     const named = a("end_named", { name: label });
@@ -85,6 +74,12 @@ const change = () =>
 const renew = () =>
   ask("renew", [field("password", OLD)], async (values, close) =>
     recovery(await api.post("/me/recovery-code", values), session.user.username, close));
+const rotate = () =>
+  ask("rotate", [field("password", OLD)], async (values, close) => {
+    await api.post("/me/rotate-key", values);
+    toast(a("rotated"));
+    close();
+  });
 const remove = () =>
   ask("remove", [field("password", OLD)], async (values) => {
     await api.delete("/me", values);
@@ -102,9 +97,15 @@ const invite = async () => {
   await dialog(a("invitation"), () => h("div.stack", {}, said, secret(code)));
 };
 
+/** What an account uses, for administrators. */
+const usageOf = (id, username) => {
+  const named = a("usage_named", { name: username });
+  return button("usage", () => dialog(named, () => bars(`/admin/users/${id}/usage`)), { "aria-label": named });
+};
+
 /** What an administrator says about somebody else. */
 const powers = ({ id, username, ...now }) =>
-  h("div", {}, id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
+  h("div.stack", {}, usageOf(id, username), id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
     const onchange = async ({ target: box }) => {
       const done = await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }));
       if (!done) box.checked = !box.checked;
@@ -127,17 +128,20 @@ async function defaults(signal) {
   const placeholder = a("default");
   const figure = (name) => ({ name, label: a(name), kind: "number", min: 1, step: 1, placeholder });
   const text = { name: "system_prompt", label: a("system_prompt"), kind: "area", count: true };
+  const modes = ["keys_and_meaning", "keys", "meaning"];
+  const lore = pick("lore_mode", "default", modes.map((id) => ({ id, name: texts.lore.options.mode[id] })));
   return autoform({
     signal,
-    value: { model: null, persona_id: null, ...value, ...value.budgets },
+    value: { model: null, persona_id: null, ...value, ...value.budgets, lore_mode: value.lore?.mode ?? null },
     groups: [
-      { fields: [pick("model", "default", models), pick("persona_id", "nobody", people), text] },
+      { fields: [pick("model", "default", models), pick("persona_id", "nobody", people), lore, text] },
       { title: a("budgets"), fields: ["total", "history", "retrieval", "reply_reserve"].map(figure) },
     ],
     // Only what was changed is sent, so what was set elsewhere meanwhile stays.
-    save({ total, history, retrieval, reply_reserve, ...patch }) {
+    save({ total, history, retrieval, reply_reserve, lore_mode: mode, ...patch }) {
       if (patch.system_prompt === "") patch.system_prompt = null;
       patch.budgets = { total, history, retrieval, reply_reserve };
+      patch.lore = { mode };
       return api.patch(path, patch, { keepalive: true });
     },
   }).element;
@@ -152,10 +156,14 @@ export default async function ({ signal, title }) {
       button("sign_out", signOut)),
     choice("theme", ["auto", "light", "dark"], theme.get(), look),
     part("defaults", await defaults(signal)),
+    part("scripts", await accountScripts(signal)),
     choice("mode", ["per_job", "managed", "sealed"], user.key_mode, lend),
-    part("security", h("div.row", {}, button("change", change), button("renew", renew))),
+    part("security", h("div.row", {}, button("change", change), button("renew", renew), button("rotate", rotate))),
+    factors(),
     listing("sessions", "/sessions", (it) => [device(it.label), used(it), it.is_current ? a("here") : null]),
     listing("keys", "/api-keys", (it) => [it.label, `${a(it.scope)}, ${used(it)}`], "make_key", makeKey),
+    recent(),
+    usage(),
     user.is_administrator && [
       listing("invitations", "/admin/invitations", (it) => [day("until", it.expires_at)], "invite", invite),
       listing("people", "/admin/users", (it) => [it.username, day("since", it.created_at), powers(it)]),

@@ -4,6 +4,7 @@ import { asset, fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
 import { t } from "../core/words.js";
+import { proven } from "./proof.js";
 
 /** A text of the account's. */
 export const a = (name, values) => t(`account.${name}`, values);
@@ -28,13 +29,13 @@ export function doorform(options) {
 }
 
 /** What is shown once, to copy and, where there is a `file` for it, to save. */
-export function secret(text, file) {
+export function secret(text, file, what) {
   const onclick = async () => {
     await navigator.clipboard.writeText(text);
     fill(copy, icon("check"), t("common.copied"));
   };
   const copy = h("button", { type: "button", onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
-  const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${a("recovery_code")}:\n${text}\n`)}`;
+  const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${what}:\n${text}\n`)}`;
   return [
     // It may break behind a dash, and is copied in one piece.
     h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
@@ -42,17 +43,19 @@ export function secret(text, file) {
   ];
 }
 
-/** A recovery code, that has to be kept before it goes on. */
-export function recovery({ recovery_code: code }, name, done) {
+/** Something that has to be kept before it goes on. */
+export function keepsake(content, done) {
   const go = h("button.primary", { disabled: true }, a("go_on"));
   const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
-    h("p", {}, a("kept_help")),
-    secret(code, `Talekeeper ${name}.txt`),
+    content,
     h("label.row", {}, h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
     h("footer", {}, go));
   addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
   return form;
 }
+
+export const recovery = ({ recovery_code: code }, name, done) =>
+  keepsake([h("p", {}, a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);
 
 /** The door. `entered()` is called when somebody has come in; `said` tells why they stand before it. */
 export default function ({ title, entered, said }) {
@@ -69,7 +72,7 @@ export default function ({ title, entered, said }) {
     const [path, ...fields] = WAYS[way];
     const help = may === "first" ? a("hello") : way === "recover" ? a("recover_help") : said;
     const send = async (values) => {
-      const made = await api.post(path, values);
+      const made = await proven(card, (proof) => api.post(path, { ...values, ...proof }));
       if (!made.recovery_code) return entered();
       fill(card, h("h2", { tabindex: -1 }, a("keep")), recovery(made, made.user.username, entered));
       card.firstChild.focus();

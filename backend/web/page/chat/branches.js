@@ -20,7 +20,7 @@ export function told(text, { id }, room) {
 }
 
 /** A message and its siblings, in the order they were made. */
-export const versions = async (id) => (await api.get(`/messages/${id}/siblings`)).items;
+export const versions = (id) => api.all(`/messages/${id}/siblings`);
 
 /** Let a person choose among the versions of a message by their first words. */
 export async function choose({ id }, room, title) {

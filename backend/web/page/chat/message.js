@@ -17,7 +17,7 @@ export function drawn(first, room) {
     const { author, role, status, hidden, created_at: when } = message;
     const grows = status === "streaming";
     thoughts.hidden = !message.thinking;
-    musing.textContent = message.thinking;
+    musing.textContent = message.shown_thinking ?? message.thinking;
     if (grows && text && id === message.id) return text.write(message.text);
     // What is being changed here is not drawn away.
     if (id === message.id && element.matches(".edited")) return;
@@ -27,7 +27,7 @@ export function drawn(first, room) {
     element.ariaBusy = String(grows);
     const { activeElement } = document;
     const pressed = element.contains(activeElement) && activeElement.closest(".tools button");
-    const prose = h("div.prose", {}, !grows && markdown(message.text));
+    const prose = h("div.prose", {}, !grows && markdown(message.shown ?? message.text));
     text = grows ? growing(prose) : null;
     text?.write(message.text);
     fill(

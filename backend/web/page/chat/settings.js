@@ -4,39 +4,21 @@ import { sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
 import { chats, chronicles, lorebooks } from "../core/store.js";
-import { has, t } from "../core/words.js";
+import { t } from "../core/words.js";
+import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
-/** What a chat and an account both have has its name from there. */
-const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
-/** A field whose name is its path in the settings. */
-const field = (kind, name, more, says = name.split(".").at(-1)) => {
-  const [label, help] = word(says).split(" | ");
-  return { kind, name, label, help, ...more };
-};
-const text = (name, most) => field("area", name, { count: true, most });
-/** Values to choose among: null is what holds where the chat says nothing. */
-const among = (name, ...values) =>
-  field("select", name, { options: values.map((each) => [each, word(each)]) });
 /** A select of things, or none of them. */
 const one = (name, items, more, none = null) => {
   const options = items.map((each) => [each.id, each.title ?? each.name]);
   return field("select", name, { options: [[null, word(none)], ...options], ...more });
 };
-const numbers = (group, ranges) =>
-  Object.entries(ranges).map(([name, [min, max, placeholder = word(null)]]) =>
-    // What ends at 1 or 2 has fractions.
-    field("number", `${group}.${name}`, { min, max, step: max > 2 ? 1 : "any", placeholder }));
 const onOrOff = (name) => among(name, null, true, false);
 const DETAILS = {
   keeping: [
     onOrOff("enrichment.may_edit_lore"),
     ...numbers("summary", { words: [50, 2000, 250], interval: [2, 500, 20] }),
   ],
-  authors_note: [
-    text("authors_note.text", 20_000),
-    ...numbers("authors_note", { depth: [0, 10_000, 4] }),
-    among("authors_note.role", "system", "user", "assistant"),
-  ],
+  authors_note: NOTE,
   instructions: [text("system_prompt", 200_000), text("post_history_instructions", 200_000)],
   sampling: [
     ...numbers("sampling", {
@@ -54,11 +36,10 @@ const DETAILS = {
     onOrOff("memory.enabled"),
     ...numbers("memory", { max_items: [0, 200, 40], min_relevance: [0, 1] }),
     among("memory_placement", "after_history", "before_history"),
+    among("lore_placement", "after_history", "as_written"),
     onOrOff("names"),
   ],
 };
-
-const at = (settings, name) => name.split(".").reduce((found, part) => found?.[part], settings);
 
 /** The panel: all that can be set for a chat, saved as it is typed. */
 export default async function (room, { signal }) {
@@ -100,13 +81,7 @@ export default async function (room, { signal }) {
   };
   const save = async ({ persona_id: persona, ...changes }) => {
     if (persona !== undefined) await change({ persona_id: persona });
-    const patch = {};
-    for (const [name, now] of Object.entries(changes)) {
-      const [member, group] = name.split(".").reverse();
-      const where = group ? (patch[group] ??= {}) : patch;
-      where[member] = now?.length === 0 ? null : now;
-    }
-    await write(patch);
+    await write(patchOf(changes));
   };
 
   /** Show what the model takes. The account's sampling goes with the account's model alone. */

@@ -53,6 +53,10 @@ export function refill(box, ...children) {
 }
 
 const SVG = "http://www.w3.org/2000/svg";
+/** An element of a drawing. */
+export const svg = (tag, attributes, ...children) =>
+  fill(set(document.createElementNS(SVG, tag), attributes), ...children);
+
 /** The address of a file of the page. */
 export const asset = (name) => new URL(`../${name}`, import.meta.url).pathname;
 
@@ -60,8 +64,7 @@ const SPRITE = asset("icons.svg");
 
 /** An icon of icons.svg. It says nothing to screen readers: whatever holds it has a name. */
 export function icon(name) {
-  const make = (tag, attributes) => set(document.createElementNS(SVG, tag), attributes);
-  return fill(make("svg", { class: "icon", "aria-hidden": "true" }), make("use", { href: `${SPRITE}#${name}` }));
+  return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${SPRITE}#${name}` }));
 }
 
 /** A button with an icon; one that is "quiet" shows nothing else. */

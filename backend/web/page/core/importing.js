@@ -1,12 +1,14 @@
 /** Files that are brought in: chosen, dropped or pasted, each with a row that tells what becomes of it. */
 import { Problem } from "./api.js";
-import { explain } from "./dialogs.js";
+import { complain, explain } from "./dialogs.js";
 import { act, h, icon, refill } from "./dom.js";
 import { progress } from "./form.js";
 import { t } from "./words.js";
 
 const LARGEST = 20 * 1024 * 1024;
-const AT_ONCE = 3;
+
+/** Files come one after the other, wherever they were taken: the server reads so many of an account's. */
+let queue = Promise.resolve();
 
 /** Have the person choose files. */
 export function pick(accept, take, multiple = false) {
@@ -39,7 +41,6 @@ export function dropping(target, element, take, signal) {
  *   that are dropped on a view or pasted into it. `to` is handed on to `send`.
  */
 export function importing({ accept, drop, send }) {
-  const waiting = [];
   const rows = h("ul.list");
   const state = h("p.grow", { role: "status" });
   const tidy = (which) => {
@@ -49,7 +50,6 @@ export function importing({ accept, drop, send }) {
   const clear = act("check", t("files.clear"), () => tidy("li:not(.busy)"));
   const element = h("section.card.imports", { "aria-label": t("files.imports"), hidden: true },
     h("div.row", {}, state, clear), rows);
-  let running = 0;
 
   const count = () => {
     const found = (state) => rows.querySelectorAll(`.${state}`).length;
@@ -59,14 +59,6 @@ export function importing({ accept, drop, send }) {
     clear.hidden = total === busy;
     state.textContent = t(refused ? "files.imported_but" : "files.imported", { done, total, refused });
   };
-  const next = async () => {
-    if (running === AT_ONCE || !waiting.length) return;
-    running += 1;
-    await waiting.shift()();
-    running -= 1;
-    next();
-  };
-
   const add = (file, to) => {
     const { name } = file;
     const label = h("p.clip", {}, name);
@@ -91,7 +83,7 @@ export function importing({ accept, drop, send }) {
       bar.show(0, t("files.waiting"));
       show("busy", icon("upload"), [label, bar.element],
         act("close", t("files.cancel", { name }), cancel, "quiet"));
-      waiting.push(async () => {
+      const bring = async () => {
         if (signal.aborted) return;
         try {
           if (file.size > LARGEST) throw new Problem({ title: t("files.too_large") });
@@ -102,8 +94,8 @@ export function importing({ accept, drop, send }) {
           failed("refused", explain(error));
           rows.prepend(row);
         }
-      });
-      next();
+      };
+      queue = queue.then(bring).catch(complain);
     };
     rows.append(row);
     start();

@@ -74,7 +74,7 @@ function blocks(lines, depth, open) {
     return element;
   };
   const block = (line) => {
-    const [, fence] = /^ {0,3}(`{3,}|~{3,})[^`]*$/.exec(line) ?? [];
+    const [, fence] = /^ {0,3}(`{3,}|~{3,}(?!~))[^`]*$/.exec(line) ?? [];
     const [hashes] = /^ {0,3}#{1,6}(?= |$)/.exec(line) ?? [];
     let mark = depth < DEEPEST && ITEM.exec(line);
     if (fence) {
@@ -136,7 +136,7 @@ function inline(text, open) {
   const token = () => {
     if (is(/\\([!-/:-@[-`{-~])/y)) return m[1];
     if (is(/(?<!`)(`+)(?!`)([^]{0,2000}?[^`])\1(?!`)/y)) {
-      return h("code", {}, m[2].replaceAll("\n", " ").replace(/^ (.*\S.*) $/, "$1"));
+      return h("code", {}, m[2].replaceAll("\n", " ").replace(/^ (?=.*\S)(.*) $/, "$1"));
     }
     if (is(/\n|<br ?\/?>/iy)) return h("br");
     if (is(/!?\[/y)) return wait("[", m[0]);

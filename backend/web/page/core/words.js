@@ -42,6 +42,19 @@ export const date = (value) => day.format(new Date(value));
 /** `21 Nov 2026, 18:03`. */
 export const dateTime = (value) => moment.format(new Date(value));
 
+const SIZES = [
+  ["gigabyte", 1e9],
+  ["megabyte", 1e6],
+  ["kilobyte", 1e3],
+  ["byte", 1],
+];
+
+/** `1.2 MB`. */
+export function size(bytes) {
+  const [unit, step] = SIZES.find(([, each]) => bytes >= each) ?? SIZES.at(-1);
+  return new Intl.NumberFormat(LANGUAGE, { style: "unit", unit, maximumFractionDigits: 1 }).format(bytes / step);
+}
+
 const STEPS = [
   ["year", 31_536_000],
   ["month", 2_592_000],

@@ -2,7 +2,7 @@
 import { has, t } from "../core/words.js";
 
 /** What is said of keys. A key is what somebody typed, and may look like anything. */
-const KEY = /^(secondary )?key (.+?) in (the [\w' ]+|message \d+|entry ".+" \(recursion \d+\))$/s;
+const KEY = /^(secondary )?key (.+?) in (the [\w' ]{1,40}|message \d{1,9}|entry ".{1,500}" \(recursion \d{1,9}\))$/s;
 const NEXT = /; (?=(?:secondary )?key |semantic |constant|sticky|decorator )/;
 
 /**
@@ -16,7 +16,11 @@ function worded(reason) {
     return t(`context.why.${isSecond ? "second_key" : "key"}`, values);
   }
   const quoted = [];
-  const bare = reason.replace(/"(.*?)"(?!\w)/gs, (whole, text) => (quoted.push(text), ""));
+  const bare = reason.replace(/"(.*?)("(?!\w)|$)/gs, (whole, text, end) => {
+    if (!end) return whole;
+    quoted.push(text);
+    return "";
+  });
   const count = Number(bare.match(/[\d.]+/g)?.at(-1));
   const name = `context.why.${bare.match(/[a-z]+/gi)?.join("_")}`;
   return has(name) ? t(name, { a: quoted[0], b: quoted[1], count }) : reason;

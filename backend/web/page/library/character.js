@@ -5,7 +5,9 @@ import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
 import { ago } from "../core/words.js";
-import { NAME, editing, portrait, say } from "./parts.js";
+import { NOTE, patchOf } from "../chat/fields.js";
+import { change, NAME, editing, portrait, say } from "./parts.js";
+import { cardScripts } from "./scripts.js";
 import { chatButton } from "./start.js";
 
 /** Fields by how often they are used. */
@@ -28,13 +30,25 @@ const KINDS = {
 };
 const AREA = { kind: "area", count: true };
 
-const FORM = Object.entries(GROUPS).map(([group, names]) => ({
+const FORM = [...Object.entries(GROUPS).map(([group, names]) => ({
   title: group && say(group),
   fields: names.split(" ").map((name) => {
     const [label, help] = say(`fields.${name}`).split(" | ");
     return { name, label, help, ...(KINDS[name] ?? AREA) };
   }),
-}));
+})), { title: say("note"), fields: NOTE }];
+
+/** The note that a card brings stands in its extensions. */
+const noteOf = ({ extensions }) => {
+  const note = { position: "at_depth", role: "system", scan: false, ...extensions.talekeeper?.authors_note };
+  return Object.fromEntries(NOTE.map(({ name }) => [name, note[name.split(".")[1]]]));
+};
+const cardPatch = (changes) => {
+  const { authors_note: note, ...patch } = patchOf(changes);
+  for (const [name, value] of Object.entries(changes)) if (!name.includes(".")) patch[name] = value;
+  if (note) patch.extensions = { talekeeper: { authors_note: note } };
+  return patch;
+};
 
 /** A list of long texts: added to, edited, deleted. */
 function texts({ label }) {
@@ -107,7 +121,11 @@ export default async function ({ params: { id }, signal, title }) {
     title(item.name);
   };
   named();
-  const form = editing(characters, item, FORM, signal, named);
+  const form = editing(characters, item, FORM, signal, named, { ...item, ...noteOf(item) }, cardPatch);
+  const saved = async (patch) => {
+    await form.flush();
+    await change(characters, item, patch, signal);
+  };
   const sum = h("p.figure", { role: "status" });
   const counts = {};
   form.element.addEventListener("counted", ({ target, detail }) => {
@@ -147,7 +165,7 @@ export default async function ({ params: { id }, signal, title }) {
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
+      h("div", {}, side, cardScripts(item, saved, signal), chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
     ),
   );
 }

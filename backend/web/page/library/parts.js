@@ -35,20 +35,23 @@ export const naming = (store, title, made) =>
     made(item);
   });
 
-/** A form over an item, which saves its changes against the revision that is known. */
-export const editing = (store, item, groups, signal, told) =>
+/** Change an item against the revision that is known. */
+export async function change(store, item, patch, signal) {
+  const options = { ifMatch: item.revision, keepalive: true };
+  Object.assign(item, await api.patch(`${store.path}/${item.id}`, patch, options));
+  if (signal.aborted) store.changed();
+  else store.drop();
+}
+
+/** A form over an item; `save(changes)` stores what was changed of `value`. */
+export const editing = (store, item, groups, signal, told, value = { ...item }, patch = (changes) => changes) =>
   autoform({
     groups,
-    value: { ...item },
+    value,
     signal,
     async save(changes) {
-      const options = { ifMatch: item.revision, keepalive: true };
-      Object.assign(item, await api.patch(`${store.path}/${item.id}`, changes, options));
-      if (signal.aborted) store.changed();
-      else {
-        store.drop();
-        told();
-      }
+      await change(store, item, patch(changes), signal);
+      if (!signal.aborted) told();
       return { ...item };
     },
   });

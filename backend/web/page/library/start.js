@@ -4,6 +4,7 @@ import { attempt } from "../core/dialogs.js";
 import { act, asset, h, icon, settled } from "../core/dom.js";
 import { importing } from "../core/importing.js";
 import { characters, chats } from "../core/store.js";
+import { foundBy } from "../lore/found.js";
 import { face } from "./faces.js";
 import { naming, say } from "./parts.js";
 
@@ -48,13 +49,15 @@ export const cards = importing({
   accept: ".png,.apng,.charx,.json,.yaml,.yml,image/png",
   drop: say("drop"),
   async send(file, options) {
-    const { character, warnings } = await api.upload("/characters/import", file, options);
+    const { character, lorebook, found_by, warnings } = await api.upload("/characters/import", file, options);
     tell();
     const link = h("a", { href: `#/characters/${character.id}` }, character.name);
-    return [[link, warnings.map((each) => h("small", {}, each))], face(character), chatButton(character)];
+    return [[link, warnings.map((each) => h("small", {}, each)), lorebook && foundBy(lorebook, found_by), await brought(character)], face(character), chatButton(character)];
   },
 });
 const tell = settled(characters.changed);
+const brought = async (character) =>
+  character.extensions.regex_scripts?.length && (await import("./scripts.js")).broughtScripts(character);
 
 /** The button that imports cards. */
 export const importButton = () => act("upload", say("import"), () => cards.choose());

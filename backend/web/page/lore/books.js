@@ -7,6 +7,7 @@ import { importing } from "../core/importing.js";
 import { lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
 import { naming } from "../library/parts.js";
+import { foundBy } from "./found.js";
 import { holders } from "./links.js";
 
 /** The button with what can be done with a book. */
@@ -34,10 +35,10 @@ const files = importing({
   drop: t("lore.drop"),
   async send(file, options) {
     const name = file.name.replace(/\.\w+$/, "");
-    const { lorebook, warnings, skipped } = await api.upload("/lorebooks/import", file, { name, ...options });
+    const { lorebook, found_by, warnings, skipped } = await api.upload("/lorebooks/import", file, { name, ...options });
     lorebooks.changed();
     if (skipped) warnings.push(t("lore.skipped", { count: skipped }));
-    return [[open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", {}, each))]];
+    return [[open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", {}, each)), foundBy(lorebook, found_by)]];
   },
 });
 

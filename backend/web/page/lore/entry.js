@@ -31,7 +31,7 @@ function field(name, value) {
   const made = { name, label: fields[name], help: help[name] };
   if (choices) {
     if (Array.isArray(value)) made.control = boxes;
-    const option = ([key, label]) => [either ? JSON.parse(key) : key, label];
+    const option = ([key, label]) => [either || key === "null" ? JSON.parse(key) : key, label];
     return { ...made, kind: "select", options: Object.entries(choices).map(option) };
   }
   if (Array.isArray(value)) return { ...made, kind: "lines" };

@@ -1,0 +1,108 @@
+"""Events of chronicles as a source of memories."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chronicles.events import told, when_in_story
+from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
+from backend.memory.documents import Document, event_document
+from backend.memory.index.protocol import Kind
+from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
+from backend.vault.sealing import Sealer
+
+KIND: Final = "event"
+
+
+class ChronicleSource:
+    """The events of a user's chronicles."""
+
+    kind: Kind = KIND
+
+    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
+        """A user's chronicles."""
+        query = select(Chronicle.id).where(Chronicle.user_id == owner_id)
+        return list(await session.scalars(query))
+
+    async def inventory(
+        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
+    ) -> list[Stored] | None:
+        """A chronicle's events in story order; None when there is no such chronicle.
+
+        Those that do not count now are among them: coming back to a branch finds them again.
+        """
+        owned = Chronicle.id == container_id, Chronicle.user_id == owner_id
+        if await session.scalar(select(Chronicle.id).where(*owned)) is None:
+            return None
+        rows = await session.execute(
+            select(ChronicleEvent.id, ChronicleEvent.updated_at)
+            .where(ChronicleEvent.chronicle_id == container_id)
+            .order_by(*STORY_ORDER)
+        )
+        return await inventory_of(rows)
+
+    async def rows(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        container_id: UUID,
+        source_ids: Sequence[UUID],
+        *,
+        neighbours: bool,  # noqa: ARG002  # events stand by themselves
+    ) -> list[SourceRow]:
+        """Events, one document each, whether they count or not."""
+        found = await get_events(session, sealer, source_ids)
+        return [
+            SourceRow(
+                source_id=event.id,
+                size=len(event.fields.summary),
+                documents=partial(_documents, event),
+            )
+            for event in found.values()
+            if event.chronicle_id == container_id
+        ]
+
+    async def recall(
+        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+    ) -> dict[UUID, Recalled]:
+        """Events that count, and that none which counts has superseded."""
+        found = await get_events(session, sealer, list(source_ids))
+        return {event.id: _recalled(event) for event in found.values() if event.is_current}
+
+
+def _documents(event: StoryEvent) -> list[Document]:
+    fields = event.fields
+    document = event_document(
+        event.id,
+        event.chronicle_id,
+        summary=fields.summary,
+        when=when_in_story(fields),
+        where=fields.where,
+        who=fields.who,
+        keywords=fields.keywords,
+        said_at=event.happened_at,
+        version=version_of(event.updated_at),
+    )
+    return [document]
+
+
+def _recalled(event: StoryEvent) -> Recalled:
+    first = event.sources[0] if event.sources else None
+    chats = {source.chat_id for source in event.sources}
+    return Recalled(
+        kind=KIND,
+        source_id=event.id,
+        container_id=event.chronicle_id,
+        title="",
+        text=told(event.fields),
+        said_at=event.happened_at,
+        position=first.position if first else 0,
+        chat_id=chats.pop() if len(chats) == 1 else None,
+    )

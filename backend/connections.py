@@ -1,0 +1,172 @@
+"""Connections that are slow, idle or too large: uvicorn's protocol with limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from backend.settings import Settings
+
+ALWAYS_ANSWERED = frozenset({b"/health"})
+"""Paths that are answered also when there are more connections than `limit_concurrency`."""
+
+PIPELINED = 16
+"""Requests of one connection that may wait for the answers before them."""
+
+LINGER_SECONDS = 10.0
+"""Seconds in which the rest of a body is taken after its request was answered."""
+
+_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"connection: close\r\ncontent-length: 0\r\n\r\n"
+)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Closes a connection whose request is not complete in time, or whose head is too large.
+
+    A head has `header_seconds` from the connection's start, or from the head's first byte on a
+    connection that is kept. A body has `body_seconds`, and a second more for each `body_rate` bytes
+    that came; while the application does not read, its time stands still. Bytes that are neither a
+    body's nor the end of a head (the head itself, chunk extensions, trailers) are counted, and may
+    be `header_bytes` at a time.
+    """
+
+    header_bytes = 65_536
+    header_seconds = 20.0
+    body_seconds = 30.0
+    body_rate = 2_048
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._overhead = 0
+        self._body_bytes = 0
+        self._body_allowed = 0.0
+        self._reading_head = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time of the first head."""
+        super().connection_made(transport)
+        self._arm(self.header_seconds, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop every timer."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless the head is too large or too much is waiting."""
+        if self.transport.is_closing():
+            return
+        if self._reading_head and self._timer is None:
+            self._arm(self.header_seconds, self._head_is_late)
+        self._overhead += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._overhead > self.header_bytes:
+            self._refuse(_TOO_LARGE)
+        elif len(self.pipeline) > PIPELINED:
+            self._abort()
+
+    def on_headers_complete(self) -> None:
+        """The body's time begins."""
+        self._overhead, self._reading_head = 0, False
+        self._body_bytes, self._body_allowed = 0, self.body_seconds
+        self._arm(self.body_seconds, self._body_is_late)
+        answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
+        self.limit_concurrency = None if answered else self.config.limit_concurrency
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count what came of the body."""
+        self._overhead = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete: nothing is waited for."""
+        self._overhead, self._reading_head = 0, True
+        self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Take the rest of a body for a while, so that the client gets to read the answer."""
+        super().on_response_complete()
+        if not self._reading_head and not self.transport.is_closing():
+            self._arm(LINGER_SECONDS, self._abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; one on which a request has begun has a time of its own."""
+        if self._timer is None:
+            super().timeout_keep_alive_handler()
+
+    def _head_is_late(self) -> None:
+        self._refuse(_TIMED_OUT if self._overhead else b"")
+
+    def _body_is_late(self) -> None:
+        allowed = self.body_seconds + self._body_bytes / self.body_rate
+        if self.flow.read_paused:  # it is the application that is slow
+            self._arm(1.0, self._body_is_late)
+        elif allowed > self._body_allowed:
+            more, self._body_allowed = allowed - self._body_allowed, allowed
+            self._arm(more, self._body_is_late)
+        else:
+            self._abort()
+
+    def _refuse(self, answer: bytes) -> None:
+        """Say why and close, where no other answer is on its way."""
+        cycle: Any = self.cycle  # None before the first request
+        if answer and (cycle is None or cycle.response_complete):
+            self.transport.write(answer)
+            self._disarm()
+            self.transport.close()
+        else:
+            self._abort()
+
+    def _abort(self) -> None:
+        self._disarm()
+        self.transport.abort()
+
+    def _arm(self, seconds: float, then: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, then)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def protocol_class(settings: Settings) -> type[LimitedProtocol]:
+    """The protocol with this installation's limits."""
+    limits = {
+        "header_bytes": settings.header_bytes,
+        "header_seconds": settings.header_seconds,
+        "body_seconds": settings.body_seconds,
+        "body_rate": settings.body_bytes_per_second,
+    }
+    return type("ConfiguredProtocol", (LimitedProtocol,), limits)
+
+
+def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
+    """Uvicorn's configuration."""
+    return uvicorn.Config(
+        app,
+        http=protocol_class(settings),
+        ws="none",
+        proxy_headers=True,
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        limit_concurrency=settings.max_connections or None,
+        timeout_keep_alive=round(settings.keep_alive_seconds),
+        timeout_graceful_shutdown=shutdown_seconds,
+    )

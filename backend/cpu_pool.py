@@ -1,0 +1,225 @@
+"""Threads for work over users' texts, beside the event loop that serves everybody.
+
+What may take more than 10 ms of a processor goes through `CpuPool.run`: counting tokens, cutting
+texts, reading files, making terms, scanning lorebooks, sealing many rows. The default executor is
+left to what has to go on meanwhile: storing replies, files, drivers.
+
+The work gets plain values and gives plain values back. Sessions, and rows that belong to one, stay
+on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from uuid import UUID
+
+from backend.errors import TooManyRequestsError, UnavailableError
+
+T = TypeVar("T")
+
+SMALL = 4_000
+"""Characters that are worked on at once, on the loop: a millisecond of counting tokens, which is
+about the slowest work there is. A thread takes a tenth of that to be woken."""
+
+SEALED_FACTOR = 250
+"""So many bytes are sealed or opened in the time that counting one character takes."""
+
+MOST_WAITING = 32
+"""Pieces of one user's work that wait; more are refused."""
+
+CLOSE_SECONDS = 5.0
+
+_THREADS = range(2, 5)
+"""At least two, so that one user's work never holds them all. They share one interpreter lock, so
+that more than a few only wait for each other, and keep the loop waiting."""
+
+
+class TooMuchWorkError(TooManyRequestsError):
+    """Too much of one user's work over texts waits already."""
+
+    slug, title = "too-much-work", "Too much work at once"
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{MOST_WAITING} requests of yours wait for a processor. Wait until some are answered.",
+            extra={"limit": MOST_WAITING},
+            headers={"Retry-After": "1"},
+        )
+
+
+class _Share:
+    """What one user has waiting. Requests go before jobs."""
+
+    def __init__(self) -> None:
+        self.requests: deque[asyncio.Future[None]] = deque()
+        self.jobs: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> deque[asyncio.Future[None]]:
+        return self.requests or self.jobs
+
+
+class CpuPool:
+    """A bounded number of threads, shared fairly: one piece of each user's work at a time.
+
+    Users whose work waits get their turns one after the other, however much each of them has
+    waiting. Use it from one event loop.
+
+    Args:
+        threads: How many; as many as there are processors, within 2 and 4, where None.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is None:
+            threads = min(max(os.cpu_count() or 1, _THREADS.start), _THREADS.stop - 1)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="cpu")
+        self._free = threads
+        self._running: set[UUID] = set()
+        # In the order in which they get their turns.
+        self._shares: OrderedDict[UUID, _Share] = OrderedDict()
+        self._futures: set[asyncio.Future[Any]] = set()
+        self._is_closed = False
+
+    async def run(
+        self,
+        user_id: UUID,
+        work: Callable[[], T],
+        *,
+        size: int | None = None,
+        is_job: bool = False,
+    ) -> T:
+        """Do `work` in a thread, when it is the user's turn, with the caller's context variables.
+
+        Work that has begun goes on to its end when the caller is cancelled, and keeps its place
+        until then.
+
+        Args:
+            user_id: Whose text it is.
+            work: Takes a bounded time. A call of its own into C that holds the interpreter lock
+                takes 50 ms at most: longer ones are to be cut.
+            size: Characters that it goes over, as far as known beforehand. Up to `SMALL` it is done
+                at once, in the caller's thread.
+            is_job: It is no request: it waits behind the user's requests, and is never refused, for
+                workers bound how many there are.
+
+        Raises:
+            TooMuchWorkError: Too much of the user's waits already.
+            UnavailableError: The pool is closed.
+        """
+        if size is not None and size <= SMALL:
+            return work()
+        await self._enter(user_id, is_job=is_job)
+        context = contextvars.copy_context()
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, context.run, work)
+        except BaseException:
+            self._leave(user_id)
+            raise
+
+        self._futures.add(future)
+
+        def ended(future: asyncio.Future[Any]) -> None:
+            self._futures.discard(future)
+            # Asked for, so that nobody is told of an error that nobody waits for any more.
+            if not future.cancelled():
+                future.exception()
+            self._leave(user_id)
+
+        future.add_done_callback(ended)
+        return await asyncio.shield(future)
+
+    async def aclose(self) -> None:
+        """Take no more work. What waits fails; what runs is waited for a few seconds."""
+        self._is_closed = True
+        for share in self._shares.values():
+            for waiter in (*share.requests, *share.jobs):
+                if not waiter.done():
+                    waiter.set_exception(_closed())
+        self._shares.clear()
+        self._executor.shutdown(wait=False)
+        if self._futures:
+            await asyncio.wait(self._futures, timeout=CLOSE_SECONDS)
+
+    async def _enter(self, user_id: UUID, *, is_job: bool) -> None:
+        """Take a place, as soon as a thread is free and none has work of this user's."""
+        if self._is_closed:
+            raise _closed()
+        if self._free and user_id not in self._running:
+            # Whoever waits does so for their own work, or no thread would be free.
+            self._take(user_id)
+            return
+        share = self._shares.setdefault(user_id, _Share())
+        if not is_job and len(share.requests) >= MOST_WAITING:
+            raise TooMuchWorkError
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue = share.jobs if is_job else share.requests
+        queue.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in queue:
+                queue.remove(waiter)
+            elif not waiter.cancelled() and waiter.exception() is None:
+                self._leave(user_id)  # the place came at the same moment
+            raise
+
+    def _take(self, user_id: UUID) -> None:
+        self._free -= 1
+        self._running.add(user_id)
+
+    def _leave(self, user_id: UUID) -> None:
+        """Give a place back, and hand free ones on."""
+        self._free += 1
+        self._running.discard(user_id)
+        for waiting_id in list(self._shares):
+            if not self._free:
+                return
+            if waiting_id not in self._running:
+                self._hand_on(waiting_id, self._shares[waiting_id])
+
+    def _hand_on(self, user_id: UUID, share: _Share) -> None:
+        """Let the first of a user's work begin that somebody still waits for."""
+        while share.waiting:
+            waiter = share.waiting.popleft()
+            if not waiter.done():
+                self._take(user_id)
+                waiter.set_result(None)
+                break
+        if share.waiting:
+            self._shares.move_to_end(user_id)
+        else:
+            del self._shares[user_id]
+
+
+SLICE_ITEMS = 200
+SLICE_BYTES = 1_000_000
+"""What is sealed and opened again in some 2 ms."""
+
+
+async def unhurried(items: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> AsyncIterator[T]:
+    """The items, with pauses in which the loop serves others.
+
+    For what is done inside of a transaction, which must never wait for a thread: everybody who
+    writes to SQLite would wait with it.
+
+    Args:
+        items: What is worked on, a few microseconds each.
+        size: Bytes that are sealed or opened for an item.
+    """
+    count = total = 0
+    for item in items:
+        yield item
+        count, total = count + 1, total + size(item)
+        if count >= SLICE_ITEMS or total >= SLICE_BYTES:
+            count = total = 0
+            await asyncio.sleep(0)
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("The server is stopping. Send it again in a moment.")

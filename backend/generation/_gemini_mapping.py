@@ -1,0 +1,255 @@
+"""Prompts, settings and tools in the form of Gemini's REST API, and its responses in ours.
+
+Source: https://ai.google.dev/api/generate-content
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from backend.generation._failures import mapping
+from backend.generation._json import clean, clean_text
+from backend.generation._replies import Delta
+from backend.generation.model import (
+    FinishReason,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+)
+from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
+
+if TYPE_CHECKING:
+    from google.genai.types import (  # noqa: TID251 - types of the adapter's other half
+        GenerateContentResponse,
+        GenerateContentResponseUsageMetadata,
+    )
+
+_OPENING = "[Start]"
+"""Stands where the user has not spoken yet: Gemini wants the first turn to be the user's."""
+
+_THRESHOLDS: dict[SafetyThreshold, str] = {
+    "off": "OFF",
+    "none": "BLOCK_NONE",
+    "high": "BLOCK_ONLY_HIGH",
+    "medium": "BLOCK_MEDIUM_AND_ABOVE",
+    "low": "BLOCK_LOW_AND_ABOVE",
+}
+
+_CATEGORIES: dict[HarmCategory, str] = {
+    "harassment": "HARM_CATEGORY_HARASSMENT",
+    "hate_speech": "HARM_CATEGORY_HATE_SPEECH",
+    "sexually_explicit": "HARM_CATEGORY_SEXUALLY_EXPLICIT",
+    "dangerous_content": "HARM_CATEGORY_DANGEROUS_CONTENT",
+}
+
+_FINISHES: dict[str, FinishReason] = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "CONTINUATION": "length",
+    **dict.fromkeys(
+        (
+            *("SAFETY", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "RECITATION", "ESCALATION"),
+            *("PUP_LIMITED_DISABLED", "MODEL_ARMOR"),
+        ),
+        "safety",
+    ),
+}
+
+
+def body(
+    prompt: Prompt, sampling: Sampling, *, thinks: bool, show_thoughts: bool
+) -> dict[str, Any]:
+    """The body of a request. Messages without text stay out: Gemini refuses them.
+
+    Args:
+        prompt: What is sent.
+        sampling: What the user set; None stays with the provider.
+        thinks: The model thinks unless told otherwise.
+        show_thoughts: Thoughts are wanted where there are any.
+    """
+    messages = [message for message in prompt.messages if message.text.strip()]
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    conversation = messages[len(leading) :]
+    members: dict[str, Any] = {
+        "contents": _contents(conversation, prompt.rounds),
+        "generationConfig": _generation_config(
+            sampling, thinks=thinks, show_thoughts=show_thoughts
+        ),
+    }
+    if leading:
+        members["systemInstruction"] = {"parts": [{"text": _joined(leading)}]}
+    if sampling.safety is not None:
+        members["safetySettings"] = [
+            {"category": _CATEGORIES[category], "threshold": _THRESHOLDS[threshold]}
+            for category, threshold in sampling.safety.items()
+        ]
+    return members
+
+
+def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
+    """The turns of the conversation.
+
+    Gemini knows two roles that take turns, the user first: system messages amid the conversation
+    become the user's, and neighbours of one role become one turn.
+    """
+    turns: list[Any] = [
+        _turn(role, [{"text": _joined(neighbours)}])
+        for role, neighbours in groupby(messages, key=_role)
+    ]
+    if not turns or turns[0]["role"] == "model":
+        turns.insert(0, _turn("user", [{"text": _OPENING}]))
+    for tool_round in rounds:
+        turns += _round(tool_round)
+    return turns
+
+
+def _joined(messages: Iterable[PromptMessage]) -> str:
+    return "\n\n".join(message.text for message in messages)
+
+
+def _role(message: PromptMessage) -> str:
+    return "model" if message.role == "assistant" else "user"
+
+
+def _turn(role: str, parts: list[Any]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+def _round(tool_round: ToolRound) -> list[Any]:
+    said = [{"text": tool_round.text}] if tool_round.text else []
+    asked = [_call_part(call) for call in tool_round.calls]
+    answered = [
+        _result_part(call, result)
+        for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+    ]
+    turns = _turn("model", said + asked), _turn("user", answered)
+    return [turn for turn in turns if turn["parts"]]
+
+
+def _call_part(call: ToolCall) -> dict[str, Any]:
+    state = mapping(call.vendor_state)
+    part: dict[str, Any] = {"functionCall": {"name": call.name, "args": dict(call.arguments)}}
+    if identifier := state.get("id"):
+        part["functionCall"]["id"] = identifier
+    if signature := state.get("thought_signature"):
+        part["thoughtSignature"] = signature
+    return part
+
+
+def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
+    response = mapping(result) or {"output": result}
+    answer: dict[str, Any] = {"name": call.name, "response": response}
+    if identifier := mapping(call.vendor_state).get("id"):
+        answer["id"] = identifier
+    return {"functionResponse": answer}
+
+
+def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
+    values = {
+        "temperature": sampling.temperature,
+        "topP": sampling.top_p,
+        "topK": sampling.top_k,
+        "presencePenalty": sampling.presence_penalty,
+        "frequencyPenalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "stopSequences": None if sampling.stop is None else list(sampling.stop),
+        "maxOutputTokens": sampling.max_output_tokens,
+    }
+    config: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    budget = sampling.thinking_budget
+    if budget is not None:
+        config["thinkingConfig"] = {"thinkingBudget": budget}
+    # To ask for thoughts of a model that does not think is an error.
+    if show_thoughts and (thinks if budget is None else budget != 0):
+        config.setdefault("thinkingConfig", {})["includeThoughts"] = True
+    return config
+
+
+def declarations(tools: Sequence[Tool]) -> list[Any]:
+    """The tools, with their JSON Schemas as they are."""
+    functions = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parametersJsonSchema": dict(tool.parameters),
+        }
+        for tool in tools
+    ]
+    return [{"functionDeclarations": functions}]
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What asks for JSON of `schema`, in `generationConfig`."""
+    return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
+
+
+def read(response: GenerateContentResponse) -> Delta:
+    """One response, or one chunk of a streamed one."""
+    usage = read_usage(response.usage_metadata)
+    feedback = response.prompt_feedback
+    if feedback is not None and feedback.block_reason is not None:
+        return Delta(usage=usage, finish="safety", reason=feedback.block_reason.value)
+    if not response.candidates:
+        return Delta(usage=usage)
+    candidate = response.candidates[0]
+    parts = (candidate.content.parts if candidate.content else None) or ()
+    word = candidate.finish_reason.value if candidate.finish_reason else ""
+    return Delta(
+        pieces=tuple(
+            ThinkingPiece(part.text) if part.thought else TextPiece(part.text)
+            for part in parts
+            if part.text
+        ),
+        usage=usage,
+        finish=_FINISHES.get(word, "other") if word else None,
+        reason=word,
+    )
+
+
+def read_calls(response: GenerateContentResponse) -> list[ToolCall]:
+    """The calls that a response asks for, in order.
+
+    Raises `ValueError` for arguments that are nested too deeply.
+    """
+    candidate = response.candidates[0] if response.candidates else None
+    parts = (candidate.content.parts if candidate and candidate.content else None) or ()
+    calls: list[ToolCall] = []
+    for part in parts:
+        if (call := part.function_call) is None:
+            continue
+        state: dict[str, str] = {}
+        if call.id:
+            state["id"] = call.id
+        if part.thought_signature:
+            state["thought_signature"] = base64.b64encode(part.thought_signature).decode()
+        calls.append(
+            ToolCall(
+                id=call.id or f"call-{uuid4().hex}",
+                name=clean_text(call.name or ""),
+                arguments=clean(call.args or {}),
+                vendor_state=state or None,
+            )
+        )
+    return calls
+
+
+def read_usage(reported: GenerateContentResponseUsageMetadata | None) -> TokenUsage | None:
+    """Gemini counts thoughts beside the reply; `TokenUsage` counts them within it."""
+    if reported is None or reported.prompt_token_count is None:
+        return None
+    thinking = reported.thoughts_token_count or 0
+    return TokenUsage(
+        prompt_tokens=reported.prompt_token_count + (reported.tool_use_prompt_token_count or 0),
+        completion_tokens=(reported.candidates_token_count or 0) + thinking,
+        cached_tokens=reported.cached_content_token_count or 0,
+        thinking_tokens=thinking,
+    )

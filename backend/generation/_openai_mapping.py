@@ -1,0 +1,196 @@
+"""Prompts, settings and tools in the form of OpenAI's chat completions, and its answers in ours.
+
+Source: https://platform.openai.com/docs/api-reference/chat
+
+Servers call themselves compatible and leave out what they like, and the SDK does not check what
+comes in: whatever is read here is read as JSON of any shape, not as the SDK's types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from uuid import uuid4
+
+from backend.generation._failures import code_words, mapping
+from backend.generation._json import clean, parse_json
+from backend.generation._replies import Delta
+from backend.generation.model import (
+    FinishReason,
+    Prompt,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+)
+from backend.generation.sampling import Sampling
+
+_FINISHES: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "content_filter": "safety",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+}
+
+
+def messages(prompt: Prompt) -> list[Any]:
+    """The messages in order, then the rounds of the tool loop."""
+    said: list[Any] = [
+        {"role": message.role, "content": message.text} for message in prompt.messages
+    ]
+    for tool_round in prompt.rounds:
+        said += _round(tool_round)
+    return said
+
+
+def _round(tool_round: ToolRound) -> list[Any]:
+    asked: dict[str, Any] = {"role": "assistant", "content": tool_round.text or None}
+    if tool_round.calls:
+        asked["tool_calls"] = [_call(call) for call in tool_round.calls]
+    answered = [
+        {"role": "tool", "tool_call_id": call.id, "content": _result(result)}
+        for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+    ]
+    return [asked, *answered] if tool_round.text or tool_round.calls else []
+
+
+def _call(call: ToolCall) -> Any:
+    """The call as the server sent it, whatever it holds beside the standard's members."""
+    if "function" in (sent := mapping(call.vendor_state)):
+        return sent
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+    }
+
+
+def _result(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def settings(sampling: Sampling) -> dict[str, Any]:
+    """The sampling settings that are set, under OpenAI's names."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "stop": None if sampling.stop is None else list(sampling.stop),
+        # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
+        "max_tokens": sampling.max_output_tokens,
+        "reasoning_effort": sampling.reasoning_effort,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def declarations(tools: Sequence[Tool]) -> list[Any]:
+    """The tools, with their JSON Schemas as they are."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": dict(tool.parameters),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask for JSON of `schema`.
+
+    Not `strict`: that wants every property required and nothing additional, and is refused
+    otherwise.
+    """
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
+
+
+def read_chunk(chunk: Any) -> Delta:
+    """One chunk of a streamed answer."""
+    return _read(chunk, "delta")
+
+
+def read_answer(completion: Any) -> Delta:
+    """An answer that came as a whole."""
+    return _read(completion, "message")
+
+
+def _read(body: Any, part: str) -> Delta:
+    choice = next(iter(_member(body, "choices") or ()), None)
+    said = _member(choice, part)
+    # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
+    thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
+    text = _text(said, "content") or _text(said, "refusal")
+    word = _text(choice, "finish_reason")
+    return Delta(
+        pieces=(
+            *([ThinkingPiece(thinking)] if thinking else ()),
+            *([TextPiece(text)] if text else ()),
+        ),
+        usage=read_usage(_member(body, "usage")),
+        finish=_FINISHES.get(word, "other") if word else None,
+        reason=" ".join(code_words(word, secret=None)),
+    )
+
+
+def read_calls(completion: Any) -> list[ToolCall]:
+    """The calls that an answer asks for, in order.
+
+    Raises `ValueError` for arguments that are no JSON object, or one that is nested too deeply.
+    """
+    choice = next(iter(_member(completion, "choices") or ()), None)
+    calls: list[ToolCall] = []
+    for call in _member(_member(choice, "message"), "tool_calls") or ():
+        function = _member(call, "function")
+        arguments = parse_json(_text(function, "arguments") or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("the arguments of a tool call are not an object")  # noqa: TRY004 - of what the model wrote, not of a caller's type
+        raw: dict[str, Any] = clean(mapping(call) or call.to_dict())
+        raw["type"] = "function"
+        raw["id"] = identifier = _text(call, "id") or f"call-{uuid4().hex}"
+        calls.append(
+            ToolCall(
+                id=identifier,
+                name=_text(raw.get("function"), "name"),
+                arguments=cast("dict[str, Any]", arguments),
+                vendor_state=raw,
+            )
+        )
+    return calls
+
+
+def read_usage(reported: Any) -> TokenUsage | None:
+    """What was used, where the server says so."""
+    if reported is None:
+        return None
+    return TokenUsage(
+        prompt_tokens=_number(reported, "prompt_tokens"),
+        completion_tokens=_number(reported, "completion_tokens"),
+        cached_tokens=_number(_member(reported, "prompt_tokens_details"), "cached_tokens"),
+        thinking_tokens=_number(_member(reported, "completion_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _member(value: Any, name: str) -> Any:
+    """A member of an SDK object, or of a plain one where the SDK did not know the shape."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value).get(name)
+    return getattr(value, name, None)
+
+
+def _text(value: Any, name: str) -> str:
+    member = _member(value, name)
+    return member if isinstance(member, str) else ""
+
+
+def _number(value: Any, name: str) -> int:
+    member = _member(value, name)
+    return member if isinstance(member, int) else 0

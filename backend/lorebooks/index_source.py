@@ -1,0 +1,151 @@
+"""Lorebook entries as a source of memories: what is found by meaning, without its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.lorebooks.activation.decorators import split_decorators
+from backend.lorebooks.authoring import counting
+from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
+from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
+from backend.lorebooks.records import LORE_ENTRY, open_book
+from backend.memory.documents import Document, lore_documents
+from backend.memory.index.protocol import Kind
+from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
+from backend.vault.sealing import Sealer
+
+KIND: Final = "lore"
+PARAMETERS = 5000
+
+
+class LoreSource:
+    """The entries of a user's lorebooks."""
+
+    kind: Kind = KIND
+
+    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
+        """A user's lorebooks."""
+        return list(await session.scalars(select(Lorebook.id).where(Lorebook.user_id == owner_id)))
+
+    async def inventory(
+        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
+    ) -> list[Stored] | None:
+        """A book's entries in their order; None when there is no such book."""
+        owned = Lorebook.id == container_id, Lorebook.user_id == owner_id
+        if await session.scalar(select(Lorebook.id).where(*owned)) is None:
+            return None
+        rows = await session.execute(
+            select(LoreEntryRow.id, LoreEntryRow.updated_at)
+            .where(LoreEntryRow.lorebook_id == container_id)
+            .order_by(LoreEntryRow.place)
+        )
+        return await inventory_of(rows)
+
+    async def rows(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        container_id: UUID,
+        source_ids: Sequence[UUID],
+        *,
+        neighbours: bool,  # noqa: ARG002  # entries stand by themselves
+    ) -> list[SourceRow]:
+        """Entries of a book that may be found by meaning."""
+        fields = await _fields(session, sealer, container_id)
+        return [
+            SourceRow(
+                source_id=row.id,
+                size=len(row.sealed_entry),
+                documents=partial(_documents, sealer, container_id, fields, row),
+            )
+            for row in await _sealed_entries(session, source_ids, owner_id=sealer.user_id)
+        ]
+
+    async def recall(
+        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+    ) -> dict[UUID, Recalled]:
+        """Entries that are there, enabled, and may be found by meaning.
+
+        One that comes from a branch which was left is not among them.
+        """
+        found: dict[UUID, Recalled] = {}
+        fields: dict[UUID, BookFields] = {}
+        for ids in _chunks(list(source_ids)):
+            rows = await session.execute(
+                select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
+                    LoreEntryRow.id.in_(ids), LoreEntryRow.user_id == sealer.user_id, counting()
+                )
+            )
+            books = dict(rows.all())
+            for row in await _sealed_entries(session, list(books), owner_id=sealer.user_id):
+                entry_id, book_id = row.id, books[row.id]
+                entry = _open(sealer, row)
+                if book_id not in fields:
+                    fields[book_id] = await _fields(session, sealer, book_id)
+                # What was indexed before somebody switched it off is still in the index.
+                if _may_be_found(entry, fields[book_id]):
+                    found[entry_id] = Recalled(
+                        kind=self.kind,
+                        source_id=entry_id,
+                        container_id=book_id,
+                        title=entry.title or ", ".join(entry.keys[:3]),
+                        text=split_decorators(entry.content)[1],
+                    )
+        return found
+
+
+async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookFields:
+    sealed = await session.scalar(
+        select(Lorebook.sealed_book).where(
+            Lorebook.id == book_id, Lorebook.user_id == sealer.user_id
+        )
+    )
+    return BookFields() if sealed is None else open_book(sealer, book_id, sealed)
+
+
+def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
+    """Whether an entry may be found by its meaning; where neither it nor its book says, it may."""
+    return entry.enabled and mode_of(entry, fields) != "keys"
+
+
+async def _sealed_entries(
+    session: AsyncSession, entry_ids: Sequence[UUID], *, owner_id: UUID
+) -> Sequence[Any]:
+    """Entries by id, with `updated_at` and `sealed_entry`."""
+    rows = await session.execute(
+        select(LoreEntryRow.id, LoreEntryRow.updated_at, LoreEntryRow.sealed_entry).where(
+            LoreEntryRow.id.in_(entry_ids), LoreEntryRow.user_id == owner_id
+        )
+    )
+    return rows.all()
+
+
+def _open(sealer: Sealer, row: Any) -> LoreEntry:
+    return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
+
+
+def _documents(sealer: Sealer, book_id: UUID, fields: BookFields, row: Any) -> list[Document]:
+    """What is indexed of an entry: nothing where it says nothing, or is switched off."""
+    entry = _open(sealer, row)
+    _, content = split_decorators(entry.content)
+    if not _may_be_found(entry, fields) or not content.strip():
+        return []
+    return lore_documents(
+        row.id,
+        book_id,
+        title=entry.title,
+        keys=entry.keys,
+        content=content,
+        version=version_of(row.updated_at),
+    )
+
+
+def _chunks(ids: list[UUID]) -> Iterator[list[UUID]]:
+    for start in range(0, len(ids), PARAMETERS):
+        yield ids[start : start + PARAMETERS]

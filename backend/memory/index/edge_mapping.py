@@ -1,0 +1,111 @@
+"""What Qdrant Edge is told, out of what an index is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import qdrant_edge as engine  # noqa: TID251  half of its adapter
+
+from backend.memory.index import payload as fields
+from backend.memory.index.protocol import DENSE, SPARSE, Point, Query, Scope, ScopePart, Sparse
+
+
+def config(dimension: int | None) -> engine.EdgeConfig:
+    """The collection: vectors of unit length, terms that are weighted when asked, no graph."""
+    dense: dict[str, engine.EdgeVectorParams] = {}
+    if dimension is not None:
+        params = engine.EdgeVectorParams(size=dimension, distance=engine.Distance.Dot)
+        dense = dict.fromkeys(DENSE, params)
+    return engine.EdgeConfig(
+        vectors=dense or None,
+        sparse_vectors=dict.fromkeys(
+            SPARSE, engine.EdgeSparseVectorParams(modifier=engine.Modifier.Idf)
+        ),
+        hnsw_config=engine.HnswIndexConfig(
+            m=0, payload_m=0, ef_construct=100, full_scan_threshold=10_000
+        ),
+    )
+
+
+def payload_indexes() -> dict[str, Any]:
+    """For every field that is filtered on. Ids are compared as numbers: half the time of texts."""
+    return {
+        fields.OWNER: engine.UuidIndexParams(is_tenant=True),
+        fields.CONTAINER: engine.UuidIndexParams(),
+        fields.SOURCE: engine.UuidIndexParams(),
+        fields.KIND: engine.KeywordIndexParams(),
+        fields.POSITION: engine.IntegerIndexParams(lookup=False, range=True),
+    }
+
+
+def point(given: Point) -> engine.Point:
+    """A point with its vectors and its payload."""
+    vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
+    vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
+    return engine.Point(given.id, vectors, fields.encode(given.payload))
+
+
+def request(query: Query) -> engine.QueryRequest:
+    """A query, with the owner in its filter, and the owner's points as its corpus."""
+    near, params = query.near, engine.SearchParams()
+    if isinstance(near, Sparse):
+        vector: Any = sparse(near)
+        corpus = owned(query.scope.owner_id)
+        params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
+    else:
+        vector = near.tolist()
+    return engine.QueryRequest(
+        limit=query.limit,
+        query=engine.Query.Nearest(vector, using=query.vector),
+        filter=_within(query.scope),
+        with_payload=True,
+        params=params,
+    )
+
+
+def sparse(vector: Sparse) -> engine.SparseVector:
+    """Terms and their weights."""
+    return engine.SparseVector(vector.ids.tolist(), vector.weights.tolist())
+
+
+def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
+    """The owner's points that fulfil the conditions."""
+    return engine.Filter(must=[equal(fields.OWNER, owner_id), *conditions])
+
+
+def equal(key: str, value: UUID) -> engine.FieldCondition:
+    """The field is this id."""
+    return engine.FieldCondition(key=key, match=engine.MatchValue(str(value)))
+
+
+def among(key: str, values: Sequence[object]) -> engine.FieldCondition:
+    """The field is one of these ids or words."""
+    texts = [str(each) for each in values]
+    match = engine.MatchAny(texts) if len(texts) > 1 else engine.MatchValue(texts[0])
+    return engine.FieldCondition(key=key, match=match)
+
+
+def _within(scope: Scope) -> engine.Filter:
+    """The owner's points of these kinds that lie in one of the parts; at least one has containers.
+
+    A single condition on the containers where no part has a limit: the engine is fastest with that.
+    """
+    parts = [part for part in scope.parts if part.containers]
+    kinds = among(fields.KIND, scope.kinds)
+    if all(part.before_position is None for part in parts):
+        containers = [each for part in parts for each in part.containers]
+        return owned(scope.owner_id, among(fields.CONTAINER, containers), kinds)
+    if len(parts) == 1:
+        return owned(scope.owner_id, kinds, *_part(parts[0]))
+    alternatives: list[Any] = [engine.Filter(must=_part(part)) for part in parts]
+    return owned(scope.owner_id, kinds, engine.Filter(should=alternatives))
+
+
+def _part(part: ScopePart) -> list[Any]:
+    containers = among(fields.CONTAINER, part.containers)
+    if part.before_position is None:
+        return [containers]
+    before = engine.RangeFloat(lt=part.before_position)
+    return [containers, engine.FieldCondition(key=fields.POSITION, range=before)]

@@ -1,0 +1,239 @@
+"""What is asked for, read out of the text that asks, and the queries that go to the index.
+
+Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
+of `ranking`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse, SparseName
+from backend.memory.ranking import Signal
+from backend.memory.spans import Span, spans_in
+from backend.memory.stop_words import STOP_WORDS
+from backend.memory.terms import TermCounter, blinded
+from backend.vault.blinding import Blinder
+
+LIMIT = 100
+"""Hits of each signal."""
+
+OTHERS = 40
+"""Hits of each signal among what is no line of a chat: nobody reads on that far."""
+
+SCENES = 20
+
+CONTEXT_WEIGHT = 0.3
+"""How much a term of the last exchange counts against one of the line itself."""
+
+CONTEXT_TERMS = 24
+"""Terms of the last exchange that are looked for, the longest ones."""
+
+QUESTION_CHARACTERS = 4_000
+"""Of a line that is longer, so much of its beginning and its end is looked for: its terms, and with
+them what a search costs, would grow with it."""
+
+CONTEXT_CHARACTERS = 8_000
+"""The same for the last exchange."""
+
+NAME_WEIGHT = 1.5
+"""How much a term counts that is the name of a person or a thing."""
+
+_MESSAGE_SIGNALS: tuple[SparseName, ...] = ("sparse", "sparse_window")
+_SHORTEST_PART = 3
+"""Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
+
+_ASKING = frozenset(
+    (
+        "how", "kind", "kinds", "type", "types", "sort", "sorts", "many", "much", "could", "would",
+        "should", "might", "likely", "also", "tell", "told", "say", "said", "says", "mention",
+        "mentioned", "remember", "recall", "us",
+    )
+)  # fmt: skip
+"""Words of a question that are about the asking. What they would find says nothing of the answer.
+English alone: in other languages they count like any word."""
+
+_COMMON = frozenset(word for words in STOP_WORDS.values() for word in words) | {"may", "mark"}
+
+_RECENT = re.compile(
+    r"\b(?:last time|the last one|most recent(?:ly)?|latest|lately|recently|just now|newest)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedQuery:
+    """What a text asks for.
+
+    Attributes:
+        meaning: What to embed. Those who take part are not in it: their names are in half of all
+            lines, and drown what is asked about them.
+        terms: Text whose terms count fully, for lines of a chat: without their names as well.
+        lore_terms: The same for everything else, with them.
+        context: Text whose terms count for less.
+        names: Of those who take part, who is named.
+        boosted: Names of persons and things that occur in the text.
+        spans: Times that it names.
+        wants_recent: It asks for what is new.
+    """
+
+    meaning: str
+    terms: str
+    lore_terms: str
+    context: str = ""
+    names: Sequence[str] = ()
+    boosted: Sequence[str] = ()
+    spans: Sequence[Span] = ()
+    wants_recent: bool = False
+
+
+def read(
+    text: str,
+    *,
+    now: datetime,
+    context: str = "",
+    cast: Sequence[str] = (),
+    things: Iterable[str] = (),
+) -> ParsedQuery:
+    """Read what a text asks for.
+
+    Args:
+        text: The user's line, or words to search for.
+        now: In the time zone of who asks, for "yesterday".
+        context: What was said just before.
+        cast: Names of those who speak in what is searched.
+        things: Names of entities and of terms, which are boosted where they occur.
+    """
+    text = _ends(text, QUESTION_CHARACTERS)
+    context = _ends(context, CONTEXT_CHARACTERS)
+    named = [name for name in cast if _occurs(name, text)]
+    bare = without_names(text, named)
+    return ParsedQuery(
+        meaning=bare,
+        terms=_without_asking(bare),
+        lore_terms=_without_asking(text),
+        context=without_names(context, cast) if context else "",
+        names=named,
+        boosted=[thing for thing in things if _occurs(thing, text)],
+        spans=spans_in(text, now),
+        wants_recent=_RECENT.search(text) is not None,
+    )
+
+
+def plan(
+    reading: ParsedQuery,
+    *,
+    owner_id: UUID,
+    parts: Sequence[ScopePart],
+    kinds: Collection[Kind],
+    dense: Floats | None,
+    terms: TermCounter,
+    blinder: Blinder,
+    limit: int = LIMIT,
+) -> list[tuple[Signal, Query]]:
+    """The queries of a search, for one batch.
+
+    Lines of chats are asked for apart from the rest: there are so many of them that a hundred hits
+    would leave no room for anything else.
+
+    Args:
+        reading: What is asked for.
+        owner_id: Whose memory.
+        parts: Where to look.
+        kinds: What to look for; none is everything.
+        dense: The vector of `reading.meaning`, shape (d,), blinded; None without an embedder.
+        terms: Counts the terms.
+        blinder: The owner's.
+        limit: Hits of each signal among lines.
+
+    Returns:
+        Which signal each query is for. At most seven.
+    """
+    wanted = set(kinds) or {"message", "lore", "event"}
+    others = sorted(wanted - {"message", "scene"})
+    queries: list[tuple[Signal, Query]] = []
+
+    def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
+        name = "sparse" if signal == "scene" else signal
+        there = [part for part in parts if not part.kinds or set(part.kinds) & set(kinds)]
+        if not there:
+            return
+        scope = Scope(owner_id=owner_id, parts=there, kinds=kinds)
+        queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
+
+    if "message" in wanted:
+        sparse = blinded(term_weights(reading, reading.terms, terms), blinder)
+        if dense is not None:
+            add("dense", dense, ["message"], limit)
+            add("dense_window", dense, ["message"], limit)
+        for signal in _MESSAGE_SIGNALS:
+            add(signal, sparse, ["message"], limit)
+        add("scene", sparse, ["scene"], SCENES)
+    if others:
+        sparse = blinded(term_weights(reading, reading.lore_terms, terms), blinder)
+        if dense is not None:
+            add("dense", dense, others, OTHERS)
+        add("sparse", sparse, others, OTHERS)
+    return queries
+
+
+def term_weights(reading: ParsedQuery, text: str, terms: TermCounter) -> dict[str, float]:
+    """Terms with their weights: those of `text` fully, names more, the context's less."""
+    said = terms.query(reading.context)
+    # Long words are rare ones, as a rule: what a search costs grows with its terms.
+    telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
+    weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}
+    weights |= terms.query(text)
+    for name in reading.boosted:
+        for term in terms.query(name):
+            if term in weights:
+                weights[term] *= NAME_WEIGHT
+    return weights
+
+
+def without_names(text: str, names: Iterable[str]) -> str:
+    """A text without names (and their 's); the text itself where nothing else is in it."""
+    bare = text
+    for name in names:
+        bare = _pattern(name).sub(" ", bare)
+    bare = re.sub(" (?=[?!.,;:])", "", " ".join(bare.split()))
+    return bare if re.search(r"\w", bare) else text
+
+
+def _ends(text: str, most: int) -> str:
+    """The text; of one that is too long its beginning and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]}\n{text[-most // 2 :]}"
+
+
+def _without_asking(text: str) -> str:
+    kept = [word for word in text.split() if word.strip("?!.,;:'\"").casefold() not in _ASKING]
+    return " ".join(kept) or text
+
+
+def _occurs(name: str, text: str) -> bool:
+    return bool(name.strip()) and _pattern(name).search(text) is not None
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """A name, or a part of it that is long enough, as a word of its own.
+
+    In any case of letters, but for names that are common words (Will). Scripts without spaces have
+    no words of their own: there any place will do.
+    """
+    whole = name.strip()
+    parts = [part for part in whole.split() if len(part) >= _SHORTEST_PART]
+    forms = sorted({whole, *parts}, key=lambda form: (-len(form), form))
+    either = "|".join(
+        re.escape(form) if form.casefold() in _COMMON else f"(?i:{re.escape(form)})"
+        for form in forms
+    )
+    if whole and not _HAS_NO_SPACES.search(whole):
+        either = rf"\b(?:{either})(?:['’]s)?\b"  # noqa: RUF001  # the typographic apostrophe
+    return re.compile(either)
+
+
+_HAS_NO_SPACES = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")

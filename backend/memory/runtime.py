@@ -1,0 +1,161 @@
+"""Memory, put together: the index, what fills it, and what searches it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.cpu_pool import CpuPool
+from backend.database.engine import Database
+from backend.jobs.queue import JobQueue
+from backend.jobs.running import JobKind
+from backend.logs import get_logger
+from backend.memory.collections import Collections, Opener, collection_name
+from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.registry import build_cached_embedder
+from backend.memory.index.edge import open_edge
+from backend.memory.index.lazy import LazyIndex
+from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
+from backend.memory.indexing import Indexer
+from backend.memory.models import IndexState
+from backend.memory.outbox import IndexOutbox
+from backend.memory.points import Blinders, PointMaker
+from backend.memory.reconciling import Reconciler
+from backend.memory.search import MemorySearch
+from backend.memory.sources import Source
+from backend.memory.terms import TermCounter
+from backend.settings import Settings
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class MemoryRuntime:
+    """The parts of memory in one process."""
+
+    database: Database
+    outbox: IndexOutbox
+    collections: Collections
+    indexer: Indexer
+    reconciler: Reconciler
+    search: MemorySearch
+    blinders: Blinders
+    embedder: CachedEmbedder | None
+    is_prepared: bool = False
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        """What is done for each kind of job."""
+        return {**self.indexer.kinds, **self.reconciler.kinds}
+
+    async def prepare(self) -> None:
+        """See to it that whoever is not in the index gets there, and that both sides are compared.
+
+        What needs somebody's key waits until they are seen. Once is enough; while the index does
+        not answer it comes to nothing, and is to be called again.
+        """
+        if self.is_prepared:
+            return
+        try:
+            await self.collections.current.ping()
+        except IndexUnavailableError as error:
+            log.warning("memory.not_ready", problem=error.slug)
+            return
+        for user_id in await self.collections.prepare():
+            async with self.database.write() as session:
+                await self.outbox.reindex(
+                    session, user_id, self.collections.current.name, holder=None
+                )
+        await self.reconciler.schedule()
+        self.is_prepared = True
+
+    def forget(self, user_id: UUID) -> None:
+        """Drop what is kept in the clear of a user who leaves."""
+        self.blinders.forget(user_id)
+        if self.embedder is not None:
+            self.embedder.forget(user_id)
+        # Names of a story are looked for with patterns, and `re` keeps the last ones.
+        re.purge()
+
+    async def aclose(self) -> None:
+        """Close the index, and let go of the embedder."""
+        await self.collections.aclose()
+        if self.embedder is not None:
+            await self.embedder.aclose()
+
+
+async def open_memory(
+    settings: Settings,
+    database: Database,
+    queue: JobQueue,
+    outbox: IndexOutbox,
+    sources: Sequence[Source],
+    pool: CpuPool,
+) -> MemoryRuntime:
+    """Open the index that the settings name.
+
+    Raises:
+        IndexUnavailableError: Another process has the folder of Qdrant Edge open.
+        EmbedderError: The embedding model does not say how long its vectors are.
+    """
+    embedder = build_cached_embedder(settings, database)
+    spec = await embedder.ready() if embedder else None
+    opener, known = await _index(settings, database)
+    name = collection_name(spec)
+    current = await opener(name, spec.dimension if spec else None)
+    collections = Collections(database, current, opener, known=known | {name})
+    terms, blinders = TermCounter(), Blinders()
+    indexer = Indexer(
+        database,
+        collections,
+        sources,
+        maker=PointMaker(terms, embedder, pool=pool),
+        terms_only=PointMaker(terms, None, pool=pool),
+        blinders=blinders,
+        pool=pool,
+    )
+    search = MemorySearch(
+        collections, sources, embedder=embedder, blinders=blinders, terms=terms, pool=pool
+    )
+    return MemoryRuntime(
+        database=database,
+        outbox=outbox,
+        collections=collections,
+        indexer=indexer,
+        reconciler=Reconciler(database, queue, outbox, collections, sources, blinders=blinders),
+        search=search,
+        blinders=blinders,
+        embedder=embedder,
+    )
+
+
+async def _index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
+    """How collections are opened, and those that there are."""
+    if settings.qdrant_url:
+
+        async def server(name: str, dimension: int | None) -> VectorIndex:
+            from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
+
+            # It may come up later than this process: turns go on without it until then.
+            return LazyIndex(name, lambda: open_server(settings, name, dimension))
+
+        async with database.read() as session:
+            return server, set(await session.scalars(select(IndexState.collection).distinct()))
+
+    folder = index_folder(settings)
+
+    async def edge(name: str, dimension: int | None) -> VectorIndex:
+        return await open_edge(folder, name, dimension)
+
+    # One folder a collection, named after it and the format of the folder.
+    return edge, {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
+
+
+def index_folder(settings: Settings) -> Path:
+    """Where Qdrant Edge keeps its collections."""
+    return settings.data_dir / "index"

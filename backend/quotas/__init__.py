@@ -1,0 +1,1 @@
+"""How much one account may store and do: definitions, counters, the middleware that asks."""

@@ -1,0 +1,128 @@
+"""How much of one account's work may be under way at once, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Generator
+from uuid import UUID
+
+from backend.errors import AppError
+from backend.quotas.definitions import Quota
+
+
+class Permit:
+    """One piece of work that is under way."""
+
+    def __init__(self) -> None:
+        self.event: asyncio.Event | None = None
+
+    def until(self, event: asyncio.Event) -> None:
+        """Hold it until the event comes, not to the end of the block."""
+        self.event = event
+
+
+class ConcurrencyLimit:
+    """Counts an account's work of one kind; 0 is no limit."""
+
+    def __init__(self, quota: Quota, limit: int) -> None:
+        self.quota = quota
+        self.limit = limit
+        self._held: Counter[UUID] = Counter()
+        self._queues: dict[UUID, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._later: set[asyncio.Task[None]] = set()
+
+    def used(self, user_id: UUID) -> int:
+        """How much of an account's is under way."""
+        return self._held[user_id]
+
+    @contextlib.contextmanager
+    def hold(self, user_id: UUID, amount: int = 1) -> Generator[Permit]:
+        """Take `amount` for the length of the block, or for as long as the permit says.
+
+        Raises `QuotaExceededError` at once where that is too much.
+        """
+        if not self._fits(user_id, amount):
+            raise self._exceeded(user_id)
+        self._held[user_id] += amount
+        permit = Permit()
+        try:
+            yield permit
+        finally:
+            if permit.event is None:
+                self._release(user_id, amount)
+            else:
+                task = asyncio.create_task(self._release_after(user_id, amount, permit.event))
+                self._later.add(task)
+                task.add_done_callback(self._later.discard)
+
+    @contextlib.asynccontextmanager
+    async def wait(
+        self, user_id: UUID, amount: int = 1, *, patience: float, queue: int
+    ) -> AsyncGenerator[None]:
+        """Take `amount` for the length of the block; wait for it in the order of arrival.
+
+        Raises `QuotaExceededError` after `patience` seconds, and at once where `queue` others wait.
+        """
+        if not self._fits(user_id, amount) or self._queues.get(user_id):
+            await self._wait_in_line(user_id, amount, patience=patience, queue=queue)
+        else:
+            self._held[user_id] += amount
+        try:
+            yield
+        finally:
+            self._release(user_id, amount)
+
+    async def _wait_in_line(
+        self, user_id: UUID, amount: int, *, patience: float, queue: int
+    ) -> None:
+        line = self._queues.setdefault(user_id, deque())
+        if len(line) >= queue:
+            raise self._exceeded(user_id)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (amount, turn)
+        line.append(place)
+        try:
+            async with asyncio.timeout(patience):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                # It was let in at the very moment at which it gave up.
+                self._release(user_id, amount)
+            else:
+                with contextlib.suppress(ValueError):  # it may have been passed over already
+                    line.remove(place)
+                self._admit(user_id)
+            if isinstance(error, TimeoutError):
+                raise self._exceeded(user_id) from None
+            raise
+
+    def _admit(self, user_id: UUID) -> None:
+        """Let in those who wait, as far as there is room, the first one first."""
+        line = self._queues.get(user_id)
+        while line and self._fits(user_id, line[0][0]):
+            amount, turn = line.popleft()
+            if not turn.done():
+                self._held[user_id] += amount
+                turn.set_result(None)
+        if line is not None and not line:
+            del self._queues[user_id]
+
+    def _fits(self, user_id: UUID, amount: int) -> bool:
+        """Whether there is room. One alone always fits: its size has a limit of its own."""
+        held = self._held[user_id]
+        return not self.limit or not held or held + amount <= self.limit
+
+    def _exceeded(self, user_id: UUID) -> AppError:
+        return self.quota.exceeded(limit=self.limit, used=self.used(user_id))
+
+    async def _release_after(self, user_id: UUID, amount: int, event: asyncio.Event) -> None:
+        await event.wait()
+        self._release(user_id, amount)
+
+    def _release(self, user_id: UUID, amount: int) -> None:
+        self._held[user_id] -= amount
+        if not self._held[user_id]:
+            del self._held[user_id]
+        self._admit(user_id)

@@ -1,0 +1,118 @@
+"""What is asked before a request's body is read: is there room for it within the quotas?"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from uuid import UUID
+
+from litestar.enums import ScopeType
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from backend.accounts.identity import Identity
+from backend.accounts.middleware import API, NEEDS, SAFE_METHODS
+from backend.accounts.throttle import address_block
+from backend.quotas.service import Quotas
+from backend.wire import PREVIEWS, STORES, STREAMS, largest_body
+
+REQUEST_PATIENCE = 30.0
+"""Seconds that a request waits for others of the same account."""
+REQUEST_QUEUE = 200
+"""Requests of one account that may wait."""
+UPLOAD_PATIENCE = 30.0
+"""Seconds that an upload waits for the one before it."""
+UPLOAD_QUEUE = 8
+"""Uploads of one account that may wait."""
+
+
+class QuotaMiddleware(ASGIMiddleware):
+    """Comes after `IdentityMiddleware` and before anything that reads a request's body.
+
+    Args:
+        upload_above: A route that takes larger bodies than this, in bytes, takes files.
+    """
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(self, quotas: Quotas, *, upload_above: int) -> None:
+        self._quotas = quotas
+        self._upload_above = upload_above
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Answer a request, or refuse it with `QuotaExceededError`, `StorageQuotaExceededError`."""
+        if not scope.get("path_template", "").startswith(API):
+            await next_app(scope, receive, send)
+            return
+        identity: Identity | None = scope["user"]
+        if identity is None:
+            client = scope.get("client")
+            self._quotas.count_from_address(address_block(client[0]) if client else "")
+            await next_app(scope, receive, send)
+            return
+        async with contextlib.AsyncExitStack() as held, contextlib.AsyncExitStack() as body:
+            await self._reserve(scope, identity.user_id, held=held, body=body)
+
+            async def sending(message: Message) -> None:
+                # By then the body was read and parsed.
+                if message["type"] == "http.response.start":
+                    await body.aclose()
+                await send(message)
+
+            await next_app(scope, receive, sending)
+
+    async def _reserve(
+        self,
+        scope: Scope,
+        user_id: UUID,
+        *,
+        held: contextlib.AsyncExitStack,
+        body: contextlib.AsyncExitStack,
+    ) -> None:
+        """Take a request's share of its account's quotas: `body` gives back what its body needs.
+
+        The account waits for itself before anything is read for it from the database: however many
+        requests it sends at once, others find a connection.
+        """
+        quotas, opt = self._quotas, scope["route_handler"].opt
+        method = str(scope.get("method", "GET"))
+        is_safe = method in SAFE_METHODS
+        if not (opt.get(STREAMS) and is_safe):  # those have a limit of their own
+            quotas.count_request(user_id)
+        size, largest = _body_size(scope), largest_body(scope)
+        takes_files = largest > self._upload_above
+        if opt.get(STREAMS):
+            held.enter_context(quotas.streams.hold(user_id))
+        elif not takes_files:
+            waiting = quotas.requests_at_once.wait(
+                user_id, patience=REQUEST_PATIENCE, queue=REQUEST_QUEUE
+            )
+            await held.enter_async_context(waiting)
+        elif size != 0:
+            uploading = quotas.uploads.wait(user_id, patience=UPLOAD_PATIENCE, queue=UPLOAD_QUEUE)
+            await body.enter_async_context(uploading)
+        if size != 0:
+            expected = largest if size is None else min(size, largest)
+            body.enter_context(quotas.upload_bytes.hold(user_id, expected))
+        if not is_safe and _adds(method, opt):
+            await quotas.check_storage(user_id, incoming=size or 0)
+        if opt.get(PREVIEWS):
+            held.enter_context(quotas.previews.hold(user_id))
+
+
+def _body_size(scope: Scope) -> int | None:
+    """The size of the body that is announced; None where there is one of unknown size."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return None
+    announced = headers.get(b"content-length", b"0")
+    return int(announced) if announced.isdigit() else None
+
+
+def _adds(method: str, opt: dict[str, Any]) -> bool:
+    """Whether a route that writes makes the account larger.
+
+    Routes that need another scope change the account itself, or store nothing.
+    """
+    stores: bool = opt.get(STORES, True)
+    return method != "DELETE" and opt.get(NEEDS, "chat") == "chat" and stores

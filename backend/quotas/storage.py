@@ -1,0 +1,104 @@
+"""How many bytes each user stores: reading the ledger, keeping it short, checking it.
+
+`database.stored_bytes` sets up the triggers that write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import User
+from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.database.engine import Database
+from backend.database.stored_bytes import ROW_BYTES
+from backend.logs import get_logger
+from backend.quotas.models import StorageLedger
+
+log = get_logger(__name__)
+
+NOT_COUNTED = frozenset({"users", "key_slots", "second_factors", "account_activity"})
+"""Tables with sealed columns that hold no content: settings, keys, second factors, activity."""
+
+FOLD_FROM = 64
+"""Lines of one user from which on they are folded into one."""
+
+_FOLD_AT_ONCE = 5000
+
+_STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
+    StorageLedger.user_id == bindparam("owner")
+)
+
+
+def counted_tables() -> Sequence[SealedTable]:
+    """The tables whose rows count, among the models that were imported."""
+    return [each for each in described_tables() if each.table.name not in NOT_COUNTED]
+
+
+async def stored_bytes(session: AsyncSession, user_id: UUID) -> int:
+    """How many bytes a user stores."""
+    return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
+
+
+async def fold_ledger(database: Database) -> int:
+    """Put the lines of each user who has many into one; returns how many users had."""
+    many = (
+        select(StorageLedger.user_id)
+        .group_by(StorageLedger.user_id)
+        .having(func.count() >= FOLD_FROM)
+    )
+    async with database.read() as session:
+        users = list(await session.scalars(many))
+    for user_id in users:
+        while await _fold(database, user_id) == _FOLD_AT_ONCE:
+            pass
+    return len(users)
+
+
+async def _fold(database: Database, user_id: UUID) -> int:
+    oldest = (
+        select(StorageLedger.id)
+        .where(StorageLedger.user_id == user_id)
+        .order_by(StorageLedger.id)
+        .limit(_FOLD_AT_ONCE)
+    )
+    async with database.write() as session:
+        # What is deleted is what is summed: lines that others add meanwhile stay, and of two who
+        # fold at once the second finds nothing.
+        gone = list(
+            await session.scalars(
+                delete(StorageLedger)
+                .where(StorageLedger.id.in_(oldest))
+                .returning(StorageLedger.bytes)
+                .execution_options(synchronize_session=False)
+            )
+        )
+        if gone and await session.scalar(select(exists().where(User.id == user_id))):
+            await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=sum(gone)))
+    return len(gone)
+
+
+async def recount(database: Database, user_id: UUID) -> int:
+    """Compare a user's ledger with the tables themselves; returns the bytes that it was off by.
+
+    Both are read at one moment, and what is missing is added as one more line. So changes that
+    others make meanwhile are counted once, and nobody waits.
+    """
+    sizes = [
+        select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))
+        .where(each.owner == user_id)
+        .scalar_subquery()
+        for each in counted_tables()
+    ]
+    async with database.read() as session:
+        counted = int(await session.scalar(select(sum(sizes, start=literal(0)))) or 0)
+        drift = counted - await stored_bytes(session, user_id)
+    if drift:
+        log.warning("storage.ledger_mended", user_id=user_id, bytes=drift)
+        async with database.write() as session:
+            if await session.scalar(select(exists().where(User.id == user_id))):
+                await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=drift))
+    return drift

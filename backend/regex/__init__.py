@@ -1,0 +1,1 @@
+"""Regular expressions that users write: JavaScript's, run within limits."""

@@ -1,0 +1,341 @@
+"""Running regex scripts: what is found in a text is replaced, within limits."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal, cast
+from uuid import UUID
+
+from backend.regex.patterns import (
+    PATTERN_SECONDS,
+    Pattern,
+    compile_pattern,
+    forget_compiled,
+)
+from backend.regex.process import RegexProcess
+from backend.regex.script_format import (
+    PLACEMENTS,
+    RegexScript,
+    TextForm,
+    TextKind,
+    parse_find,
+)
+
+ScriptState = Literal[
+    "changed", "no_match", "not_here", "too_slow", "busy", "invalid", "too_many", "too_long"
+]
+
+MAX_MATCHES = 10_000
+MAX_SPANS = 100_000
+"""Numbers in the answer for one text: two for each match, and two more for each group."""
+
+MAX_PIECES = 500_000
+"""Texts and groups that one text is put together of."""
+
+MAX_GROWTH = 100_000
+"""Characters by which a script may make one text longer."""
+
+MAX_WRITTEN = 4_000_000
+"""Characters that all scripts of one request may write."""
+
+MAX_SECONDS = 0.5
+"""Wall clock for all scripts of one request; `PATTERN_SECONDS` for one script on one text."""
+
+MAX_GIVEN_UP = 10_000
+
+_TEMPLATE = re.compile(r"\$(\d{1,3})|\$<([^>]{1,100})>")
+_MATCH = re.compile(r"\{\{match\}\}", re.IGNORECASE)
+_ESCAPED = re.compile(r"[\n\r\t\v\f\0.^$*+?{}\[\]\\/|()]")
+_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v", "\f": r"\f", "\0": r"\0"}
+_RAW, _ESCAPED_MACROS = 1, 2
+_CONTINUES, _BEGINS = 0xC0, 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptResult:
+    """What became of one script on a text: its name, and how often it matched."""
+
+    name: str
+    state: ScriptState
+    matches: int = 0
+
+
+class ScriptEngine:
+    """Runs patterns of scripts, and remembers those that took too long. Thread-safe."""
+
+    def __init__(self, process: RegexProcess) -> None:
+        self.process = process
+        self._given_up: dict[tuple[UUID, bytes], None] = {}
+
+    def give_up(self, owner_id: UUID, pattern: Pattern) -> None:
+        """Switch a user's pattern off until the server starts again."""
+        if len(self._given_up) >= MAX_GIVEN_UP:
+            self._given_up.clear()
+        self._given_up[owner_id, pattern.digest] = None
+
+    def is_given_up(self, owner_id: UUID, pattern: Pattern) -> bool:
+        """Whether a user's pattern took too long before."""
+        return (owner_id, pattern.digest) in self._given_up
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A script, ready to run. `parts` are literal texts, numbers of groups, and names of them."""
+
+    pattern: Pattern | None
+    is_global: bool
+    parts: Sequence[str | int]
+    trims: Sequence[str]
+
+
+@dataclass(slots=True)
+class Scripts:
+    """The scripts of one request, in their order. CPU-bound; not for two threads at once.
+
+    Attributes:
+        scripts: An account's, then a card's.
+        expand: Expands the macros of a script's own texts. What was found in a text is put in
+            afterwards, and stays text.
+        engine: What runs patterns.
+        owner_id: Whose they are.
+        notes: Sentences about scripts that did not run.
+    """
+
+    scripts: Sequence[RegexScript]
+    expand: Callable[[str], str]
+    engine: ScriptEngine
+    owner_id: UUID
+    notes: dict[str, None] = field(default_factory=dict[str, None])
+    _compiled: dict[int, _Compiled] = field(default_factory=dict[int, "_Compiled"])
+    _by_use: dict[tuple[TextKind, TextForm, bool], Sequence[int]] = field(
+        default_factory=dict[tuple[TextKind, TextForm, bool], Sequence[int]]
+    )
+    _seconds_left: float = MAX_SECONDS
+    _room: int = MAX_WRITTEN
+
+    def renewed(self) -> Scripts:
+        """The same with all the time again: for a text that comes later."""
+        return Scripts(self.scripts, self.expand, self.engine, self.owner_id, self.notes)
+
+    def has(self, form: TextForm) -> bool:
+        """Whether any script is for that form of texts."""
+        return any(self._chosen(place, form, is_edit=False) for place in PLACEMENTS)
+
+    def run(
+        self,
+        text: str,
+        place: TextKind,
+        form: TextForm,
+        *,
+        depth: int | None = None,
+        is_edit: bool = False,
+    ) -> str:
+        """The text, as the scripts that apply leave it."""
+        for number in self._chosen(place, form, is_edit=is_edit):
+            if text and self.scripts[number].reaches(depth):
+                text, _ = self._step(number, text)
+        return text
+
+    def steps(
+        self,
+        text: str,
+        place: TextKind,
+        form: TextForm,
+        *,
+        depth: int | None = None,
+        is_edit: bool = False,
+    ) -> Iterator[tuple[str, ScriptResult]]:
+        """The same, script by script: the text after it, and what became of it."""
+        chosen = self._chosen(place, form, is_edit=is_edit)
+        for number, script in enumerate(self.scripts):
+            if number in chosen and script.reaches(depth):
+                text, step = self._step(number, text)
+            else:
+                step = ScriptResult(self._name(number), "not_here")
+            yield text, step
+
+    def _chosen(self, place: TextKind, form: TextForm, *, is_edit: bool) -> Sequence[int]:
+        """Numbers of the scripts for texts of that kind and form."""
+        key = (place, form, is_edit)
+        if key not in self._by_use:
+            self._by_use[key] = [
+                number
+                for number, script in enumerate(self.scripts)
+                if script.is_for(place, form, is_edit=is_edit)
+            ]
+        return self._by_use[key]
+
+    def _name(self, number: int) -> str:
+        return self.scripts[number].script_name or f"Script {number + 1}"
+
+    def _step(self, number: int, text: str) -> tuple[str, ScriptResult]:
+        begun = time.monotonic()
+        if self._seconds_left > 0:
+            state, text, count = self._replaced(number, self.scripts[number], text)
+        else:
+            state, count = "busy", 0
+        name = self._name(number)
+        if note := _NOTES.get(state):
+            self.notes[f'Regex script "{name}" {note}.'] = None
+        self._seconds_left -= time.monotonic() - begun
+        return text, ScriptResult(name, state, count)
+
+    def _replaced(
+        self, number: int, script: RegexScript, text: str
+    ) -> tuple[ScriptState, str, int]:
+        if not script.find_regex or not text:
+            return "no_match", text, 0
+        compiled = self._compiled.get(number)
+        if compiled is None:
+            compiled = self._compiled[number] = self._compile(script)
+        if compiled.pattern is None:
+            return "invalid", text, 0
+        state, matches = self._matches(compiled.pattern, text, is_global=compiled.is_global)
+        if state is not None or not matches:
+            return state or "no_match", text, 0
+        if len(matches) * len(compiled.parts) > MAX_PIECES:
+            return "too_many", text, len(matches)
+        written = _written(compiled, matches, text, most=min(len(text) + MAX_GROWTH, self._room))
+        if written is None:
+            return "too_long", text, len(matches)
+        self._room -= len(written)
+        return "changed" if written != text else "no_match", written, len(matches)
+
+    def _compile(self, script: RegexScript) -> _Compiled:
+        find = script.find_regex
+        if script.substitute_regex == _RAW:
+            find = self.expand(find)
+        elif script.substitute_regex == _ESCAPED_MACROS:
+            find = self._with_literal_macros(find)
+        source, flags = parse_find(find)
+        pattern = compile_pattern(source, flags, captures=True) if flags is not None else None
+        forget_compiled()
+        template = self.expand(_MATCH.sub("$0", script.replace_string))
+        parts: list[str | int] = []
+        end = 0
+        names = pattern.names if pattern else {}
+        for found in _TEMPLATE.finditer(template):
+            parts.append(template[end : found.start()])
+            # A group that is not there stands for nothing.
+            parts.append(int(found[1]) if found[1] else names.get(found[2], -1))
+            end = found.end()
+        parts.append(template[end:])
+        trims = [trim for each in script.trim_strings if (trim := self.expand(each))]
+        return _Compiled(pattern, "g" in (flags or ""), parts, trims)
+
+    def _with_literal_macros(self, find: str) -> str:
+        """A pattern whose macros are expanded to what matches their values letter by letter."""
+        return _MACRO.sub(lambda macro: _literal(self.expand(macro[0])), find)
+
+    def _matches(
+        self, pattern: Pattern, text: str, *, is_global: bool
+    ) -> tuple[ScriptState | None, Sequence[Sequence[int]]]:
+        """All matches: where each and its groups begin and end, in characters; or why none."""
+        if self.engine.is_given_up(self.owner_id, pattern):
+            return "too_slow", ()
+        data = text.encode(errors="replace")
+        if pattern.is_quick(len(data)):
+            return self._matches_here(pattern, data, is_global=is_global)
+        return self._matches_elsewhere(pattern, text, is_global=is_global)
+
+    def _matches_here(
+        self, pattern: Pattern, data: bytes, *, is_global: bool
+    ) -> tuple[ScriptState | None, Sequence[Sequence[int]]]:
+        # A thread's own time: on a busy machine a pattern may wait for a processor.
+        begun, deadline = time.thread_time(), time.monotonic() + self._seconds_left
+        matches: list[Sequence[int]] = []
+        for match in pattern.matches(data):
+            matches.append(match)
+            if not is_global:
+                break
+            if len(matches) > MAX_MATCHES or len(matches) * len(match) > MAX_SPANS:
+                return "too_many", ()
+            if time.thread_time() - begun > PATTERN_SECONDS:
+                self.engine.give_up(self.owner_id, pattern)
+                return "too_slow", ()
+            if time.monotonic() > deadline:
+                return "busy", ()
+        if matches and not data.isascii():
+            # Bytes that begin a character, counted up to each byte.
+            counts = [0, *accumulate(byte & _CONTINUES != _BEGINS for byte in data)]
+            matches = [[at if at < 0 else counts[at] for at in match] for match in matches]
+        return None, matches
+
+    def _matches_elsewhere(
+        self, pattern: Pattern, text: str, *, is_global: bool
+    ) -> tuple[ScriptState | None, Sequence[Sequence[int]]]:
+        if self._seconds_left < PATTERN_SECONDS:
+            return "busy", ()
+        self.engine.process.prepare()
+        answer = self.engine.process.search(
+            pattern.engine,
+            pattern.source,
+            text,
+            seconds=PATTERN_SECONDS,
+            most=MAX_MATCHES if is_global else 1,
+            owner_id=self.owner_id,
+        )
+        spans = answer.spans
+        match answer.status:
+            case "found" if len(spans) <= MAX_SPANS:
+                width = 2 * (answer.start + 1)
+                return None, [spans[at : at + width] for at in range(0, len(spans), width)]
+            case "absent":
+                return None, ()
+            case "late":
+                self.engine.give_up(self.owner_id, pattern)
+                return "too_slow", ()
+            case "invalid" | "busy":
+                return answer.status, ()
+            case _:
+                return "too_many", ()
+
+
+_NOTES: Mapping[ScriptState, str] = {
+    "too_slow": "took too long and is switched off until the server restarts",
+    "busy": "was not run: the scripts before it took the time there is, or the machine was busy",
+    "invalid": "has no valid pattern, or too long a one",
+    "too_many": "was not run: it matches too often",
+    "too_long": "was not run: it makes the text too long",
+}
+_MACRO = re.compile(r"\{\{[^{}]{0,200}\}\}")
+
+
+def _literal(text: str) -> str:
+    return _ESCAPED.sub(lambda char: _ESCAPES.get(char[0], "\\" + char[0]), text)
+
+
+def _written(
+    compiled: _Compiled, matches: Sequence[Sequence[int]], text: str, *, most: int
+) -> str | None:
+    """The text with its matches replaced; None where that is longer than `most`."""
+    pieces: list[str] = []
+    end, left = 0, most
+    for match in matches:
+        groups: dict[int, str] = {}
+        for part in (text[end : match[0]], *compiled.parts):
+            piece = part if isinstance(part, str) else groups.get(part)
+            if piece is None:
+                piece = groups[cast("int", part)] = _group(
+                    match, cast("int", part), text, compiled.trims
+                )
+            pieces.append(piece)
+            left -= len(piece)
+            if left < 0:
+                return None
+        end = match[1]
+    return "".join((*pieces, text[end:])) if left >= len(text) - end else None
+
+
+def _group(match: Sequence[int], number: int, text: str, trims: Sequence[str]) -> str:
+    at = 2 * number
+    if number < 0 or at >= len(match) or match[at] < 0:
+        return ""
+    found = text[match[at] : match[at + 1]]
+    for trim in trims:
+        found = found.replace(trim, "")
+    return found

@@ -1,0 +1,1 @@
+"""Regex scripts of accounts and of cards: kept, tried, and put to work on messages."""

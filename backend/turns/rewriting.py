@@ -1,0 +1,95 @@
+"""Regex scripts in a turn: on the user's line, on what the model gets, on the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.context.macros import MacroContext
+from backend.generation.model import Role
+from backend.lorebooks.activation.outcome import Activated, Outcome
+from backend.regex.scripts import ScriptEngine, Scripts
+from backend.scripting.reading import KINDS, ready_scripts, running_scripts
+from backend.turns.gather import Gathered, text_of
+from backend.turns.macro_fields import macros_of
+
+
+async def scripts_of(
+    session: AsyncSession, identity: Identity, engine: ScriptEngine, gathered: Gathered
+) -> Scripts | None:
+    """The scripts of a turn: the account's, then those of the character that speaks."""
+    speaker = gathered.speaker
+    own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
+    scripts = await running_scripts(session, identity, own)
+    if not scripts:
+        return None
+    return ready_scripts(engine, identity.user_id, scripts, _macros(gathered))
+
+
+def rewritten(identity: Identity, gathered: Gathered) -> Gathered:
+    """What was gathered, with its texts as the scripts leave them. CPU-bound.
+
+    The line that is to be stored is changed for good; that one, the line that is answered again,
+    and the last messages are as the model gets them.
+    """
+    scripts, target = gathered.scripts, gathered.target
+    if scripts is None:
+        return gathered
+    line = gathered.line
+    said = line
+    if line is not None:
+        line = said = scripts.run(line, "user", "stored", depth=0)
+    elif target.line is not None and target.line_kind == "user_line":
+        said = text_of(identity, target.line)
+    if said is not None:
+        said = scripts.run(said, "user", "prompt", depth=0)
+    last = len(gathered.recent) - (said is None)
+    recent = [
+        replace(each, text=scripts.run(each.text, KINDS[each.role], "prompt", depth=last - at))
+        if each.role in KINDS
+        else each
+        for at, each in enumerate(gathered.recent)
+    ]
+    return replace(gathered, line=line, said=said, recent=recent)
+
+
+def sent_texts(
+    scripts: Scripts | None, roles: Sequence[Role], texts: Sequence[str], *, has_line: bool
+) -> list[str]:
+    """Messages of the history, oldest first, as the model gets them. CPU-bound."""
+    if scripts is None or not scripts.has("prompt"):
+        return list(texts)
+    last = len(texts) - (not has_line)
+    return [
+        scripts.run(text, KINDS[role], "prompt", depth=last - at) if role in KINDS else text
+        for at, (role, text) in enumerate(zip(roles, texts, strict=True))
+    ]
+
+
+def sent_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], int]) -> Outcome:
+    """Activated lore as the model gets it. CPU-bound."""
+    if scripts is None or not scripts.has("prompt"):
+        return outcome
+
+    def sent(entry: Activated) -> Activated:
+        depth = entry.depth if entry.position == "at_depth" else None
+        content = scripts.run(entry.content, "lore", "prompt", depth=depth)
+        if content == entry.content:
+            return entry
+        return replace(entry, content=content, tokens=count(content))
+
+    return replace(outcome, activated=[sent(entry) for entry in outcome.activated])
+
+
+def _macros(gathered: Gathered) -> MacroContext:
+    return macros_of(
+        gathered.speaker.card,
+        char=gathered.speaker.name,
+        user=gathered.user_name,
+        persona=gathered.persona,
+        chat_seed=0,
+        message_seed=0,
+    )

@@ -1,0 +1,199 @@
+"""Envelopes: what a slot holds, so that a new user key can be put in without the slot's secret.
+
+Each slot has an X25519 key pair: the private key is HKDF of the slot's secret, and the public key
+lies in the slot. When the user key is changed, the new one is encrypted to that public key (HPKE,
+RFC 9180); whoever has the old user key alone learns nothing of the new one. The next time that the
+slot is opened, its secret wraps the user key directly again, which is faster to open.
+
+An envelope is `form (1 byte) | public key, sealed (60) | user key, wrapped`, and all of that under
+the root key:
+
+- The public key is sealed under HKDF of the user key: somebody who can write to the database can't
+  put in one of their own, to be sent the next user key, nor guess passwords against it.
+- `DIRECT`: the user key, sealed under HKDF of the slot's secret (60 bytes).
+- `ADDRESSED`: the user key, encrypted to the public key (80 bytes).
+- `BRIDGED`: the same, but the key pair comes from the user key of a slot that was made before there
+  were envelopes; that slot's own blob follows (60 bytes), and its secret opens it.
+
+Each part is bound to the slot, its user, and the generation of the user key.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from backend.vault.root import RootKeys, RootSealBrokenError
+from backend.vault.sealing import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    SealBrokenError,
+    derive,
+    open_with,
+    seal_with,
+)
+from backend.vault.slots import SlotKind, WrongSecretError, unwrap_with_secret
+
+DIRECT, ADDRESSED, BRIDGED = 1, 2, 3
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+SEALED_KEY_BYTES = NONCE_BYTES + KEY_BYTES + TAG_BYTES
+ADDRESSED_BYTES = KEY_BYTES + KEY_BYTES + TAG_BYTES
+_HEAD_BYTES = 1 + SEALED_KEY_BYTES
+_PURPOSE = "envelope"
+
+
+class EnvelopePlace(NamedTuple):
+    """Which slot an envelope belongs to, and the generation of the user key in it."""
+
+    kind: SlotKind
+    slot_id: UUID
+    user_id: UUID
+    generation: int
+
+    def context(self) -> bytes:
+        """What each part of the envelope is bound to."""
+        return (
+            f"envelope/{self.kind}/".encode()
+            + self.slot_id.bytes
+            + self.user_id.bytes
+            + self.generation.to_bytes(8, "big")
+        )
+
+
+class Wrapped(NamedTuple):
+    """An envelope as it is stored, and the version of the root key that it is under."""
+
+    root_version: int
+    blob: bytes
+
+
+class Opened(NamedTuple):
+    """The user key of an envelope, and whether its secret wraps it directly."""
+
+    user_key: bytes
+    is_direct: bool
+
+
+def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys) -> Wrapped:
+    """Wrap the user key for a slot whose secret is at hand."""
+    public_key = _private_key(place.kind, secret).public_key().public_bytes_raw()
+    key = derive(secret, f"slot/{place.kind}")
+    inner = seal_with(key, user_key, context=place.context())
+    return _enclose(place, DIRECT, public_key, inner, user_key=user_key, root=root)
+
+
+def unwrap(
+    place: EnvelopePlace, *, secret: bytes, blob: bytes, root_version: int, root: RootKeys
+) -> Opened:
+    """The user key, by the slot's secret.
+
+    Raises `WrongSecretError`, also where the envelope was changed or is another slot's, and
+    `RootKeyError` when the root key of that version is not at hand.
+    """
+    try:
+        content = _disclose(place, blob, root_version, root)
+        form, inner = content[0], content[_HEAD_BYTES:]
+        if form == DIRECT:
+            key = derive(secret, f"slot/{place.kind}")
+            return Opened(open_with(key, inner, context=place.context()), is_direct=True)
+        encrypted, first_blob = inner[:ADDRESSED_BYTES], inner[ADDRESSED_BYTES:]
+        if form == BRIDGED:
+            secret = unwrap_with_secret(
+                place.kind, place.slot_id, place.user_id, secret=secret, blob=first_blob
+            )
+        private_key = _private_key(place.kind, secret)
+        return Opened(SUITE.decrypt(encrypted, private_key, info=place.context()), is_direct=False)
+    except (SealBrokenError, RootSealBrokenError, InvalidTag) as error:
+        raise WrongSecretError from error
+
+
+def readdress(
+    place: EnvelopePlace,
+    *,
+    blob: bytes,
+    root_version: int,
+    old_key: bytes,
+    new_key: bytes,
+    root: RootKeys,
+) -> Wrapped:
+    """The envelope of the next generation, with the new user key: the secret is not needed.
+
+    Raises `SealBrokenError` where the old user key or the place is wrong, and `RootKeyError`.
+    """
+    try:
+        content = _disclose(place, blob, root_version, root)
+    except RootSealBrokenError as error:
+        raise SealBrokenError from error
+    public_key = open_with(
+        derive(old_key, _PURPOSE), content[1:_HEAD_BYTES], context=place.context()
+    )
+    form, first_blob = ADDRESSED, b""
+    if content[0] == BRIDGED:
+        form, first_blob = BRIDGED, content[_HEAD_BYTES + ADDRESSED_BYTES :]
+    return _address(
+        place._replace(generation=place.generation + 1),
+        form,
+        public_key,
+        first_blob,
+        new_key=new_key,
+        root=root,
+    )
+
+
+def bridge(
+    place: EnvelopePlace, *, first_blob: bytes, old_key: bytes, new_key: bytes, root: RootKeys
+) -> Wrapped:
+    """An envelope for a slot that has none, around its own blob.
+
+    The place has the generation of the new user key; `first_blob` is what `wrap_with_secret` made
+    of the old one.
+    """
+    public_key = _private_key(place.kind, old_key).public_key().public_bytes_raw()
+    return _address(place, BRIDGED, public_key, first_blob, new_key=new_key, root=root)
+
+
+def rewrap(place: EnvelopePlace, *, blob: bytes, root_version: int, root: RootKeys) -> Wrapped:
+    """The same envelope under the newest root key. Raises `RootKeyError`."""
+    content = _disclose(place, blob, root_version, root)
+    return Wrapped(*root.wrap(content, context=place.context(), purpose=_PURPOSE))
+
+
+def _address(
+    place: EnvelopePlace,
+    form: int,
+    public_key: bytes,
+    first_blob: bytes,
+    *,
+    new_key: bytes,
+    root: RootKeys,
+) -> Wrapped:
+    recipient = X25519PublicKey.from_public_bytes(public_key)
+    inner = SUITE.encrypt(new_key, recipient, info=place.context()) + first_blob
+    return _enclose(place, form, public_key, inner, user_key=new_key, root=root)
+
+
+def _enclose(
+    place: EnvelopePlace,
+    form: int,
+    public_key: bytes,
+    inner: bytes,
+    *,
+    user_key: bytes,
+    root: RootKeys,
+) -> Wrapped:
+    sealed = seal_with(derive(user_key, _PURPOSE), public_key, context=place.context())
+    content = bytes([form]) + sealed + inner
+    return Wrapped(*root.wrap(content, context=place.context(), purpose=_PURPOSE))
+
+
+def _disclose(place: EnvelopePlace, blob: bytes, root_version: int, root: RootKeys) -> bytes:
+    return root.unwrap(root_version, blob, context=place.context(), purpose=_PURPOSE)
+
+
+def _private_key(kind: SlotKind, secret: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(derive(secret, f"envelope/{kind}"))

@@ -1,0 +1,44 @@
+/** The second factor: asked for after the password, wherever the server wants one. */
+import { Problem } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { fill, h } from "../core/dom.js";
+import { a, doorform, field } from "./door.js";
+
+const REQUIRED = "second-factor-required";
+
+/** What the browser does with a passkey, as JSON. What it says when it does not work is for nobody. */
+export const withPasskey = async (act) => {
+  const credential = await act().catch(() => {
+    throw new Problem({ title: a("passkey_failed") });
+  });
+  return credential.toJSON();
+};
+
+/** The answer to `send(proof)`. Where it takes a second factor, that is asked for in the box first. */
+export async function proven(box, send) {
+  try {
+    return await send({});
+  } catch (problem) {
+    if (problem.slug !== REQUIRED) throw problem;
+    return new Promise((resolve) => ask(box, problem.body, send, resolve));
+  }
+}
+
+function ask(box, { kinds, passkey }, send, resolve) {
+  const prove = async (proof) => resolve(await send(proof));
+  let options = passkey;
+  const use = async () => {
+    // Each challenge works once.
+    options ??= await send({}).catch(({ body }) => body.passkey);
+    const publicKey = PublicKeyCredential.parseRequestOptionsFromJSON(options);
+    options = null;
+    await prove({ passkey: await withPasskey(() => navigator.credentials.get({ publicKey })) });
+  };
+  const code = { ...field("otp", "one-time-code"), help: a("otp_help") };
+  fill(box,
+    h("h2", { tabindex: -1 }, a("second")),
+    passkey && h("button", { type: "button", onclick: () => attempt(use) }, a("use_passkey")),
+    kinds.some((kind) => kind !== "passkey") && doorform({ fields: [code], submit: a("go_on"), send: prove }),
+    !kinds.length && h("p", {}, a("none_here")));
+  (box.querySelector("button, input") ?? box.firstChild).focus();
+}

@@ -1,0 +1,28 @@
+/** What happened to the account: sign-ins, new keys, exports. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { h } from "../core/dom.js";
+import { ago, dateTime, t } from "../core/words.js";
+import { a } from "./door.js";
+import { button, part } from "./parts.js";
+
+const row = ({ kind, at, client, address, detail, count }) =>
+  h("li", {},
+    h("div.grow", {},
+      h("div", {}, [a(`events.${kind}`), detail].filter(Boolean).join(": "), count > 1 && ` (${count} ×)`),
+      h("small.help", {}, [client, address].filter(Boolean).join(", "))),
+    h("time.help", { datetime: at, title: dateTime(at) }, ago(at)));
+
+export function recent() {
+  const list = h("ul.list");
+  let after;
+  const read = async () => {
+    const page = await api.get("/me/activity", { query: { limit: 10, after } });
+    list.append(...page.items.map(row));
+    after = page.next;
+    more.hidden = !after;
+  };
+  const more = button("older", read, { hidden: true });
+  attempt(read);
+  return part("recent", list, h("div", {}, more));
+}

@@ -1,0 +1,17 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""Real processes under kills, hostile input and faults, and whether the promises held.
+
+    scripts/torture.py [--kills N | --minutes N] [--database sqlite|postgres|URL] [--qdrant URL]
+                       [--only GROUP] [--seed N] [--json]
+
+docs/reliability.md says what is promised and shown. The exit status is 0 only if all of it held.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from scripts.torture.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `scripts/torture.py` does: one file a fault, and what they share."""

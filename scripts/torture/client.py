@@ -1,0 +1,205 @@
+"""Clients: an account with an API key, its requests, and what each of them came to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httpx
+
+from scripts.torture.history import History, Invocation, Outcome
+
+PATIENCE = 20.0
+"""Seconds after which a client gives a request up."""
+
+PASSWORD = "a long torture password"  # noqa: S105  # of accounts that last as long as a campaign
+
+
+@dataclass
+class Answer:
+    """What a request came to. `body` is the parsed JSON of an answer, if it had one."""
+
+    outcome: Outcome
+    status: int | None = None
+    body: Any = None
+
+    @property
+    def slug(self) -> str:
+        """What kind of problem it is, if it is one."""
+        body = cast("dict[str, Any]", self.body) if isinstance(self.body, dict) else {}
+        return str(body.get("type", "")).rpartition(":")[2]
+
+
+@dataclass
+class HeardTurn:
+    """What a client heard of a turn: `is_line_saved` and `is_saved` are acknowledgements."""
+
+    status: int | None = None
+    slug: str = ""
+    started: dict[str, Any] | None = None
+    text: str = ""
+    is_saved: bool = False
+    is_over: bool = False
+    problem: str = ""
+
+
+def outcome_of(status: int) -> Outcome:
+    """What an answer's status says about whether the request was carried out."""
+    if 200 <= status < 300:
+        return "ok"
+    # Of a failure in mid-way the client does not know how far it came.
+    return "refused" if status < 500 else "unknown"
+
+
+@dataclass
+class Client:
+    """An account's requests. `urls` gives the servers that run at the moment."""
+
+    name: str
+    username: str
+    token: str
+    history: History
+    urls: Callable[[], Sequence[str]]
+    draw: random.Random
+    http: httpx.AsyncClient = field(
+        default_factory=lambda: httpx.AsyncClient(timeout=PATIENCE, trust_env=False)
+    )
+
+    async def aclose(self) -> None:
+        """Let go of its connections."""
+        await self.http.aclose()
+
+    async def ask(
+        self, who: str, name: str, method: str, path: str, *, key: str = "", **more: Any
+    ) -> Answer:
+        """One request, written down in the history as `name`.
+
+        Args:
+            who: The worker that asks.
+            name: What is asked for.
+            method: HTTP's.
+            path: Below `/api/v1`.
+            key: An `Idempotency-Key`.
+            more: Arguments of httpx: `json`, `files`, `params`.
+        """
+        headers = {"idempotency-key": key} if key else {}
+        arguments = {"path": path, "key": key, "json": more.get("json")}
+        with self.history.invocation(f"{self.name}/{who}", name, **arguments) as invocation:
+            url = self._url(path)
+            if not url:
+                invocation.outcome = "refused"
+                return Answer("refused")
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    answer = await self.http.request(
+                        method, url, headers=self._headers | headers, **more
+                    )
+            except httpx.ConnectError:
+                invocation.outcome = "refused"
+                await asyncio.sleep(0.1)
+            except (httpx.TransportError, TimeoutError):
+                pass
+            else:
+                return self._answered(invocation, answer.status_code, answer.content, path)
+            return Answer(invocation.outcome)
+
+    async def turn(self, who: str, chat_id: str, body: dict[str, Any]) -> HeardTurn:
+        """Take a turn, and listen to its end or until the connection breaks."""
+        heard = HeardTurn()
+        name = next(
+            (each for each in ("regenerate_of", "continue") if each in body), "turn"
+        ).removesuffix("_of")
+        with self.history.invocation(f"{self.name}/{who}", name, chat=chat_id, **body) as made:
+            url = self._url(f"/chats/{chat_id}/turns")
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._listen(url, body, heard)
+            except httpx.ConnectError:
+                made.outcome = "refused"
+                await asyncio.sleep(0.1)
+            except (httpx.TransportError, TimeoutError):
+                pass
+            made.status = heard.status
+            if heard.status is not None and heard.status != 200:
+                made.outcome = outcome_of(heard.status)
+                self._look_for_crash(heard.status, name, {"type": heard.slug})
+            elif heard.is_saved:
+                made.outcome = "ok"
+            made.arguments["heard"] = {"started": heard.started, "over": heard.is_over}
+        return heard
+
+    async def _listen(self, url: str, body: dict[str, Any], heard: HeardTurn) -> None:
+        async with self.http.stream("POST", url, json=body, headers=self._headers) as answer:
+            heard.status = answer.status_code
+            if answer.status_code != 200:
+                problem = json.loads(await answer.aread() or b"{}")
+                heard.slug = str(problem.get("type", "")).rpartition(":")[2]
+                return
+            event = ""
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    event = line[7:]
+                elif line.startswith("data: "):
+                    self._hear(heard, event, json.loads(line[6:]))
+
+    @staticmethod
+    def _hear(heard: HeardTurn, event: str, data: Any) -> None:
+        match event:
+            case "turn.started":
+                heard.started = data
+            case "text.delta":
+                heard.text += data["text"]
+            case "message.saved":
+                heard.is_saved = True
+            case "turn.completed" | "turn.failed":
+                heard.is_over = True
+                heard.problem = str(data.get("type", "")).rpartition(":")[2]
+            case _:
+                pass
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"}
+
+    def _url(self, path: str) -> str:
+        urls = self.urls()
+        return f"{self.draw.choice(urls)}/api/v1{path}" if urls else ""
+
+    def _answered(self, invocation: Invocation, status: int, content: bytes, path: str) -> Answer:
+        invocation.status, invocation.outcome = status, outcome_of(status)
+        try:
+            body = json.loads(content) if content else None
+        except ValueError:
+            body = None
+        self._look_for_crash(status, f"{invocation.name} {path}", body)
+        return Answer(invocation.outcome, status, body)
+
+    def _look_for_crash(self, status: int, what: str, body: Any) -> None:
+        # What is not there for a moment says so with a 502 or a 503; a 500 is a fault of ours.
+        if status == 500:
+            self.history.breach(f"answered 500: {what.partition('/')[0].strip()} ({body})")
+
+
+async def sign_up(
+    url: str,
+    name: str,
+    history: History,
+    urls: Callable[[], Sequence[str]],
+    draw: random.Random,
+) -> Client:
+    """Make an account with an API key that may do all."""
+    async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=60, trust_env=False) as browser:
+        username = f"{name}{time.time_ns()}"
+        body = {"username": username, "password": PASSWORD}
+        made = await browser.post("/accounts", json=body)
+        made.raise_for_status()
+        csrf = {"x-csrftoken": browser.cookies["csrftoken"]}
+        body = {"label": "torture", "scope": "manage"}
+        key = await browser.post("/api-keys", json=body, headers=csrf)
+        key.raise_for_status()
+    return Client(name, username, key.json()["token"], history, urls, draw)

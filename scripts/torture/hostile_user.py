@@ -1,0 +1,93 @@
+"""Somebody who sends what nobody should: their requests, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from scripts.torture.client import Answer, Client
+from scripts.torture.model import TaggedModel
+
+QUIET_AFTER = 0.5
+
+
+@dataclass
+class HostileUser:
+    """An account that attacks. `statuses` are those that it was answered with."""
+
+    client: Client
+    url: str
+    model: TaggedModel
+    statuses: Counter[int | str] = field(default_factory=Counter[int | str])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of the server."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or 0
+
+    async def ask(self, name: str, method: str, path: str, **more: Any) -> Answer:
+        """One request."""
+        answer = await self.client.ask("hostile", name, method, path, **more)
+        self.statuses[answer.status or "none"] += 1
+        return answer
+
+    async def warm_up(self) -> None:
+        """What the first request of a kind has to load, it loads before anything is measured."""
+        chat = await self.chat()
+        await self.say(chat, "Is anyone there?")
+        await self.ask("search", "GET", "/search", params={"q": "harbour"})
+        await self.ask("preview", "GET", f"/chats/{chat}/context")
+        await self.until_quiet()
+        self.statuses.clear()
+
+    async def chat(self, *characters: str) -> str:
+        """A new chat."""
+        made = await self.ask("chat", "POST", "/chats", json={"character_ids": list(characters)})
+        return str(made.body["id"]) if made.outcome == "ok" else ""
+
+    async def character(self, **fields: Any) -> str:
+        """A new character; empty where it is refused."""
+        body = {"name": "Mara", **fields}
+        made = await self.ask("character", "POST", "/characters", json=body)
+        return str(made.body["id"]) if made.outcome == "ok" else ""
+
+    async def lorebook(self, entries: Sequence[dict[str, Any]]) -> str:
+        """An imported lorebook; empty where it is refused."""
+        book = {"entries": {str(uid): {"uid": uid, **each} for uid, each in enumerate(entries)}}
+        made = await self.upload("/lorebooks/import", json.dumps(book).encode())
+        return str(made.body["lorebook"]["id"]) if made.outcome == "ok" else ""
+
+    async def upload(self, path: str, data: bytes) -> Answer:
+        """A file, as a form has it."""
+        return await self.ask("upload", "POST", path, files={"file": ("file.json", data)})
+
+    async def link(self, chat: str, lorebook: str) -> None:
+        """Give a chat a lorebook."""
+        body = {"state": "linked"}
+        await self.ask("link", "PUT", f"/chats/{chat}/lorebooks/{lorebook}", json=body)
+
+    async def say(self, chat: str, text: str) -> None:
+        """One turn."""
+        heard = await self.client.turn("hostile", chat, {"text": text})
+        self.statuses[heard.status or "none"] += 1
+
+    async def preview(self, chat: str, text: str = "What of the harbour?") -> None:
+        """The prompt that would come, whole."""
+        body = {"text": text, "prompt": True}
+        await self.ask("preview", "POST", f"/chats/{chat}/context", json=body)
+
+    async def until_quiet(self) -> None:
+        """Wait until the account's jobs are done."""
+        quiet = 0
+        while quiet < 2:
+            page = await self.client.ask("hostile", "jobs", "GET", "/jobs")
+            items = page.body["items"] if page.outcome == "ok" else [{"state": "running"}]
+            busy = any(each["state"] in {"queued", "running"} for each in items)
+            quiet = 0 if busy else quiet + 1
+            await asyncio.sleep(QUIET_AFTER / 2)

@@ -1,0 +1,305 @@
+"""The processes of a whole Talekeeper: started, killed, stopped for a while, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scripts._enrichment_common import DatabaseName, Started, start
+from scripts._enrichment_wire import MODEL, MODEL_ID, listen
+from scripts.torture.model import DIMENSION, TaggedModel
+
+READY_WITHIN = 10.0
+"""Seconds from the start of a process to the first good answer of `/ready`: a promise."""
+STOP_WITHIN = 20.0
+"""Seconds from SIGTERM to the end of a process."""
+KILLED_WITHIN = 60.0
+"""The same from SIGKILL: a machine that is busy takes its time."""
+
+
+MUCH = 10_000
+UNLIMITED = {
+    "max_requests_per_minute_per_user": 100 * MUCH,
+    "max_requests_per_minute_per_address": 100 * MUCH,
+    "max_requests_at_once_per_user": MUCH,
+    "max_turns_per_user": MUCH,
+    "max_previews_per_user": MUCH,
+    "max_streams_per_user": MUCH,
+    "max_uploads_per_user": MUCH,
+    "max_queued_jobs_per_user": 100 * MUCH,
+}
+"""Quotas that a campaign does without: it is to find out what is lost, not what is refused."""
+
+
+class BrokenPromiseError(Exception):
+    """Something that was promised did not hold; its text says what."""
+
+
+@dataclass
+class Process:
+    """One process of the installation, running or not."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str]
+    log: Path
+    url: str = ""
+    popen: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs, or is stopped and may go on."""
+        return self.popen is not None and self.popen.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        if self.popen is None:
+            raise RuntimeError(f"{self.name} does not run.")
+        return self.popen.pid
+
+    def start(self) -> None:
+        """Start it; it takes a while until it answers."""
+        with self.log.open("ab") as output:
+            self.popen = subprocess.Popen(  # noqa: S603  # a command of ours
+                self.command,
+                env=self.environment,
+                cwd=self.log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self.started_at = time.monotonic()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, where it runs."""
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    async def gone(self, within: float) -> None:
+        """Wait for its end. Raises `BrokenPromiseError` after `within` seconds, and kills it."""
+        began = time.monotonic()
+        while self.is_alive:
+            if time.monotonic() - began > within:
+                self.send(signal.SIGKILL)
+                raise BrokenPromiseError(f"{self.name} did not end within {within:.0f} s")
+            await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        """SIGKILL, where it runs."""
+        self.send(signal.SIGKILL)
+        await self.gone(KILLED_WITHIN)
+
+    async def ready(self, within: float) -> float:
+        """Wait for a good answer of `/ready`; gives back the seconds since the start.
+
+        Raises `BrokenPromiseError` after `within` seconds, or when the process ended.
+        """
+        async with httpx.AsyncClient(base_url=self.url, timeout=2, trust_env=False) as client:
+            while True:
+                seconds = time.monotonic() - self.started_at
+                with contextlib.suppress(httpx.TransportError):
+                    if (await client.get("/ready")).status_code == 200:
+                        return time.monotonic() - self.started_at
+                if not self.is_alive:
+                    raise BrokenPromiseError(f"{self.name} ended by itself: {self.last_words()}")
+                if seconds > within:
+                    raise BrokenPromiseError(f"{self.name} was not ready within {within:.0f} s")
+                await asyncio.sleep(0.02)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-500:]
+
+
+@dataclass
+class Installation:
+    """A Talekeeper with its model: on SQLite one process, on PostgreSQL two servers and a worker.
+
+    `root` holds `data` (the data folder), `logs` and, on PostgreSQL, `index`.
+    """
+
+    database: DatabaseName
+    database_url: str
+    root: Path
+    model: TaggedModel
+    servers: list[Process]
+    workers: list[Process]
+    settings: dict[str, str]
+    index_port: int | None = None
+    ready_within: float = READY_WITHIN
+    started: list[float] = field(default_factory=list[float])
+
+    @property
+    def stop_within(self) -> float:
+        """Seconds from SIGTERM to the end."""
+        return STOP_WITHIN * self.ready_within / READY_WITHIN
+
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self.root / "data"
+
+    @property
+    def processes(self) -> list[Process]:
+        """Servers and workers."""
+        return [*self.servers, *self.workers]
+
+    @property
+    def url(self) -> str:
+        """Where the first server listens."""
+        return self.servers[0].url
+
+    def urls(self) -> list[str]:
+        """Where servers listen that run."""
+        return [each.url for each in self.servers if each.is_alive]
+
+    async def open(self, within: float | None = None) -> None:
+        """Start what does not run, and wait until every server is ready."""
+        within = within or self.ready_within
+        fresh = [each for each in self.processes if not each.is_alive]
+        servers = [each for each in fresh if each in self.servers]
+        for each in servers:
+            each.start()
+        for each in servers:
+            self.started.append(await each.ready(within))
+        # Only a server makes the root key.
+        for each in fresh:
+            if each not in servers:
+                each.start()
+
+    async def stop(self) -> None:
+        """End all of them as a service manager does."""
+        for each in self.processes:
+            each.send(signal.SIGCONT)
+            each.send(signal.SIGTERM)
+        for each in self.processes:
+            await each.gone(self.stop_within)
+
+    async def kill(self) -> None:
+        """SIGKILL to all of them."""
+        for each in self.processes:
+            await each.kill()
+
+
+@asynccontextmanager
+async def installation(
+    database: DatabaseName,
+    database_url: str,
+    root: Path,
+    model: TaggedModel,
+    *,
+    qdrant_url: str = "",
+    servers_url: str = "",
+    ready_within: float = READY_WITHIN,
+    **settings: Any,
+) -> AsyncGenerator[Installation]:
+    """Everything but the database, not started yet; killed at the end.
+
+    Args:
+        database: SQLite means one process that does everything.
+        database_url: Empty for SQLite in the data folder.
+        root: An empty folder.
+        model: Answers the requests for replies and embeddings.
+        qdrant_url: A Qdrant server. Without one, processes on PostgreSQL share a Qdrant Edge that
+            another process has open.
+        servers_url: The database as the servers get there, if another way.
+        ready_within: Seconds from the start of a server to its first good answer of `/ready`.
+        settings: Further ones, by the names of the fields of `Settings`.
+    """
+    (root / "data").mkdir(mode=0o700)
+    (root / "logs").mkdir()
+    listener, model_port = await listen(model.respond)
+    index: Started | None = None
+    if database == "postgres" and not qdrant_url:
+        index = await start("_enrichment_index", str(root / "index"))
+    given = {
+        "database_url": servers_url or database_url,
+        "data_dir": root / "data",
+        "registration": "open",
+        "log_format": "json",
+        "openai_base_url": f"http://127.0.0.1:{model_port}/v1",
+        "openai_models": MODEL,
+        "default_model": MODEL_ID,
+        "enrichment_model": MODEL_ID,
+        "enrichment_tokens_per_day": 10**9,
+        **UNLIMITED,
+        "embedder": "openai",
+        "embedding_model": "vectors",
+        "embedding_dimension": DIMENSION,
+        "qdrant_url": qdrant_url or (f"http://127.0.0.1:{index.greeting}" if index else ""),
+        **settings,
+    }
+    environment = _environment(given, root)
+    launcher = [sys.executable, "-m", "scripts.torture.process"]
+    if index is not None:
+        launcher.append("--shared-index")
+    made = Installation(
+        database,
+        database_url or f"sqlite+aiosqlite:///{root / 'data' / 'talekeeper.sqlite3'}",
+        root,
+        model,
+        [
+            _server(number, launcher, environment, root)
+            for number in range(2 if database == "postgres" else 1)
+        ],
+        [
+            Process("worker", [*launcher, "work"], environment, root / "logs" / "worker.log")
+            for _ in range(1 if database == "postgres" else 0)
+        ],
+        {name: str(value) for name, value in given.items()},
+        index_port=int(index.greeting) if index else None,
+        ready_within=ready_within,
+    )
+    try:
+        yield made
+    finally:
+        await made.kill()
+        if index is not None:
+            await index.kill()
+        listener.close()
+
+
+def _server(number: int, launcher: list[str], environment: dict[str, str], root: Path) -> Process:
+    port = free_port()
+    return Process(
+        f"server {number + 1}",
+        [*launcher, "serve", "--port", str(port)],
+        environment,
+        root / "logs" / f"server{number + 1}.log",
+        url=f"http://127.0.0.1:{port}",
+    )
+
+
+def _environment(settings: dict[str, Any], root: Path) -> dict[str, str]:
+    inherited = {
+        key: value
+        for key, value in os.environ.items()  # noqa: TID251  # handed on, not read
+        if not key.startswith("TALEKEEPER_") and key != "PYTHONDONTWRITEBYTECODE"
+    }
+    # Without compiled modules each start would take seconds longer.
+    inherited["PYTHONPYCACHEPREFIX"] = str(root.parent / "pycache")
+    named = {f"TALEKEEPER_{key.upper()}": str(value) for key, value in settings.items() if value}
+    return inherited | named
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

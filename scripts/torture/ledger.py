@@ -1,0 +1,121 @@
+"""What one account's clients were told: what must be there, and what may or may not be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from scripts.torture.history import Outcome
+
+ThingKind = Literal["chat", "character", "lorebook", "persona"]
+
+
+@dataclass
+class Line:
+    """A message that was acknowledged.
+
+    `text` is all of it where the client wrote it; `marks` are those of the model's outputs that
+    must be in it as a whole, in this order.
+    """
+
+    id: str
+    chat_id: str
+    text: str | None
+    marks: list[str] = field(default_factory=list[str])
+    since: float = 0.0
+
+
+@dataclass
+class Thing:
+    """Something with a name of its own. It may be gone from the moment that it was to be deleted.
+
+    `values` is what it may say now: the last value that was acknowledged, and those that were sent
+    after it without an answer. `has_key`: its request has an `Idempotency-Key`, and is sent again
+    until it is answered. `was_lost`: an answer to it did not arrive.
+    """
+
+    kind: ThingKind
+    name: str
+    id: str | None = None
+    outcome: Outcome = "unknown"
+    deleted: Outcome = "refused"
+    has_key: bool = False
+    was_lost: bool = False
+    values: list[str] = field(default_factory=list[str])
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is there for certain."""
+        return self.id is not None and self.deleted == "refused"
+
+
+@dataclass
+class Deletion:
+    """A message was to be deleted, with all below it. `until` is when that was known to be over."""
+
+    chat_id: str
+    message_id: str
+    outcome: Outcome = "unknown"
+    until: float = math.inf
+
+
+@dataclass
+class Ledger:
+    """The account's things, the lines of its chats, and all texts that were ever sent.
+
+    `answered` counts, by chat, the turns that may have made a reply. `touched` are chats in which
+    something happened since they were last compared with the database.
+    """
+
+    things: dict[tuple[ThingKind, str], Thing] = field(
+        default_factory=dict[tuple[ThingKind, str], Thing]
+    )
+    lines: dict[str, Line] = field(default_factory=dict[str, Line])
+    deletions: list[Deletion] = field(default_factory=list[Deletion])
+    parents: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    sent: set[str] = field(default_factory=set[str])
+    answered: Counter[str] = field(default_factory=Counter[str])
+    copies: set[str] = field(default_factory=set[str])
+    touched: set[str] = field(default_factory=set[str])
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def thing(self, kind: ThingKind, name: str) -> Thing:
+        """Note that something is to be made."""
+        made = self.things[kind, name] = Thing(kind, name)
+        return made
+
+    def usable(self, kind: ThingKind) -> list[Thing]:
+        """What of a kind is there for certain."""
+        return [each for each in self.things.values() if each.kind == kind and each.is_usable]
+
+    def chat_of(self, chat_id: str) -> Thing | None:
+        """The chat with an id."""
+        chats = (each for each in self.things.values() if each.kind == "chat")
+        return next((each for each in chats if each.id == chat_id), None)
+
+    def may_be_missing(self, line: Line) -> bool:
+        """Whether the line, or one above it, or its chat, was to be deleted."""
+        chat = self.chat_of(line.chat_id)
+        if chat is not None and chat.deleted != "refused":
+            return True
+        asked = {
+            each.message_id: each
+            for each in self.deletions
+            if each.chat_id == line.chat_id and each.outcome != "refused"
+        }
+        at: str | None = line.id
+        while at is not None:
+            if at in asked:
+                return True
+            if at not in self.parents:
+                # Nobody has seen what is above it: any deletion that was not over may be meant.
+                return any(each.until >= line.since for each in asked.values())
+            at = self.parents[at]
+        return False
+
+    def must_be_missing(self) -> set[str]:
+        """Messages whose deletion was acknowledged."""
+        return {each.message_id for each in self.deletions if each.outcome == "ok"}

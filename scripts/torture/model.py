@@ -1,0 +1,214 @@
+"""The model and the embedder that a campaign plays with: an OpenAI-compatible server of its own.
+
+Each reply begins with a mark that no other reply has, and the model keeps what it said, so that a
+stored reply can be held against it. `Faults` says what goes wrong with the answers, if anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from scripts._enrichment_model import new_lines
+from scripts._enrichment_wire import CUT, Answer, CutError, call, chunk, said, tokens_of, usage
+
+DIMENSION = 64
+REPLY_MARK = re.compile(r"\[R\d{7}\]")
+FLOOD = "x"
+"""What a broken model says ten million times; no word of `WORDS` ends with it."""
+LINE_MARK = re.compile(r"\[[LR]\d{7}\]")
+
+Fault = Literal[
+    "none",
+    "429",
+    "429 with retry-after",
+    "500",
+    "hang-up before",
+    "hang-up midway",
+    "silence",
+    "silence midway",
+    "garbage",
+    "10 MB at once",
+    "slow drip",
+]
+FAULTS: tuple[Fault, ...] = get_args(Fault)[1:]
+
+WORDS = [
+    "and",
+    "then",
+    "the",
+    "rain",
+    "came",
+    "down",
+    "on",
+    "the",
+    "old",
+    "harbour",
+    "while",
+    "the",
+    "lamps",
+    "burned",
+    "low",
+    "and",
+    "a",
+    "door",
+]
+
+
+@dataclass
+class TaggedModel:
+    """Replies, triage, tools and embeddings.
+
+    `outputs` holds every reply that was begun, whole, by its mark. `pace` is the longest pause
+    between two pieces of a reply, in seconds.
+    """
+
+    canary: str
+    seed: int = 1
+    pace: float = 0.02
+    fault: Fault = "none"
+    embedding_fault: Fault = "none"
+    literal: str | None = None
+    outputs: dict[str, str] = field(default_factory=dict[str, str])
+    asked: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+
+    async def respond(self, path: str, body: Any) -> Answer:
+        """Answer a request."""
+        if path.endswith("/embeddings"):
+            self.asked["embedding"] += 1
+            return await self._embedded(body)
+        if not path.endswith("/chat/completions"):
+            return Answer(404, {"error": {"message": "no such path"}})
+        kind = "reply" if body.get("stream") else "step" if body.get("tools") else "triage"
+        self.asked[kind] += 1
+        if broken := await _broken(self.fault):
+            return broken
+        if kind == "reply":
+            return Answer(pieces=self._reply(tokens_of(body["messages"])))
+        if kind == "triage":
+            value = {"why": "Something happens.", "significant": True, "kinds": ["event"]}
+            return said(json.dumps(value), tokens_of(body["messages"]))
+        return _step(body)
+
+    async def _embedded(self, body: Any) -> Answer:
+        if self.embedding_fault == "10 MB at once":
+            return Answer(body=b"[" + b"0," * 5_000_000 + b"0]")
+        return await _broken(self.embedding_fault) or embeddings(body)
+
+    async def _reply(self, prompt_tokens: int) -> AsyncIterator[str]:
+        """A reply as it is streamed, with the fault of the moment in it."""
+        fault, text = self.fault, self._text()
+        pieces = [text] if self.literal is not None else _pieces(text, self._draw)
+        if fault == "10 MB at once":
+            # One piece; what comes of it is a reply that is cut short or a failure, no crash.
+            yield json.dumps(chunk({"content": FLOOD * 10_000_000}))
+        for number, piece in enumerate(pieces):
+            yield json.dumps(chunk({"role": "assistant", "content": piece}))
+            if number == len(pieces) // 2:
+                if fault == "hang-up midway":
+                    raise CutError
+                if fault == "silence midway":
+                    await asyncio.sleep(3600)
+            if self.pace:
+                slow = 20 if fault == "slow drip" else 1
+                await asyncio.sleep(self._draw.uniform(0, self.pace * slow))
+        yield json.dumps(chunk({}, finish="stop"))
+        counts = usage(prompt_tokens, tokens_of(text))
+        yield json.dumps({**chunk({}), "choices": [], "usage": counts})
+        yield "[DONE]"
+
+    def _text(self) -> str:
+        if self.literal is not None:
+            return self.literal
+        mark = f"[R{len(self.outputs):07d}]"
+        words = " ".join(self._draw.choices(WORDS, k=self._draw.randint(8, 40)))
+        self.outputs[mark] = f"{mark} {self.canary} {words}."
+        return self.outputs[mark]
+
+
+def _pieces(text: str, draw: random.Random) -> list[str]:
+    """The mark whole, then some words at a time."""
+    words = re.findall(r"\S+\s*", text)
+    pieces: list[str] = []
+    while words:
+        size = draw.randint(1, 5)
+        pieces.append("".join(words[:size]))
+        del words[:size]
+    return pieces
+
+
+async def _broken(fault: Fault) -> Answer | None:
+    """The answer in place of a good one; None where the fault is not one of the whole answer."""
+    error = {"error": {"message": "slow down", "type": "rate_limit_error", "code": None}}
+    match fault:
+        case "429":
+            return Answer(429, error)
+        case "429 with retry-after":
+            return Answer(429, error, headers={"retry-after": "1"})
+        case "500":
+            return Answer(500, {"error": {"message": "oops", "type": "server_error"}})
+        case "hang-up before":
+            return Answer(CUT)
+        case "silence":
+            await asyncio.sleep(3600)
+        case "garbage":
+            return Answer(body=b'{"id": "x", "choices": [{"index": 0, "mess\xff\xfe')
+        case _:
+            pass
+    return None
+
+
+def _step(body: Any) -> Answer:
+    """One event for each new line with a mark, all at once; then nothing more."""
+    messages: Sequence[Any] = body["messages"]
+    prompt = tokens_of(messages)
+    if any(message["role"] == "assistant" for message in messages):
+        return said(None, prompt, [call("f0", "finish", {})])
+    calls: list[Any] = []
+    for number, text in new_lines(messages):
+        if found := LINE_MARK.search(text):
+            digest = hashlib.blake2b(found[0].encode(), digest_size=9).hexdigest()
+            words = " ".join(digest[at : at + 6] for at in range(0, 18, 6))
+            arguments = {
+                "summary": f"Event of {found[0]}: {words}.",
+                "kind": "event",
+                "keywords": words.split(),
+                "significance": 3,
+                "source_messages": [f"#{number}"],
+            }
+            calls.append(call(f"n{number}", "create_chronicle_event", arguments))
+    return said(None, prompt, calls[:8] or [call("f0", "finish", {})])
+
+
+def embeddings(body: Any) -> Answer:
+    """Unit vectors that follow from the texts alone."""
+    texts: list[str] = [body["input"]] if isinstance(body["input"], str) else body["input"]
+    size = int(body.get("dimensions") or DIMENSION)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(text, size, body)}
+        for index, text in enumerate(texts)
+    ]
+    counts = {"prompt_tokens": 8, "total_tokens": 8}
+    return Answer(body={"object": "list", "data": data, "model": body["model"], "usage": counts})
+
+
+def _vector(text: str, size: int, body: Any) -> Any:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    drawn = np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(size)
+    unit = (drawn / np.linalg.norm(drawn)).astype("<f4")
+    if body.get("encoding_format") == "base64":
+        return base64.b64encode(unit.tobytes()).decode()
+    return unit.tolist()

@@ -1,0 +1,364 @@
+"""Workers that play as people do: lines, swipes, edits, branches, copies, imports, deletions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from scripts.torture.checks import reads_as
+from scripts.torture.client import Answer, Client
+from scripts.torture.history import Outcome
+from scripts.torture.ledger import Deletion, Ledger, Line, Thing, ThingKind
+from scripts.torture.model import REPLY_MARK, WORDS, TaggedModel
+
+MOST_CHATS = 6
+MOST_THINGS = 12
+"""Chats, and things of each other kind, that an account keeps: beyond it one is deleted."""
+
+SENDS_AGAIN = 0.4
+"""How often a worker with unanswered requests sends one of them again, and does not go on."""
+
+Action = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Player:
+    """One worker of an account. Several share its chats."""
+
+    name: str
+    client: Client
+    ledger: Ledger
+    model: TaggedModel
+    draw: random.Random
+    keeps_chronicle: bool = False
+    pending: list[Action] = field(default_factory=list[Action])
+    is_busy: bool = False
+
+    async def play(self, may_act: asyncio.Event, is_over: asyncio.Event) -> None:
+        """Do one thing after the other, while it may."""
+        actions: list[tuple[float, Action]] = [
+            (40, self.say),
+            (12, self.regenerate),
+            (8, self.go_on),
+            (10, self.edit),
+            (8, self.switch),
+            (4, self.fork),
+            (6, self.delete_message),
+            (5, self.open_chat),
+            (7, self.import_card),
+            (4, self.import_lorebook),
+            (4, self.change_persona),
+            (3, self.read),
+        ]
+        weights, kinds = [weight for weight, _ in actions], [each for _, each in actions]
+        while not is_over.is_set():
+            await may_act.wait()
+            self.is_busy = True
+            try:
+                if self.pending and self.draw.random() < SENDS_AGAIN:
+                    # What was never answered.
+                    await self.pending.pop(0)()
+                else:
+                    await self.draw.choices(kinds, weights)[0]()
+            finally:
+                self.is_busy = False
+            await asyncio.sleep(self.draw.uniform(0, 0.05))
+
+    def text(self) -> str:
+        """A line that was never sent before."""
+        words = " ".join(self.draw.choices(WORDS, k=self.draw.randint(3, 30)))
+        text = f"[L{next(self.ledger.numbers):07d}] {self.model.canary} {words}."
+        self.ledger.sent.add(text)
+        return text
+
+    def unique(self, kind: ThingKind) -> str:
+        """A name that nothing had before."""
+        return f"{kind} {next(self.ledger.numbers)} {self.model.canary}"
+
+    # --- playing ---
+
+    async def say(self) -> None:
+        """Send a line and hear the reply."""
+        if chat := await self._chat():
+            await self._take(chat, {"text": self.text()})
+
+    async def regenerate(self) -> None:
+        """Swipe: another reply beside the last one."""
+        if (found := await self._last("assistant")) and found[1]["parent_id"] is not None:
+            await self._take(found[0], {"regenerate_of": found[1]["id"]})
+
+    async def go_on(self) -> None:
+        """Have the last reply continued."""
+        if found := await self._last("assistant"):
+            await self._take(found[0], {"continue": True}, continues=found[1]["id"])
+
+    async def _take(self, chat: str, body: dict[str, Any], *, continues: str = "") -> None:
+        turn_id = str(UUID(int=self.draw.getrandbits(128), version=4))
+        body = {**body, "turn_id": turn_id}
+        if not continues:
+            self.ledger.answered[chat] += 1
+        await self._hear(chat, body, continues, retries=1)
+
+    async def _hear(self, chat: str, body: dict[str, Any], continues: str, retries: int) -> None:
+        began = self.client.history.clock
+        self.ledger.touched.add(chat)
+        heard = await self.client.turn(self.name, chat, body)
+        self.ledger.touched.add(chat)
+        if heard.started is not None:
+            if "text" in body:
+                line_id = heard.started["user_message_id"]
+                line = Line(line_id, chat, body["text"], since=began)
+                self.ledger.lines.setdefault(line_id, line)
+                self.ledger.parents[heard.started["reply_id"]] = line_id
+            if heard.is_saved:
+                self._saved(chat, heard.started, heard.text, continues, began)
+        if heard.status is None and retries and self.draw.random() < 0.7:
+            # The same turn once more: it must not be taken twice.
+            self.pending.append(lambda: self._hear(chat, body, continues, retries - 1))
+
+    def _saved(
+        self, chat: str, started: dict[str, Any], text: str, continues: str, began: float
+    ) -> None:
+        reply_id = started["reply_id"]
+        if continues and continues != reply_id:
+            # Somebody else's line came in between: then it is a reply of its own.
+            self.ledger.answered[chat] += 1
+        marks = REPLY_MARK.findall(text)
+        line = self.ledger.lines.setdefault(reply_id, Line(reply_id, chat, None, since=began))
+        for mark in marks:
+            if self.model.outputs.get(mark) == text and mark not in line.marks:
+                line.marks.append(mark)
+
+    async def edit(self) -> None:
+        """Write a message anew: a sibling, which becomes active."""
+        if found := await self._any_message():
+            chat, message = found
+            text, began = self.text(), self.client.history.clock
+            path = f"/messages/{message['id']}"
+            made = await self.client.ask(self.name, "edit", "PATCH", path, json={"text": text})
+            self.ledger.touched.add(chat)
+            if made.outcome == "ok":
+                sibling = made.body["id"]
+                self.ledger.parents[sibling] = made.body["parent_id"]
+                self.ledger.lines[sibling] = Line(sibling, chat, text, since=began)
+
+    async def switch(self) -> None:
+        """Go to another branch."""
+        if found := await self._any_message():
+            chat, message = found
+            path = f"/messages/{message['id']}"
+            page = await self.client.ask(self.name, "siblings", "GET", f"{path}/siblings")
+            if page.outcome == "ok" and page.body["items"]:
+                other = self.draw.choice(page.body["items"])
+                path = f"/messages/{other['id']}/activate"
+                body = {"follow": self.draw.random() < 0.7}
+                await self.client.ask(self.name, "activate", "POST", path, json=body)
+                self.ledger.touched.add(chat)
+
+    async def delete_message(self) -> None:
+        """Delete a message near the end, with all below it."""
+        if found := await self._any_message():
+            chat, message = found
+            noted = Deletion(chat, message["id"])
+            self.ledger.deletions.append(noted)
+            path = f"/messages/{message['id']}"
+            answer = await self.client.ask(self.name, "delete message", "DELETE", path)
+            noted.outcome = answer.outcome
+            if answer.outcome != "unknown":
+                noted.until = self.client.history.clock
+            self.ledger.touched.add(chat)
+
+    # --- things with names ---
+
+    async def open_chat(self) -> None:
+        """Open a chat, with one of the characters or without."""
+        if len(self.ledger.usable("chat")) >= MOST_CHATS:
+            await self._delete("chat")
+            return
+        characters = [str(each.id) for each in self.ledger.usable("character")]
+        chosen = self.draw.sample(characters, k=min(len(characters), self.draw.randint(0, 1)))
+        title = self.unique("chat")
+        body = {"title": title, "character_ids": chosen}
+        await self._make("chat", title, "/chats", json=body, after=self._opened)
+
+    async def _opened(self, answer: Answer) -> None:
+        if self.keeps_chronicle:
+            path = f"/chats/{answer.body['id']}/settings"
+            body = {"chronicle_enabled": True}
+            await self.client.ask(self.name, "chat settings", "PATCH", path, json=body)
+
+    async def fork(self) -> None:
+        """Copy a branch into a chat of its own."""
+        if (found := await self._any_message()) and (
+            len(self.ledger.usable("chat")) < MOST_CHATS + 2
+        ):
+            chat, message = found
+            title = self.unique("chat")
+            body = {"message_id": message["id"], "title": title}
+            # What a copy may hold follows from the original, not from turns of its own.
+            await self._make("chat", title, f"/chats/{chat}/fork", json=body, after=self._forked)
+
+    async def _forked(self, answer: Answer) -> None:
+        self.ledger.copies.add(answer.body["id"])
+
+    async def import_card(self) -> None:
+        """Import a card, with an `Idempotency-Key` or without."""
+        if len(self.ledger.usable("character")) >= MOST_THINGS:
+            await self._delete("character")
+            return
+        name = self.unique("character")
+        card = {
+            "spec": "chara_card_v3",
+            "spec_version": "3.0",
+            "data": {
+                "name": name,
+                "description": f"{self.model.canary} is what {name} is.",
+                "first_mes": self.text(),
+                "alternate_greetings": [self.text() for _ in range(self.draw.randint(0, 2))],
+            },
+        }
+        files = {"file": ("card.json", json.dumps(card).encode())}
+        await self._make("character", name, "/characters/import", files=files)
+
+    async def import_lorebook(self) -> None:
+        """Import a lorebook, with an `Idempotency-Key` or without."""
+        if len(self.ledger.usable("lorebook")) >= MOST_THINGS:
+            await self._delete("lorebook")
+            return
+        name = self.unique("lorebook")
+        entries = {
+            str(number): {
+                "uid": number,
+                "key": [self.draw.choice(WORDS), f"key{number}"],
+                "content": f"{self.model.canary} entry {number} of {name}.",
+            }
+            for number in range(self.draw.randint(1, 5))
+        }
+        book = {"name": name, "entries": entries}
+        files = {"file": (f"{name}.json", json.dumps(book).encode())}
+        await self._make("lorebook", name, "/lorebooks/import", files=files)
+
+    async def change_persona(self) -> None:
+        """Make a persona, or give this worker's own another description."""
+        own = [each for each in self.ledger.usable("persona") if each.name.startswith(self.name)]
+        if not own:
+            name = f"{self.name} {self.unique('persona')}"
+            body = {"name": name, "description": self.text()}
+            thing = await self._make("persona", name, "/personas", json=body)
+            thing.values = [body["description"]]
+            return
+        thing, value = own[0], self.text()
+        thing.values.append(value)
+        path, body = f"/personas/{thing.id}", {"description": value}
+        answer = await self.client.ask(self.name, "change persona", "PATCH", path, json=body)
+        if answer.outcome == "ok":
+            thing.values = [value]
+        elif answer.outcome == "refused":
+            thing.values.remove(value)
+
+    async def _make(
+        self,
+        kind: ThingKind,
+        name: str,
+        path: str,
+        *,
+        after: Callable[[Answer], Awaitable[None]] | None = None,
+        **body: Any,
+    ) -> Thing:
+        thing = self.ledger.thing(kind, name)
+        thing.has_key = self.draw.random() < 0.5
+        key = f"key {name}" if thing.has_key else ""
+        await self._send(thing, path, key, body, after)
+        return thing
+
+    async def _send(
+        self,
+        thing: Thing,
+        path: str,
+        key: str,
+        body: dict[str, Any],
+        after: Callable[[Answer], Awaitable[None]] | None,
+    ) -> None:
+        answer = await self.client.ask(
+            self.name, f"make {thing.kind}", "POST", path, key=key, **body
+        )
+        is_waiting = answer.slug == "request-in-progress" or (answer.status is None and key)
+        thing.was_lost = thing.was_lost or answer.outcome == "unknown"
+        if answer.outcome == "ok":
+            thing.id, thing.outcome = _id_of(answer.body), "ok"
+            if after is not None:
+                await after(answer)
+        elif answer.outcome == "refused" and not thing.was_lost:
+            thing.outcome = "refused"
+        if key and (answer.outcome == "unknown" or is_waiting):
+            thing.outcome = "unknown"
+            # With a key it may be sent again as often as it takes, and happens once.
+            self.pending.append(lambda: self._send(thing, path, key, body, after))
+
+    async def _delete(self, kind: ThingKind) -> None:
+        chosen = self.draw.choice(self.ledger.usable(kind))
+        chosen.deleted = "unknown"
+        path = f"/{kind}s/{chosen.id}"
+        answer = await self.client.ask(self.name, f"delete {kind}", "DELETE", path)
+        chosen.deleted = _deleted(answer)
+        if kind == "chat":
+            self.ledger.touched.add(str(chosen.id))
+
+    # --- looking ---
+
+    async def read(self) -> None:
+        """Search, and look at what the next prompt would be."""
+        params = {"q": self.draw.choice(WORDS)}
+        await self.client.ask(self.name, "search", "GET", "/search", params=params)
+        if chat := await self._chat():
+            await self.client.ask(self.name, "preview", "GET", f"/chats/{chat}/context")
+
+    async def _chat(self) -> str | None:
+        chats = self.ledger.usable("chat")
+        if not chats:
+            await self.open_chat()
+            return None
+        return self.draw.choice(chats).id
+
+    async def _messages(self) -> tuple[str, list[dict[str, Any]]] | None:
+        """The end of a chat's path, held against what was acknowledged before it was asked for."""
+        chat = await self._chat()
+        if chat is None:
+            return None
+        path = f"/chats/{chat}/messages"
+        page = await self.client.ask(self.name, "read path", "GET", path, params={"limit": 12})
+        if page.outcome != "ok":
+            return None
+        items: list[dict[str, Any]] = page.body["items"]
+        for item in items:
+            self.ledger.parents[item["id"]] = item["parent_id"]
+            known = self.ledger.lines.get(item["id"])
+            if known is not None and not reads_as(known, item["text"]):
+                self.client.history.breach(f"changed: message {item['id']} reads otherwise")
+        return (chat, items) if items else None
+
+    async def _last(self, role: str) -> tuple[str, dict[str, Any]] | None:
+        found = await self._messages()
+        if found is None or found[1][-1]["role"] != role:
+            return None
+        return found[0], found[1][-1]
+
+    async def _any_message(self) -> tuple[str, dict[str, Any]] | None:
+        found = await self._messages()
+        return (found[0], self.draw.choice(found[1])) if found else None
+
+
+def _id_of(body: Any) -> str:
+    """The id of what was made: imports tell of more than that."""
+    inner = next((body[name] for name in ("character", "lorebook") if name in body), body)
+    return str(inner["id"])
+
+
+def _deleted(answer: Answer) -> Outcome:
+    # Another worker may have been faster: what is not there is gone.
+    return "ok" if answer.status == 404 else answer.outcome

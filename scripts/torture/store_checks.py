@@ -1,0 +1,177 @@
+"""What holds for the whole store once nothing is going on: rows, jobs, index, and no plain text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, text
+
+from backend.accounts.keyring import open_sealer
+from backend.accounts.names import load_instance_keys
+from backend.accounts.repository import data_keys
+from backend.accounts.service import AccountService
+from backend.chats.index_source import MessageSource
+from backend.chats.models import Chat, Message
+from backend.chronicles.index_source import ChronicleSource
+from backend.chronicles.models import EVENT, ChronicleEvent
+from backend.database.base import Base, now
+from backend.database.engine import Database
+from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.runs import open_detail
+from backend.jobs.models import Job
+from backend.lorebooks.index_source import LoreSource
+from backend.memory.comparing import differences
+from backend.memory.index.edge import open_edge
+from backend.memory.index.protocol import VectorIndex
+from backend.memory.models import IndexChange, IndexState
+from backend.settings import Settings
+from backend.turns.models import Turn
+from backend.vault.root import load_root_keys
+from backend.vault.sealing import Sealer
+from backend.vault.slots import DEFAULT_KDF
+from scripts._canary import disguises, sightings_in
+from scripts._enrichment_index import RemoteIndex
+from scripts.torture.client import PASSWORD, Client
+from scripts.torture.installation import Installation
+from scripts.torture.model import DIMENSION, LINE_MARK
+
+SETTLE_WITHIN = 120.0
+NIGHTLY_IN = timedelta(minutes=10)
+"""What is to run later than this is no work that follows from anything done here."""
+EVENT_MARK = re.compile(rf"Event of ({LINE_MARK.pattern})")
+
+
+async def sealer_of(database: Database, made: Installation, client: Client) -> Sealer:
+    """What opens a client's texts, got as the server gets it: from the password."""
+    values: dict[str, Any] = {"_env_file": None, "data_dir": made.data}
+    settings = Settings(**values)
+    root = load_root_keys(settings.resolved_root_key_file, value=None, create=False)
+    instance = await load_instance_keys(database, root)
+    accounts = AccountService(database, root, instance, settings, kdf=DEFAULT_KDF)
+    unlocked = await accounts.unlock(client.username, PASSWORD, address="")
+    async with database.read() as session:
+        rows = await data_keys(session, unlocked.user.id)
+    return open_sealer(unlocked.user, rows, user_key=unlocked.user_key)
+
+
+async def settle(database: Database, within: float = SETTLE_WITHIN) -> list[str]:
+    """Wait until no turn runs and no job is due soon; tells what is left after `within` seconds."""
+    began = time.monotonic()
+    while True:
+        async with database.read() as session:
+            soon = func.count().filter(Job.state.in_(("queued", "running", "waiting_key")))
+            due = Job.run_after < now() + NIGHTLY_IN
+            jobs = await session.scalar(select(soon).where(due)) or 0
+            turns = await session.scalar(
+                select(func.count()).select_from(Turn).where(Turn.state == "running")
+            )
+        if not jobs and not turns:
+            return []
+        if time.monotonic() - began > within:
+            return [f"unsettled: {jobs} jobs and {turns} turns are left after {within:.0f} s"]
+        await asyncio.sleep(0.2)
+
+
+async def check_rows(database: Database) -> list[str]:
+    """Orphans, states that nothing may be left in, and, on SQLite, the file itself."""
+    found: list[str] = []
+    async with database.read() as session:
+        if database.is_sqlite:
+            verdict = await session.scalar(text("PRAGMA integrity_check"))
+            if verdict != "ok":
+                found.append(f"broken file: {verdict}")
+        for table in Base.metadata.sorted_tables:
+            for key in table.foreign_keys:
+                parent = key.column.table.alias("parent")
+                query = (
+                    select(func.count())
+                    .select_from(table.outerjoin(parent, key.parent == parent.c[key.column.name]))
+                    .where(key.parent.is_not(None), parent.c[key.column.name].is_(None))
+                )
+                if count := await session.scalar(query):
+                    found.append(f"orphans: {count} in {table.name}.{key.parent.name}")
+        streaming = select(func.count()).select_from(Message).where(Message.status == "streaming")
+        if count := await session.scalar(streaming):
+            found.append(f"left over: {count} messages are being written by nothing")
+        notes = select(func.count()).select_from(IndexChange)
+        if count := await session.scalar(notes):
+            found.append(f"left over: {count} changes are not indexed, and no job is there for it")
+        dead = await session.scalars(select(Job).where(Job.state == "dead"))
+        found += [f"dead: a job {job.kind} ({job.error}, {job.attempts} times)" for job in dead]
+    return found
+
+
+async def check_events(database: Database, sealer: Sealer) -> tuple[list[str], int]:
+    """Events that a chronicle has twice, and jobs that read lines twice; and how many events."""
+    found: list[str] = []
+    query = select(ChronicleEvent).where(ChronicleEvent.user_id == sealer.user_id)
+    done = select(EnrichmentRun).where(
+        EnrichmentRun.user_id == sealer.user_id, EnrichmentRun.state == "done"
+    )
+    async with database.read() as session:
+        rows = list(await session.scalars(query))
+        runs = list(await session.scalars(done))
+    # A job reads stretch by stretch, and has a run for each.
+    read = Counter((run.job_id, *open_detail(sealer, run).message_ids) for run in runs)
+    found += [f"done twice: job {each[0]} read the same lines" for each, n in read.items() if n > 1]
+    told: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        sealed = sealer.open(EVENT, row.id, row.sealed_event)
+        told.update((str(row.chronicle_id), mark) for mark in EVENT_MARK.findall(sealed))
+    found += [f"done twice: {n} events of {mark}" for (_, mark), n in told.items() if n > 1]
+    return found, len(rows)
+
+
+async def check_index(database: Database, made: Installation) -> tuple[list[str], int]:
+    """Rows without points and points without rows; and how many points there are.
+
+    The servers must not run: Qdrant Edge is open in one process alone.
+    """
+    found: list[str] = []
+    count = 0
+    async with database.read() as session:
+        users = set(await session.scalars(select(Chat.user_id).distinct()))
+        names = list(await session.scalars(select(IndexState.collection).distinct()))
+    for name in names:
+        index = await _open_index(made, name)
+        for user_id in users:
+            for source in (MessageSource(), LoreSource(), ChronicleSource()):
+                async with database.read() as session:
+                    containers = await source.containers(session, owner_id=user_id)
+                for container in containers:
+                    async with database.read() as session:
+                        stored = await source.inventory(session, container, owner_id=user_id)
+                    held = await differences(index, user_id, container, source.kind, stored or [])
+                    if held.missing or held.gone:
+                        found.append(
+                            f"index: {source.kind}s of {container}: {len(held.missing)} are not "
+                            f"in it, {len(held.gone)} are left in it"
+                        )
+        count = await index.count()
+        await index.aclose()
+    return found, count
+
+
+async def _open_index(made: Installation, name: str) -> VectorIndex:
+    if made.index_port is None:
+        return await open_edge(made.data / "index", name, DIMENSION)
+    index = RemoteIndex(made.index_port, name, DIMENSION)
+    await index.open()
+    return index
+
+
+def check_plaintext(canary: str, folders: Mapping[str, Path]) -> list[str]:
+    """Places on disk where a word of every text lies in the clear."""
+    needles = disguises(canary)
+    return [
+        f"plain text: in {label}/{name}"
+        for label, folder in folders.items()
+        for name in sightings_in(needles, folder)
+    ]

@@ -1,0 +1,121 @@
+"""Quotas in the page: what is used, several files at once, and what a refusal says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+
+import pytest
+from playwright.sync_api import BrowserContext, FilePayload, Page, expect
+
+from tests.support.browser import EXAMPLE_CARD, Account, Watch, signing_up
+from tests.support.process import Served, serving
+
+pytestmark = pytest.mark.browser
+
+FILES = 5
+COUNTING = """
+  globalThis.underWay = [];
+  let count = 0;
+  const { open } = XMLHttpRequest.prototype;
+  XMLHttpRequest.prototype.open = function (...given) {
+    underWay.push((count += 1));
+    this.addEventListener("load", () => (count -= 1));
+    return open.apply(this, given);
+  };
+"""
+"""Notes of each upload how many are under way with it."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A server with quotas that are easily reached."""
+    with serving(
+        tmp_path_factory.mktemp("served"),
+        registration="open",
+        demo_tokens_per_second="0",
+        max_chats_per_user=2,
+        max_tokens_per_day_per_user=1,
+        max_lorebook_entries_per_user=0,
+    ) as served:
+        yield served
+
+
+@pytest.fixture(scope="module", autouse=True)
+def administrator(server: Served) -> Generator[Account]:
+    """The first account of the server."""
+    with signing_up(server.url, "Keeper") as account:
+        yield account
+
+
+def test_the_account_shows_what_is_used_of_which_limit(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    account.turn(account.new_chat()["id"], text="Hello.")
+    page.goto("/#/account")
+
+    usage = page.locator("section").filter(has=page.get_by_role("heading", name="Usage"))
+    chats = usage.get_by_role("progressbar", name="Chats", exact=True)
+    expect(chats).to_have_attribute("value", "1")
+    expect(chats).to_have_attribute("max", "2")
+    rows = usage.get_by_role("listitem")
+    expect(rows.filter(has_text="Chats")).to_contain_text("1 of 2")
+    expect(rows.filter(has_text="Stored")).to_contain_text(re.compile(r"[\d.]+ kB of 10 GB"))
+    expect(rows.filter(has_text="Lorebook entries")).to_contain_text("0, no limit")
+    expect(rows.filter(has_text="Tokens today")).to_contain_text("free again at")
+    assert_accessible(page)
+
+
+def test_an_administrator_sees_the_usage_of_each_account(
+    context: BrowserContext, administrator: Account, account: Account
+) -> None:
+    account.new_chat()
+    administrator.enter(context)
+    page = context.new_page()
+    page.goto("/#/account")
+
+    page.get_by_role("button", name=f"Usage of {account.name}", exact=True).click()
+
+    box = page.get_by_role("dialog", name=f"Usage of {account.name}")
+    expect(box.get_by_role("listitem").filter(has_text="Chats")).to_contain_text("1 of 2")
+
+
+def test_files_that_are_imported_together_are_sent_one_after_the_other_and_all_arrive(
+    page: Page, account: Account
+) -> None:
+    page.add_init_script(COUNTING)
+    page.goto("/#/characters")
+    card = EXAMPLE_CARD.read_bytes()
+    with page.expect_file_chooser() as chosen:
+        page.get_by_role("button", name="Import…").first.click()
+    files: list[FilePayload] = [
+        {"name": f"{number}.json", "mimeType": "application/json", "buffer": card}
+        for number in range(FILES)
+    ]
+    chosen.value.set_files(files)
+
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports.get_by_role("status")).to_have_text(f"{FILES} of {FILES} imported")
+    assert len(account.get("/characters")["items"]) == FILES
+    assert page.evaluate("underWay") == [1] * FILES
+
+
+def test_a_full_account_and_a_spent_day_are_told_in_words(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    watch.expected += ["/api/v1/chats$", "/turns$"]
+    account.import_card()
+    chat = account.new_chat(title="The storm")["id"]
+    account.turn(chat, text="Hello.")
+    account.new_chat()
+    page.goto("/#/characters")
+    page.get_by_role("button", name="Chat with Marlena").first.click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("Your account is full")
+    expect(alert).to_contain_text("delete some that you no longer need")
+
+    page.goto(f"/#/chats/{chat}")
+    page.get_by_role("textbox", name="Your line").fill("And on.")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("the day's tokens are spent")).to_be_visible()
+    expect(page.get_by_text("You have reached a limit")).to_be_visible()

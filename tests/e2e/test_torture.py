@@ -1,0 +1,141 @@
+"""The harness of docs/reliability.md, for a moment: that it runs, and can tell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.torture.checks import StoredMessage, check_chat
+from scripts.torture.ledger import Deletion, Ledger, Line
+from tests.support.process import environment
+
+ROOT = Path(__file__).parents[2]
+CHAT = "a chat"
+OUTPUTS = {"[R0000001]": "[R0000001] The rain has stopped."}
+
+
+def torture(*arguments: str) -> dict[str, Any]:
+    """What a campaign says of itself; a machine that runs other tests meanwhile is slow."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/torture.py", *arguments, "--slow", "8", "--json"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == any(row["broken"] for row in told["rows"]), done.stderr
+    return told
+
+
+@pytest.mark.slow
+def test_two_kills_lose_nothing() -> None:
+    (row,) = torture("--only", "kills", "--kills", "2")["rows"]
+
+    assert row["broken"] == []
+    assert row["figures"]["kills"] >= 2
+    assert row["figures"]["messages"] > 0
+
+
+@pytest.mark.slow
+def test_a_bystander_is_looked_after_beside_a_hostile_input() -> None:
+    (row,) = torture("--only", "hostile", "--name", "idle connections")["rows"]
+
+    assert row["broken"] == []
+    assert "900 connections" in row["figures"]["answers"]
+
+
+def test_a_fault_that_does_not_exist_cannot_be_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/torture.py", "--only", "floods"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "invalid choice: 'floods'" in done.stderr
+
+
+def stored(message_id: str, text: str, role: str = "user", parent: str | None = None) -> Any:
+    """A message as `check_chat` looks at it."""
+    row: Any = type("Row", (), {"id": message_id, "parent_id": parent, "role": role})()
+    return StoredMessage(row, text)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Somebody was told that their line and its reply are stored."""
+    line, reply = Line("a", CHAT, "[L0000001] Who is there?"), Line("b", CHAT, None)
+    reply.marks = ["[R0000001]"]
+    made = Ledger(lines={"a": line, "b": reply}, sent={"[L0000001] Who is there?"})
+    made.answered[CHAT] = 1
+    return made
+
+
+LINE = stored("a", "[L0000001] Who is there?")
+REPLY = stored("b", "[R0000001] The rain has stopped.", "assistant", "a")
+
+
+def kinds(ledger: Ledger, *messages: Any) -> set[str]:
+    """The promises that are broken, by their first word."""
+    return {each.split(":")[0] for each in check_chat(ledger, CHAT, messages, OUTPUTS)}
+
+
+def test_what_is_as_it_was_acknowledged_is_no_fault(ledger: Ledger) -> None:
+    assert kinds(ledger, LINE, REPLY) == set()
+
+
+def test_a_message_that_is_missing_is_lost(ledger: Ledger) -> None:
+    assert kinds(ledger, LINE) == {"lost"}
+
+
+def test_a_message_below_one_that_was_to_be_deleted_may_be_missing(ledger: Ledger) -> None:
+    ledger.parents = {"a": None, "b": "a"}
+    ledger.deletions.append(Deletion(CHAT, "a"))
+
+    assert kinds(ledger) == kinds(ledger, LINE) == kinds(ledger, LINE, REPLY) == set()
+
+
+def test_a_message_whose_deletion_was_acknowledged_may_not_come_back(ledger: Ledger) -> None:
+    ledger.parents = {"a": None, "b": "a"}
+    ledger.deletions.append(Deletion(CHAT, "b", outcome="ok"))
+
+    assert kinds(ledger, LINE) == set()
+    assert kinds(ledger, LINE, REPLY) == {"back"}
+
+
+def test_a_line_that_is_there_twice_is_doubled(ledger: Ledger) -> None:
+    again = stored("c", "[L0000001] Who is there?")
+
+    assert kinds(ledger, LINE, REPLY, again) == {"doubled"}
+
+
+def test_a_reply_that_lacks_a_word_is_changed(ledger: Ledger) -> None:
+    shorter = stored("b", "[R0000001] The rain has", "assistant", "a")
+
+    assert kinds(ledger, LINE, shorter) == {"changed"}
+
+
+def test_what_a_broken_model_said_ten_million_times_was_said(ledger: Ledger) -> None:
+    flood = stored("c", "x" * 5_000, "assistant", "a")
+    continued = stored("b", "[R0000001] The rain has stopped." + "x" * 5_000, "assistant", "a")
+
+    assert kinds(ledger, LINE, continued, flood) == set()
+    assert kinds(ledger, LINE, REPLY, stored("c", "xxx", "assistant", "a")) == {"changed"}
+
+
+def test_a_text_that_was_never_said_is_changed(ledger: Ledger) -> None:
+    other = stored("a", "[L0000001] Who is where?")
+
+    assert kinds(ledger, other, REPLY) == {"changed"}

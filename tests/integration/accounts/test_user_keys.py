@@ -1,0 +1,515 @@
+"""A new user key: what goes on opening the account, and what no longer does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts import repository, user_keys
+from backend.accounts.identity import Identity
+from backend.accounts.keyring import open_sealer
+from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
+from backend.accounts.open_keys import OpenKeys
+from backend.accounts.protection import Protection
+from backend.accounts.rotation import GRACE
+from backend.accounts.sessions import SessionService
+from backend.chats.models import Chat, Message
+from backend.database.base import now
+from backend.jobs.keys import JobKeys
+from backend.jobs.models import Job
+from backend.jobs.queue import NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.worker import Worker
+from backend.vault.sealing import SealBrokenError, key_number
+from backend.vault.slots import (
+    recovery_secret,
+    token_secret,
+    wrap_with_password,
+    wrap_with_secret,
+)
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Gate
+from tests.support.memory import settled
+from tests.support.models import asking, held_back
+from tests.support.server import CHEAP_KDF, PASSWORD, ROOT, Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+ME = "/api/v1/me"
+NEW = "an even finer password"
+Act = Callable[[Account], Coroutine[Any, Any, None]]
+Rows = dict[Any, list[dict[str, Any]]]
+
+
+async def rotate(account: Account) -> None:
+    ok(await account.client.post(f"{ME}/rotate-key", json={"password": PASSWORD}), 204)
+
+
+async def change_password(account: Account) -> None:
+    body = {"current_password": PASSWORD, "new_password": NEW}
+    ok(await account.client.post(f"{ME}/password", json=body), 204)
+
+
+async def change_mode(account: Account) -> None:
+    ok(await account.client.patch(ME, json={"key_mode": "sealed"}))
+
+
+ACTS: dict[str, Act] = {
+    "rotate": rotate,
+    "password": change_password,
+    "mode": change_mode,
+}
+
+
+async def log_in(server: Running, password: str = PASSWORD) -> httpx.Response:
+    async with server.browser() as client:
+        body = {"username": "Ada", "password": password}
+        return await client.post("/api/v1/sessions", json=body)
+
+
+async def recover(server: Running, code: str) -> httpx.Response:
+    async with server.browser() as client:
+        body = {"username": "Ada", "recovery_code": code, "new_password": "yet another password"}
+        return await client.post("/api/v1/recoveries", json=body)
+
+
+def token_of(account: Account) -> str:
+    return account.client.cookies["talekeeper_session"]
+
+
+async def identity_of(server: Running, account: Account) -> Identity:
+    found = await server.parts.sessions.authenticate(token_of(account), "session")
+    assert found is not None
+    return found
+
+
+async def titles(client: httpx.AsyncClient) -> list[str]:
+    return [chat["title"] for chat in ok(await client.get("/api/v1/chats"))["items"]]
+
+
+async def rows_of_account(server: Running, account: Account) -> Rows:
+    """The account's rows in the tables of keys, as a thief copies them."""
+    user_id = UUID(account.user["id"])
+    async with server.parts.database.read() as session:
+        found: Rows = {}
+        for model, owner in (
+            (User, User.id),
+            (KeySlot, KeySlot.user_id),
+            (DataKey, DataKey.user_id),
+        ):
+            query = select(model.__table__).where(owner == user_id)
+            found[model] = [dict(row) for row in (await session.execute(query)).mappings()]
+    return found
+
+
+async def put_back(
+    session: AsyncSession, rows: Rows, model: Any, *, kind: str | None = None
+) -> None:
+    """Put an older copy of rows in the place of those that are there."""
+    if model is User:
+        (row,) = rows[User]
+        await session.execute(update(User).where(User.id == row["id"]).values(row))
+        return
+    wanted = [row for row in rows[model] if kind is None or row["kind"] == kind]
+    gone = delete(model).where(model.user_id == wanted[0]["user_id"])
+    await session.execute(gone if kind is None else gone.where(KeySlot.kind == kind))
+    await session.execute(insert(model), wanted)
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_after_a_change_of_keys_everything_that_may_open_the_account_does(
+    either: Running, act: str
+) -> None:
+    async with either.account("Ada") as ada, either.signed_in("Ada") as other:
+        await ada.new_chat(title="The lighthouse")
+        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+        for number in range(3):
+            before = await rows_of_account(either, ada)
+            await ACTS[act](ada) if number == 0 else await rotate_with(ada, act)
+            after = await rows_of_account(either, ada)
+            assert after[User][0]["key_generation"] == before[User][0]["key_generation"] + 1
+            assert len(after[DataKey]) == len(before[DataKey]) + 1
+            assert await titles(ada.client) == ["The lighthouse"]
+            async with either.program(key["token"]) as script:
+                assert await titles(script) == ["The lighthouse"]
+            if act == "password":
+                problem(await other.client.get(ME), 401, "unauthenticated")
+            else:
+                assert await titles(other.client) == ["The lighthouse"]
+            password = NEW if act == "password" else PASSWORD
+            ok(await log_in(either, password), 201)
+        assert ok(await ada.client.get("/api/v1/api-keys"))["items"][0]["label"] == "script"
+        ok(await recover(either, ada.recovery_code), 201)
+
+
+async def rotate_with(account: Account, act: str) -> None:
+    password = NEW if act == "password" else PASSWORD
+    ok(await account.client.post(f"{ME}/rotate-key", json={"password": password}), 204)
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_who_knows_the_old_user_key_opens_nothing_with_it_and_nothing_that_is_new(
+    either: Running, act: str
+) -> None:
+    async with either.account("Ada") as ada:
+        old = await identity_of(either, ada)
+        await ACTS[act](ada)
+        chat = (await ada.new_chat())["id"]
+        await ada.turn(chat, text="Written afterwards.")
+        rows = await rows_of_account(either, ada)
+        new = await identity_of(either, ada)
+        assert old.user_key != new.user_key
+        async with either.parts.database.read() as session:
+            user = await repository.get_user(session, old.user_id)
+            data_keys = await repository.data_keys(session, old.user_id)
+            blobs = list(await session.scalars(select(Message.sealed_content)))
+        with pytest.raises(SealBrokenError):
+            open_sealer(user, data_keys, user_key=old.user_key)
+        assert {key_number(blob) for blob in blobs} == {2}
+        assert old.sealer.current_key == 1
+        for slot in rows[KeySlot]:
+            assert old.user_key not in slot["wrapped"]
+
+
+async def test_keys_are_changed_by_a_session_with_the_password_alone(
+    server: Running, ada: Account
+) -> None:
+    made = {"label": "script", "scope": "manage"}
+    key = ok(await ada.client.post("/api/v1/api-keys", json=made), 201)
+    body = {"password": "not the password"}
+    wrong = await ada.client.post(f"{ME}/rotate-key", json=body)
+    problem(wrong, 401, "wrong-credentials")
+    async with server.program(key["token"]) as script:
+        problem(
+            await script.post(f"{ME}/rotate-key", json={"password": PASSWORD}), 403, "forbidden"
+        )
+    assert (await identity_of(server, ada)).key_generation == 1
+
+
+async def test_an_old_mode_with_its_old_mac_is_refused(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        before = await rows_of_account(either, ada)
+        await change_mode(ada)
+        after = await rows_of_account(either, ada)
+        (old,) = before[User]
+        guarded = ("key_mode", "settings_mac")
+        for names in (guarded, (*guarded, "key_generation"), tuple(old)):
+            async with either.parts.database.write() as session:
+                await session.execute(update(User).values({name: old[name] for name in names}))
+            for answer in (await ada.client.get(ME), await log_in(either)):
+                problem(answer, 403, "account-tampered")
+            async with either.parts.database.write() as session:
+                await put_back(session, after, User)
+        assert ok(await ada.client.get(ME))["key_mode"] == "sealed"
+
+
+async def test_an_old_password_slot_that_is_put_back_opens_nothing(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        before = await rows_of_account(either, ada)
+        await change_password(ada)
+        after = await rows_of_account(either, ada)
+        async with either.parts.database.write() as session:
+            await put_back(session, before, KeySlot, kind="password")
+        problem(await log_in(either), 403, "account-tampered")
+        problem(await log_in(either, NEW), 401, "wrong-credentials")
+        problem(await ada.client.get(ME), 403, "account-tampered")
+
+        # With the account's row of then, too.
+        async with either.parts.database.write() as session:
+            await put_back(session, before, User)
+        problem(await log_in(either), 403, "account-tampered")
+
+        async with either.parts.database.write() as session:
+            await put_back(session, after, User)
+            await put_back(session, after, KeySlot)
+        problem(await log_in(either), 401, "wrong-credentials")
+        ok(await log_in(either, NEW), 201)
+
+
+async def test_beside_the_new_password_slot_the_old_one_opens_nothing_either(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada:
+        before = await rows_of_account(either, ada)
+        await change_password(ada)
+        (old,) = [row for row in before[KeySlot] if row["kind"] == "password"]
+        async with either.parts.database.write() as session:
+            await session.execute(insert(KeySlot), [old])
+        assert (await log_in(either)).status_code in {401, 403}
+
+
+async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothing_newer(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada:
+        await ada.new_chat(title="The lighthouse")
+        before = await rows_of_account(either, ada)
+        await change_password(ada)
+        chat = (await ada.new_chat(title="Written afterwards"))["id"]
+        async with either.parts.database.write() as session:
+            for model in (User, KeySlot, DataKey):
+                await put_back(session, before, model)
+        # Something was written under a data key that the account no longer has.
+        problem(await log_in(either), 403, "account-tampered")
+        # Without it nobody can tell, and the account is what it was then.
+        async with either.parts.database.write() as session:
+            await session.execute(delete(Chat).where(Chat.id == UUID(chat)))
+        async with either.signed_in("Ada") as thief:
+            assert await titles(thief.client) == ["The lighthouse"]
+        problem(await log_in(either, NEW), 401, "wrong-credentials")
+
+
+async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada:
+        await rotate(ada)
+        async with either.parts.database.write() as session:
+            await session.execute(delete(DataKey).where(DataKey.number == 2))
+        for answer in (await ada.client.get(ME), await log_in(either)):
+            problem(answer, 403, "account-tampered")
+
+
+async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        before = (await identity_of(either, ada)).sealer
+        chat = (await ada.new_chat())["id"]
+        await ada.turn(chat, text="The lighthouse keeper has a wooden leg.")
+        await settled(either)
+        query = {"q": "wooden lighthouse"}
+        found = ok(await ada.client.get("/api/v1/search", params=query))["items"]
+        await rotate(ada)
+        after = (await identity_of(either, ada)).sealer
+        for purpose in ("memory-terms", "memory-rotation", "embeddings", "context-texts"):
+            assert before.derived(purpose) == after.derived(purpose)
+        assert found
+        assert ok(await ada.client.get("/api/v1/search", params=query))["items"] == found
+
+
+async def make_older(server: Running, account: Account, api_key: str) -> None:
+    """Bring an account to the form that it had before there were envelopes."""
+    identity = await identity_of(server, account)
+    user_id, user_key = identity.user_id, identity.user_key
+    secrets = {
+        "session": token_secret(token_of(account), "ts_"),
+        "api_key": token_secret(api_key, "tk_"),
+        "recovery": recovery_secret(account.recovery_code),
+    }
+    async with server.parts.database.write() as session:
+        user = await repository.get_user(session, user_id)
+        for slot in await session.scalars(select(KeySlot).where(KeySlot.user_id == user_id)):
+            slot.generation = None
+            if slot.kind == "password":
+                slot.kdf = CHEAP
+                user.settings_mac = Protection(
+                    generation=0, key_mode=user.key_mode, kdf=CHEAP
+                ).first_mac(user_key)
+                slot.root_version, slot.wrapped = wrap_with_password(
+                    slot.id,
+                    user_id,
+                    stretched=CHEAP_KDF.stretch(PASSWORD),
+                    user_key=user_key,
+                    root=ROOT,
+                )
+                continue
+            slot.root_version = None
+            slot.wrapped = wrap_with_secret(
+                slot.kind,  # type: ignore[arg-type]  # a column's text
+                slot.id,
+                user_id,
+                secret=secrets[slot.kind] or b"",
+                user_key=user_key,
+            )
+        user.key_generation = user.newest_data_key = 0
+        user.wrapped_derivation_key = None
+
+
+CHEAP = b'{"salt":"AAAAAAAAAAAAAAAAAAAAAA==","memory_kib":32,"passes":1,"lanes":1}'
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_an_account_from_before_envelopes_loses_no_way_in(either: Running, act: str) -> None:
+    async with either.account("Ada") as ada:
+        await ada.new_chat(title="The lighthouse")
+        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+        await make_older(either, ada, key["token"])
+        before = (await identity_of(either, ada)).sealer
+        await ACTS[act](ada)
+        await rotate_with(ada, act)
+        assert await titles(ada.client) == ["The lighthouse"]
+        async with either.program(key["token"]) as script:
+            assert await titles(script) == ["The lighthouse"]
+            assert await titles(script) == ["The lighthouse"]
+        ok(await log_in(either, NEW if act == "password" else PASSWORD), 201)
+        after = (await identity_of(either, ada)).sealer
+        assert before.derived("memory-terms") == after.derived("memory-terms")
+        ok(await recover(either, ada.recovery_code), 201)
+
+
+async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running) -> None:
+    async with either.account("Ada") as ada, either.signed_in("Ada") as other:
+        chat = (await ada.new_chat(title="The lighthouse"))["id"]
+        await ada.turn(chat, text="Tell me.")
+        path = f"{ME}/rotate-key"
+        answers = await asyncio.gather(
+            *(each.client.post(path, json={"password": PASSWORD}) for each in (ada, other))
+        )
+        for answer in answers:
+            if answer.status_code != 204:
+                problem(answer, 409, "keys-changed")
+        assert 204 in [answer.status_code for answer in answers]
+        for each in (ada, other):
+            assert await titles(each.client) == ["The lighthouse"]
+        ok(await log_in(either), 201)
+
+
+async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_many(
+    either: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_keys, "MOST_DATA_KEYS", 3)
+    async with either.account("Ada") as ada:
+        await rotate(ada)
+        await rotate(ada)
+        refused = await ada.client.post(f"{ME}/rotate-key", json={"password": PASSWORD})
+        problem(refused, 429, "too-many-data-keys")
+        mode = await ada.client.patch(ME, json={"key_mode": "sealed"})
+        problem(mode, 429, "too-many-data-keys")
+        assert ok(await ada.client.get(ME))["key_mode"] == "per_job"
+        await change_password(ada)
+
+        # A day later those that nothing is under make room.
+        async with either.parts.database.write() as session:
+            await session.execute(update(DataKey).values(created_at=now() - GRACE))
+            await session.execute(delete(ActivityEntry))
+        await rotate_with(ada, "password")
+        async with either.parts.database.read() as session:
+            assert await session.scalar(select(func.count()).select_from(DataKey)) == 3
+        ok(await log_in(either, NEW), 201)
+
+
+class Reader:
+    """A handler that needs its user's key, and uses it."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    async def __call__(self, job: RunningJob) -> None:
+        self.read.append(job.keys.current_key)
+
+
+async def until_no_jobs(server: Running) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            async with server.parts.database.read() as session:
+                if not await session.scalar(select(func.count()).where(Job.kind == "read")):
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        parts, reader = either.parts, Reader()
+        old = await identity_of(either, ada)
+        async with parts.database.write() as session:
+            await parts.queue.enqueue(
+                session,
+                NewJob("read", old.user_id),
+                key=parts.queue.grant(old.sealer, "per_job"),
+            )
+        await rotate(ada)
+        # A worker of another process, which has no keys of users who are here.
+        await work(either, reader)
+        await until_no_jobs(either)
+        assert reader.read == [2]
+
+
+async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada:
+        parts, reader = either.parts, Reader()
+        old = await identity_of(either, ada)
+        await rotate(ada)
+        async with parts.database.write() as session:
+            job_id = await parts.queue.enqueue(
+                session,
+                NewJob("read", old.user_id),
+                key=parts.queue.grant(old.sealer, "per_job"),
+            )
+        parts.worker._kinds = {**parts.worker._kinds, "read": JobKind(reader)}
+        parts.queue.wake()
+        ok(await ada.client.get(ME))
+        await until_no_jobs(either)
+        assert job_id is not None
+        assert reader.read == [2]
+
+
+async def work(server: Running, reader: Reader) -> None:
+    """Let a worker without keys in memory take what there is."""
+    parts = server.parts
+    worker = Worker(
+        parts.queue, {"read": JobKind(reader)}, JobKeys(parts.database, ROOT), poll=0.05
+    )
+    worker.start()
+    try:
+        await until_no_jobs(server)
+    finally:
+        await worker.aclose()
+
+
+async def test_a_turn_that_runs_meanwhile_stores_its_reply(
+    database_url: str, tmp_path: Path
+) -> None:
+    gate = Gate()
+    async with (
+        OpenAIServer() as model,
+        running(database_url, tmp_path, **asking(model)) as server,
+        server.account("Ada") as ada,
+    ):
+        chat = (await ada.new_chat())["id"]
+        model.script(held_back(gate))
+        stream = asyncio.create_task(ada.turn(chat, text="Tell me."))
+        runs = server.parts.turns.runs
+        while not len(runs):
+            await asyncio.sleep(0.01)
+        await rotate(ada)
+        gate.opened.set()
+        events = await stream
+        assert events[-1].name == "turn.completed", events[-1]
+        messages = await ada.messages(chat)
+        assert len(messages) == 2
+        assert messages[-1]["text"]
+        await settled(server)
+
+
+async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Running) -> None:
+    async with either.account("Ada") as ada, either.signed_in("Ada") as other:
+        elsewhere = OpenKeys()
+        farewells: list[UUID] = []
+        elsewhere.on_departure(farewells.append)
+        parts = either.parts
+        sessions = SessionService(parts.database, ROOT, parts.settings, elsewhere)
+        user_id = UUID(ada.user["id"])
+        for forget in (rotate, end_other(other)):
+            assert await sessions.authenticate(token_of(other), "session")
+            await sessions.forget_ended()
+            assert elsewhere.get(user_id) is not None
+            await forget(ada)
+            await sessions.forget_ended()
+            assert elsewhere.get(user_id) is None
+        assert farewells == [user_id, user_id]
+
+
+def end_other(other: Account) -> Act:
+    async def end(_: Account) -> None:
+        ok(await other.client.delete("/api/v1/sessions/current"), 204)
+
+    return end

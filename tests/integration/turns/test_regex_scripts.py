@@ -1,0 +1,269 @@
+"""Regex scripts in a chat: what is stored, what the model gets, what is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.server import Account, Event, Running, ok, problem, read_events, text_of
+
+pytestmark = pytest.mark.anyio
+
+SCRIPTS = "/api/v1/me/regex-scripts"
+
+
+def script(find: str, replace: str, **more: Any) -> dict[str, Any]:
+    return {"findRegex": find, "replaceString": replace, "placement": [1, 2, 5, 6], **more}
+
+
+async def set_scripts(account: Account, *scripts: dict[str, Any]) -> None:
+    ok(await account.client.put(SCRIPTS, json={"scripts": list(scripts)}))
+
+
+@pytest.fixture(autouse=True)
+async def no_scripts(ada: Account) -> None:
+    await set_scripts(ada)
+
+
+async def sent(account: Account, chat: str, text: str) -> list[dict[str, Any]]:
+    """The messages of the prompt that a line would make."""
+    body = {"text": text, "prompt": True}
+    context = ok(await account.client.post(f"/api/v1/chats/{chat}/context", json=body))
+    return list(context["prompt"])
+
+
+async def heard(account: Account, turn: str, *, after: int) -> list[Event]:
+    """A turn's events behind one of them."""
+    headers = {"Last-Event-ID": str(after)}
+    path = f"/api/v1/turns/{turn}/events"
+    async with account.client.stream("GET", path, headers=headers) as answer:
+        return [event async for event in read_events(answer)]
+
+
+async def test_scripts_are_kept_in_their_order_and_by_their_revision(ada: Account) -> None:
+    first = await ada.client.get(SCRIPTS)
+    listed = [script("/a/", "b", scriptName="One", minDepth=2), script("/c/", "d", id="x")]
+
+    answer = await ada.client.put(
+        SCRIPTS, json={"scripts": listed}, headers={"If-Match": first.headers["etag"]}
+    )
+
+    assert ok(answer)["scripts"] == ok(await ada.client.get(SCRIPTS))["scripts"]
+    assert [each["findRegex"] for each in answer.json()["scripts"]] == ["/a/", "/c/"]
+    stale = await ada.client.put(
+        SCRIPTS, json={"scripts": []}, headers={"If-Match": first.headers["etag"]}
+    )
+    problem(stale, 412, "revision-mismatch")
+    assert len(ok(await ada.client.get(SCRIPTS))["scripts"]) == 2
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        [script("/a/", "b")] * 101,
+        [script("/a/", "b" * 20_001)],
+        [{"findRegex": 5}],
+        [script("/a/", "b" * 20_000)] * 40,
+    ],
+)
+async def test_what_is_too_much_is_refused_and_changes_nothing(
+    ada: Account, scripts: list[dict[str, Any]]
+) -> None:
+    await set_scripts(ada, script("/kept/", ""))
+
+    problem(await ada.client.put(SCRIPTS, json={"scripts": scripts}), 422, "validation-failed")
+
+    (kept,) = ok(await ada.client.get(SCRIPTS))["scripts"]
+    assert kept["findRegex"] == "/kept/"
+
+
+async def test_nobody_else_s_scripts_run(server: Running, ada: Account, chat: str) -> None:
+    async with server.account("eve") as eve:
+        await set_scripts(eve, script("/./g", "E"))
+        assert ok(await ada.client.get(SCRIPTS))["scripts"] == []
+        await ada.turn(chat, text="Quiet words.")
+        assert (await ada.messages(chat))[-2]["text"] == "Quiet words."
+
+
+async def test_a_line_and_its_reply_are_stored_as_scripts_leave_them(
+    ada: Account, chat: str
+) -> None:
+    await set_scripts(
+        ada,
+        script("/teh/g", "the", placement=[1]),
+        script("/^/", "{{char}} says: ", placement=[2]),
+    )
+
+    events = await ada.turn(chat, text="Find teh key.")
+
+    line, reply = (await ada.messages(chat))[-2:]
+    assert line["text"] == "Find the key."
+    assert reply["text"].endswith(f" says: {text_of(events)}")
+    # Whoever comes later, or back, gets what is stored.
+    turn = events[0].data["turn_id"]
+    assert text_of(await heard(ada, turn, after=0)) == reply["text"]
+    assert [event.name for event in await heard(ada, turn, after=events[-2].id)][-1] == (
+        "turn.completed"
+    )
+    view = ok(await ada.client.get(f"/api/v1/turns/{turn}"))
+    assert view["reply"]["text"] == reply["text"]
+
+
+async def test_a_reply_of_which_scripts_leave_nothing_stays_as_it_is(
+    ada: Account, chat: str
+) -> None:
+    await set_scripts(ada, script("/.*/gs", "", placement=[2]))
+
+    events = await ada.turn(chat, text="Hello.")
+
+    assert (await ada.messages(chat))[-1]["text"] == text_of(events)
+
+
+async def test_a_line_of_which_scripts_leave_nothing_is_refused(ada: Account, chat: str) -> None:
+    await set_scripts(ada, script("/.*/gs", "", placement=[1]))
+    before = await ada.messages(chat)
+
+    answer = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Hello."})
+
+    assert problem(answer, 422, "message-empty")["detail"].startswith("Regex scripts")
+    assert await ada.messages(chat) == before
+
+
+async def test_what_the_model_gets_is_changed_by_depth_and_counted(ada: Account, chat: str) -> None:
+    await ada.turn(chat, text="The first <b>line</b>.")
+    plain = await sent(ada, chat, "The <i>last</i> line.")
+    await set_scripts(ada, script("/<[^>]{1,20}>/g", "", promptOnly=True, minDepth=1))
+
+    scripted = await sent(ada, chat, "The <i>last</i> line.")
+
+    texts = [message["text"] for message in scripted]
+    assert "The first line." in texts
+    assert "The <i>last</i> line." in texts
+    assert sum(map(len, texts)) < sum(len(message["text"]) for message in plain)
+    assert any("<b>line</b>" in line["text"] for line in await ada.messages(chat))
+    assert (await ada.messages(chat))[-1]["shown"] is None
+
+
+async def test_what_is_shown_is_changed_and_stays_what_it_is(ada: Account, chat: str) -> None:
+    await ada.turn(chat, text="A (whispered) word.")
+    await set_scripts(
+        ada,
+        script("/\\(whispered\\)/", "*soft*", markdownOnly=True),
+        script("/^/", "{{char}}: ", markdownOnly=True, placement=[2]),
+    )
+
+    line = (await ada.messages(chat))[-2]
+
+    assert (line["text"], line["shown"]) == ("A (whispered) word.", "A *soft* word.")
+    greeting = (await ada.messages(chat))[0]
+    assert greeting["shown"] == f"{greeting['author']}: {greeting['text']}"
+    single = ok(await ada.client.get(f"/api/v1/messages/{line['id']}"))
+    assert single["shown"] == "A *soft* word."
+    assert "A (whispered) word." in [each["text"] for each in await sent(ada, chat, "Go on.")]
+
+
+async def test_an_edit_is_changed_by_scripts_that_say_so(ada: Account, chat: str) -> None:
+    await ada.turn(chat, text="Hello.")
+    line = (await ada.messages(chat))[-2]
+    path = f"/api/v1/messages/{line['id']}"
+    await set_scripts(ada, script("/cat/g", "dog"), script("/red/g", "blue", runOnEdit=True))
+
+    edited = ok(await ada.client.patch(path, json={"text": "A red cat."}))
+
+    assert edited["text"] == "A blue cat."
+
+
+async def test_greetings_are_changed_as_replies_are(ada: Account) -> None:
+    await set_scripts(ada, script("/sea/g", "ocean"), script("/^Gone$/", ""))
+    character = await ada.new_character(first_mes="The sea.", alternate_greetings=["Gone"])
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+
+    (greeting,) = await ada.messages(chat)
+
+    assert greeting["text"] == "The ocean."
+    swipes = ok(await ada.client.get(f"/api/v1/messages/{greeting['id']}/siblings"))["items"]
+    assert [swipe["text"] for swipe in swipes] == ["The ocean.", "Gone"]
+
+
+async def test_lore_is_changed_for_the_model_alone(ada: Account, chat: str) -> None:
+    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Coast"}), 201)
+    path = f"/api/v1/lorebooks/{book['id']}"
+    entry = {"title": "Reef", "keys": ["reef"], "content": "Sharp [note] rocks."}
+    ok(await ada.client.post(f"{path}/entries", json=entry), 201)
+    ok(
+        await ada.client.put(
+            f"/api/v1/chats/{chat}/lorebooks/{book['id']}", json={"state": "linked"}
+        )
+    )
+    await set_scripts(ada, script("/\\[note\\] /", "", promptOnly=True, placement=[5]))
+
+    texts = "\n".join(message["text"] for message in await sent(ada, chat, "To the reef!"))
+
+    assert "Sharp rocks." in texts
+    (kept,) = ok(await ada.client.get(f"{path}/entries"))["items"]
+    assert kept["content"] == "Sharp [note] rocks."
+
+
+async def test_a_card_s_scripts_run_once_they_are_allowed_and_anew_once_changed(
+    ada: Account,
+) -> None:
+    scripts = [script("/sea/g", "ocean", markdownOnly=True)]
+    character = await ada.new_character(
+        first_mes="The sea is calm.", extensions={"regex_scripts": scripts}
+    )
+    path = f"/api/v1/characters/{character['id']}"
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+
+    async def shown() -> str | None:
+        value: str | None = (await ada.messages(chat))[0]["shown"]
+        return value
+
+    assert character["scripts_allowed"] is None
+    assert await shown() is None
+    ok(await ada.client.put(f"{path}/regex-scripts", json={"allowed": True}), 204)
+    assert await shown() == "The ocean is calm."
+    ok(await ada.client.patch(path, json={"scenario": "A storm."}))
+    assert await shown() == "The ocean is calm."
+    scripts[0]["replaceString"] = "lake"
+    changed = await ada.client.patch(path, json={"extensions": {"regex_scripts": scripts}})
+    assert ok(changed)["scripts_allowed"] is None
+    assert await shown() is None
+    ok(await ada.client.put(f"{path}/regex-scripts", json={"allowed": False}), 204)
+    assert await shown() is None
+
+
+async def test_nobody_else_allows_a_card_s_scripts(server: Running, ada: Account) -> None:
+    character = await ada.new_character()
+    path = f"/api/v1/characters/{character['id']}/regex-scripts"
+    async with server.account("mallory") as eve:
+        answer = await eve.client.put(path, json={"allowed": True})
+        problem(answer, 404, "character-not-found")
+
+
+async def test_a_script_is_tried_on_a_text(ada: Account) -> None:
+    body = {
+        "scripts": [
+            script("/(\\w+)!/g", "**$1**", scriptName="Loud"),
+            script("/x/", "y", disabled=True),
+            script("/(/", ""),
+        ],
+        "text": "Stop! Now!",
+    }
+
+    tested = ok(await ada.client.post(f"{SCRIPTS}/test", json=body))
+
+    assert tested["text"] == "**Stop** **Now**"
+    assert [(step["name"], step["state"], step["matches"]) for step in tested["steps"]] == [
+        ("Loud", "changed", 2),
+        ("Script 2", "not_here", 0),
+        ("Script 3", "invalid", 0),
+    ]
+
+
+async def test_the_record_says_which_script_did_not_run(ada: Account, chat: str) -> None:
+    await set_scripts(ada, script("/(/", "", scriptName="Broken", promptOnly=True))
+
+    context = ok(await ada.client.post(f"/api/v1/chats/{chat}/context", json={"text": "Hi."}))
+
+    assert any('"Broken"' in note for note in context["notes"])

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.memory import parsed_query
+from backend.memory.index.protocol import ScopePart, Sparse
+from backend.memory.parsed_query import ParsedQuery
+from backend.memory.spans import spans_in
+from backend.memory.terms import TermCounter
+from backend.vault.blinding import Blinder
+from backend.vault.sealing import Sealer
+
+NOW = datetime(2023, 6, 15, 18, 30, tzinfo=UTC)
+OWNER, CHAT = uuid4(), uuid4()
+TERMS = TermCounter()
+BLINDER = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=bytes(32)))
+DENSE = np.ones(4, dtype=np.float32)
+
+
+def read(text: str, *cast: str, context: str = "", things: tuple[str, ...] = ()) -> ParsedQuery:
+    return parsed_query.read(text, cast=cast, now=NOW, context=context, things=things)
+
+
+def test_who_takes_part_is_named_and_is_not_what_is_looked_for() -> None:
+    reading = read("Where did Mira hide Ben's key?", "Mira", "Ben", "Cleo")
+    assert reading.names == ["Mira", "Ben"]
+    assert reading.meaning == "Where did hide key?"
+
+
+def test_a_name_alone_is_what_is_looked_for() -> None:
+    assert read("Mira?", "Mira").meaning == "Mira?"
+
+
+def test_a_name_is_a_word_of_its_own_in_any_case() -> None:
+    assert read("She admires the miracle.", "Mira").names == []
+    assert read("what did MIRA say", "Mira").names == ["Mira"]
+
+
+def test_a_name_that_is_a_common_word_is_a_name_when_it_is_written_as_one() -> None:
+    assert read("what will the king do", "Will").names == []
+    assert read("what did Will do", "Will").names == ["Will"]
+
+
+def test_a_part_of_a_name_stands_for_all_of_it() -> None:
+    reading = read("What does Elizabeth fear?", "Elizabeth of Bennet")
+    assert reading.names == ["Elizabeth of Bennet"]
+    assert reading.meaning == "What does fear?"
+    assert read("one of them", "Elizabeth of Bennet").names == []
+
+
+def test_names_in_scripts_without_spaces_are_found_anywhere() -> None:
+    assert read("昨日美玲说了什么", "美玲").names == ["美玲"]
+
+
+def test_lore_is_looked_for_with_the_names_and_lines_without() -> None:
+    reading = read("How many swords has Mira?", "Mira")
+    assert reading.terms == "swords has?"
+    assert reading.lore_terms == "swords has Mira?"
+
+
+def test_a_query_of_nothing_but_asking_keeps_its_words() -> None:
+    assert read("how many").terms == "how many"
+
+
+def test_what_was_said_before_counts_for_less() -> None:
+    reading = read("the bridge", context="the bridge and the tower")
+    weights = parsed_query.term_weights(reading, reading.terms, TERMS)
+    assert weights["bridg"] == 1
+    assert weights["tower"] == parsed_query.CONTEXT_WEIGHT
+
+
+def test_names_of_things_that_occur_count_for_more() -> None:
+    reading = read("the silver moonblade", things=("Moonblade", "Sunspear"))
+    weights = parsed_query.term_weights(reading, reading.terms, TERMS)
+    assert reading.boosted == ["Moonblade"]
+    assert weights["moonblad"] == parsed_query.NAME_WEIGHT
+    assert weights["silver"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("what did we do last time", True),
+        ("what was recently found", True),
+        ("the last king", False),
+    ],
+)
+def test_a_query_may_ask_for_what_is_new(text: str, expected: bool) -> None:
+    assert read(text).wants_recent is expected
+
+
+def planned(
+    kinds: tuple[str, ...] = (), dense: np.ndarray[tuple[int], np.dtype[np.float32]] | None = DENSE
+) -> list[tuple[str, str, list[str]]]:
+    plan = parsed_query.plan(
+        read("Where is the key of Mira?", "Mira"),
+        owner_id=OWNER,
+        parts=[ScopePart(containers=[CHAT])],
+        kinds=kinds,  # type: ignore[arg-type]  # literals
+        dense=dense,
+        terms=TERMS,
+        blinder=BLINDER,
+    )
+    assert all(query.scope.owner_id == OWNER for _, query in plan)
+    return [(signal, query.vector, list(query.scope.kinds)) for signal, query in plan]
+
+
+def test_lines_are_asked_for_apart_from_the_rest() -> None:
+    assert planned() == [
+        ("dense", "dense", ["message"]),
+        ("dense_window", "dense_window", ["message"]),
+        ("sparse", "sparse", ["message"]),
+        ("sparse_window", "sparse_window", ["message"]),
+        ("scene", "sparse", ["scene"]),
+        ("dense", "dense", ["event", "lore"]),
+        ("sparse", "sparse", ["event", "lore"]),
+    ]
+
+
+def test_only_what_is_wanted_is_asked_for() -> None:
+    assert planned(("lore",)) == [("dense", "dense", ["lore"]), ("sparse", "sparse", ["lore"])]
+    assert len(planned(("message",))) == 5
+
+
+def test_without_a_vector_terms_do_it_alone() -> None:
+    assert {vector for _, vector, _ in planned(dense=None)} == {"sparse", "sparse_window"}
+
+
+def test_a_query_holds_no_word_but_keyed_ids() -> None:
+    plan = parsed_query.plan(
+        read("key"), owner_id=OWNER, parts=[ScopePart(containers=[CHAT])], kinds=["lore"],
+        dense=None, terms=TERMS, blinder=BLINDER,
+    )  # fmt: skip
+    near = plan[0][1].near
+    assert isinstance(near, Sparse)
+    assert BLINDER.term_id("key") in near.ids.tolist()
+
+
+def day(year: int, month: int, number: int) -> int:
+    return int(datetime(year, month, number, tzinfo=UTC).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("on 7 May 2023", day(2023, 5, 7), day(2023, 5, 8)),
+        ("on May 7th, 2023", day(2023, 5, 7), day(2023, 5, 8)),
+        ("2023-05-07", day(2023, 5, 7), day(2023, 5, 8)),
+        ("the 3rd of April", day(2023, 4, 3), day(2023, 4, 4)),
+        ("in May 2022", day(2022, 5, 1), day(2022, 6, 1)),
+        ("in May", day(2023, 5, 1), day(2023, 6, 1)),
+        ("in December", day(2022, 12, 1), day(2023, 1, 1)),
+        ("in Sept.", day(2022, 9, 1), day(2022, 10, 1)),
+        ("during 2021", day(2021, 1, 1), day(2022, 1, 1)),
+        ("yesterday", day(2023, 6, 14), day(2023, 6, 15)),
+        ("today", day(2023, 6, 15), day(2023, 6, 16)),
+        ("three days ago", day(2023, 6, 11), day(2023, 6, 13)),
+        ("this week", day(2023, 6, 8), day(2023, 6, 16)),
+        ("last week", day(2023, 6, 5), day(2023, 6, 16)),
+    ],
+)
+def test_times_are_understood(text: str, start: int, end: int) -> None:
+    assert spans_in(f"What happened {text}?", NOW) == [(start, end)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "May I come in?",
+        "She may march on.",
+        "the 31 February 2023",
+        "2023 soldiers",
+        "the week",
+        "",
+    ],
+)
+def test_what_is_no_time_is_none(text: str) -> None:
+    assert spans_in(text, NOW) == []
+
+
+def test_a_year_of_a_date_is_not_a_time_of_its_own() -> None:
+    assert spans_in("in May 2022 or in 2021", NOW) == [
+        (day(2022, 5, 1), day(2022, 6, 1)),
+        (day(2021, 1, 1), day(2022, 1, 1)),
+    ]
+
+
+def test_yesterday_is_that_of_who_asks() -> None:
+    east = timezone(timedelta(hours=10))
+    spans = spans_in("yesterday", NOW.astimezone(east))
+    start = datetime(2023, 6, 15, tzinfo=east)
+    assert spans == [(int(start.timestamp()), int(start.timestamp()) + 86_400)]
+
+
+@given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=4))
+def test_whatever_is_written_is_read(text: str, cast: list[str]) -> None:
+    reading = parsed_query.read(text, cast=cast, now=NOW)
+    assert set(reading.names) <= set(cast)
+    assert bool(reading.meaning.strip()) >= bool(text.strip())
+    assert all(start < end for start, end in reading.spans)
+
+
+@given(st.text(st.sampled_from("0123456789 -ago dys wekmonthsMayinlt"), max_size=40))
+def test_no_figure_is_too_much(text: str) -> None:
+    assert all(start < end for start, end in spans_in(text, NOW))

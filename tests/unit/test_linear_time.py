@@ -1,0 +1,193 @@
+"""Work over a user's text takes time in proportion to the text.
+
+A regular expression holds Python's lock for as long as it runs: one that takes minutes stops the
+whole process, in whichever thread it is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import backend
+from backend.chats.scenes import opens_scene
+from backend.chronicles.events import EventFields
+from backend.enrichment.cleaning import paragraphs
+from backend.enrichment.duplicates.wording import worded
+from backend.generation._demo_story import DemoLine, happenings, introductions
+from backend.lorebooks.activation.decorators import split_decorators
+from backend.memory.chunks import chunked
+from backend.memory.parsed_query import _pattern, without_names
+from backend.memory.terms import TermCounter
+from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
+from tests.support.regex_growth import EVERY_START, find_attack
+
+pytestmark = pytest.mark.slow
+
+PACKAGES = sorted(
+    path.stem
+    for path in Path(backend.__file__).parent.iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+)
+MADE_AT_RUN_TIME = {"backend.memory.parsed_query._pattern": _pattern("Ann Bo")}
+"""Patterns that the source does not show, with an example of each."""
+
+ONLY_MATCHED = re.compile(r"backend\.characters\.cards\.text:_CORE_SCHEMA\b.*")
+"""PyYAML calls `match` on these."""
+
+TRUSTED = {"backend.web.files:_LEFT"}
+"""Run over files of our own, once, when the server starts."""
+
+
+def check(found: Found) -> None:
+    methods = {"match"} if ONLY_MATCHED.fullmatch(found.where) else found.methods
+    for method in methods:
+        attack = find_attack(found.pattern, method=method)
+        assert attack is None, f"{found.where} {found.pattern.pattern!r}: {attack}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_regexes_of_a_package_take_linear_time(package: str) -> None:
+    found, _ = python_patterns()
+    seen: set[tuple[object, int, frozenset[str]]] = set()
+    for each in found:
+        kind = (each.pattern.pattern, each.pattern.flags, each.methods)
+        is_here = re.match(rf"backend\.{package}\b", each.where) is not None
+        if is_here and each.where not in TRUSTED and kind not in seen:
+            seen.add(kind)
+            check(each)
+
+
+def test_regexes_that_are_made_at_run_time_are_known_and_take_linear_time() -> None:
+    _, unknown = python_patterns()
+
+    assert unknown == MADE_AT_RUN_TIME.keys()
+    for where, pattern in MADE_AT_RUN_TIME.items():
+        check(Found(where, pattern, frozenset((EVERY_START,))))
+
+
+def test_the_regexes_of_the_page_take_linear_time() -> None:
+    found = page_patterns()
+
+    assert len(found) > 40  # the scanner has not lost its way in the scripts
+    for each in found:
+        check(each)
+
+
+SUPERLINEAR = {
+    "signs and blanks": (
+        r"\s*(?:[*_~=\-–—#•·]\s*){3,}\s*(?:\n|$)|\s*#{0,6}\s*[*_]*(?:chapter|scene)\s+\w+",
+        "match",
+    ),
+    "a value and blanks after it": (r"(@{2,3})([A-Za-z_]+)(?:[ \t]+(.*?))?[ \t]*$", "match"),
+    "blanks that may be parted": (r"<(?=\s*/?\s*(?:memory|lore)\b)", EVERY_START),
+    "begun at each place": (r"\s+(?=[?!.,;:])", EVERY_START),
+    "begun by a text that may go on": (r"<!--.*?-->", EVERY_START),
+    "possessive, and begun at each place": (r"a++b", "search"),
+    "names of names": (r"\b([A-Z][\w-]+)(?:, | is )an? [a-z]+", "search"),
+    "quotes": (r'"(.*?)"(?!\w)', EVERY_START),
+    "exponential": (r"(a+)+$", "match"),
+    "exponential, by alternatives": (r"(?:a|a)*b", "match"),
+}
+LINEAR = {
+    "possessive": (r"(@{2,3}+)([A-Za-z_]++)(?:[ \t]++(.*+))?+", "fullmatch"),
+    "atomic": (r"(?>a*)b", "match"),
+    "bounded": (r"\b([A-Z][\w-]{1,40})(?:, | is )an? [a-z]", "search"),
+    "parted": (r"\w+(?:['’]\w+)*", EVERY_START),
+    "anchored": (r"^\s+x", "search"),
+}
+
+
+@pytest.mark.parametrize(("source", "method"), SUPERLINEAR.values(), ids=SUPERLINEAR)
+def test_the_checker_finds(source: str, method: str) -> None:
+    assert find_attack(re.compile(source, re.IGNORECASE), method=method) is not None
+
+
+@pytest.mark.parametrize(("source", "method"), LINEAR.values(), ids=LINEAR)
+def test_the_checker_leaves_alone(source: str, method: str) -> None:
+    assert find_attack(re.compile(source), method=method) is None
+
+
+def test_the_finder_looks_into_lists_classes_and_functions(tmp_path: Path) -> None:
+    file = tmp_path / "example.py"
+    file.write_text(
+        "import re\n"
+        "WORD = 'a'\n"
+        "TABLE = {'x': [(re.compile('in a table'), 1)]}\n"
+        "class Reader:\n"
+        "    mark = re.compile('in a class')\n"
+        "def found(name, pattern):\n"
+        "    re.search(rf'{WORD} in {re.escape(name)}', name)\n"
+        "    return re.compile(pattern)\n"
+    )
+    module = ModuleType("example")
+    module.__file__ = str(file)
+    exec(compile(file.read_text(), file, "exec"), vars(module))  # noqa: S102  # the lines above
+
+    held = {pattern.pattern for _, pattern in _held_by(module)}
+    inline = {pattern and pattern.pattern for _, _, pattern in _inline(module)}
+
+    assert held == {"in a table", "in a class"}
+    assert inline == {"a in Ann Bo", None}
+
+
+def told(text: str) -> object:
+    lines = [DemoLine("#1", "Marlena", text)]
+    return happenings(lines), introductions(lines, [])
+
+
+def compared(text: str) -> object:
+    return worded(EventFields(summary=text), TermCounter())
+
+
+def with_a_long_line(text: str) -> str:
+    return "word " * 250 + text
+
+
+WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
+    "a scene's mark": (opens_scene, lambda n: " " * n + "a"),
+    "a scene's line of stars": (opens_scene, lambda n: "* " * (n // 2) + "a"),
+    "a decorator's value": (split_decorators, lambda n: "@@a b" + " " * n + "c"),
+    "decorators": (split_decorators, lambda n: "@@a b\n" * (n // 6)),
+    "a decorator's keys": (split_decorators, lambda n: "@@additional_keys" + " a," * (n // 3)),
+    "a chunk of blank lines": (chunked, lambda n: with_a_long_line("\n" * 4 * n)),
+    "chunks of words": (chunked, lambda n: "word " * (n // 5)),
+    "chunks without spaces": (chunked, lambda n: "中" * n),
+    "a question": (lambda text: without_names(text, ["Ann"]), lambda n: " " * n + "."),
+    "the demo's names": (told, lambda n: "A-" * (n // 2)),
+    "the demo's places": (
+        told,
+        lambda n: "Ann hides " + "".join(f"at the B{i} to C{i} " for i in range(n // 20)),
+    ),
+    "what an event announces": (compared, lambda n: "to " + "not " * (n // 4)),
+    "whom an event is by": (compared, lambda n: "was by the " + "of Ann " * (n // 7)),
+    "what a model wrote": (paragraphs, lambda n: "< {{@@\n" * (n // 8)),
+}
+
+
+@pytest.mark.parametrize(("work", "text"), WORK.values(), ids=WORK)
+def test_four_times_the_text_takes_no_more_than_some_four_times_the_time(
+    work: Callable[[str], object], text: Callable[[int], str]
+) -> None:
+    """A quadratic way takes 16 times as long, and some tenths of a second."""
+    work(text(100))  # what is built at first use
+    before = seconds(work, text(250))
+    for length in (1_000, 4_000, 16_000, 64_000):
+        taken = seconds(work, text(length))
+        assert taken < max(9 * before, 0.2), f"{taken:.2f} s for {length:,} characters"
+        before = taken
+
+
+def seconds(work: Callable[[str], object], text: str) -> float:
+    """Processor time, the lesser of two."""
+    taken: list[float] = []
+    for _ in range(2):
+        start = time.thread_time()
+        work(text)
+        taken.append(time.thread_time() - start)
+    return min(taken)
