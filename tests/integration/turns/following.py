@@ -81,16 +81,27 @@ class Outage:
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_on = False
+        self._under_way = 0
         write = database.write
 
         @contextlib.asynccontextmanager
         async def write_if_up() -> AsyncGenerator[AsyncSession]:
             if self.is_on:
                 raise DatabaseUnavailableError("Try again in a moment.")
-            async with write() as session:
-                yield session
+            self._under_way += 1
+            try:
+                async with write() as session:
+                    yield session
+            finally:
+                self._under_way -= 1
 
         monkeypatch.setattr(database, "write", write_if_up)
+
+    async def start(self) -> None:
+        """Take no more writes; what is being written is stored first."""
+        self.is_on = True
+        while self._under_way:
+            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

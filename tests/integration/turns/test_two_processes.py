@@ -193,7 +193,7 @@ class TestLease:
         outage = Outage(one.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             heard = await take_words(events, 40)
-            outage.is_on = True
+            await outage.start()
             heard += await take_words(events, 20)
             await other.parts.turns.recover(all_running=False)
             assert not await is_over(there, turn_id)
@@ -220,10 +220,17 @@ class TestLease:
         await check_tree(other.parts.database, chat)
 
     async def test_it_does_not_write_into_a_reply_that_is_being_continued_elsewhere(
-        self, ada: Account, one: Running, other: Running, chat: str
+        self,
+        ada: Account,
+        one: Running,
+        other: Running,
+        chat: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        outage = Outage(one.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
+            await outage.start()
             run = one.parts.turns.runs.get(UUID(turn_id))
             assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
@@ -232,6 +239,7 @@ class TestLease:
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
                 message.status, before = "streaming", message.sealed_content
+            outage.is_on = False
             assert await TurnStore(
                 one.parts.database, one.parts.index, EnrichmentOutbox(one.parts.queue)
             ).store_progress([run]) == {run.turn_id}
@@ -242,19 +250,27 @@ class TestLease:
             assert [event async for event in events][-1].name == "turn.failed"
 
     async def test_two_who_sweep_at_once_do_it_once(
-        self, ada: Account, one: Running, other: Running, chat: str
+        self,
+        ada: Account,
+        one: Running,
+        other: Running,
+        chat: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        outage = Outage(one.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
+            await outage.start()
             await lapse(other.parts.database, turn_id)
             stores = [
                 TurnStore(
-                    server.parts.database, server.parts.index, EnrichmentOutbox(server.parts.queue)
+                    other.parts.database, other.parts.index, EnrichmentOutbox(other.parts.queue)
                 )
-                for server in (one, other)
+                for _ in range(2)
             ]
             done = await asyncio.gather(*(store.recover(all_running=False) for store in stores))
             assert sorted(done) == [0, 1]
+            outage.is_on = False
             assert [event async for event in events][-1].name == "turn.failed"
 
 
