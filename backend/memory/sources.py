@@ -1,18 +1,18 @@
 """What the index remembers, and where the truth about it stands: one source for each kind of row.
 
-Memory is a layer below the packages whose rows it remembers. Each of them implements `Source` for its
-own rows, and the container passes the sources in.
+Memory is a layer below the packages whose rows it remembers. Each of them implements `Source` for
+its own rows, and the container passes the sources in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy import Row
+from sqlalchemy import Result
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.cpu_pool import unhurried
@@ -127,7 +127,7 @@ class Source(Protocol):
         ...
 
 
-async def inventory_of(rows: Iterable[Row[tuple[UUID, datetime]]]) -> list[Stored]:
+async def inventory_of(rows: Result[UUID, datetime]) -> list[Stored]:
     """An inventory from rows of (id, changed at), in their order."""
     return [
         Stored(source_id=row_id, version=version_of(changed_at))
