@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, UniqueConstraint, false, text
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId
@@ -46,16 +46,16 @@ class User(Base):
     is_administrator: Mapped[bool] = mapped_column(default=False)
     is_disabled: Mapped[bool] = mapped_column(default=False)
     key_mode: Mapped[KeyMode] = mapped_column(String, default="per_job")
-    key_generation: Mapped[int] = mapped_column(default=0, server_default="0")
+    key_generation: Mapped[int] = mapped_column(default=0)
     factors_digest: Mapped[bytes | None]
-    newest_data_key: Mapped[int] = mapped_column(default=0, server_default="0")
+    newest_data_key: Mapped[int] = mapped_column(default=0)
     wrapped_derivation_key: Mapped[bytes | None]
     settings_mac: Mapped[bytes]
     sealed_settings: Mapped[bytes | None]
     sealed_variables: Mapped[bytes | None]
     sealed_scripts: Mapped[bytes | None] = mapped_column(deferred=True)
     settings_revision: Mapped[int] = mapped_column(default=0)
-    scripts_revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    scripts_revision: Mapped[int] = mapped_column(default=0)
     new_data_key_due: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[CreatedAt]
 
@@ -158,7 +158,7 @@ class IdempotentRequest(Base):
     request_digest: Mapped[bytes]
     status: Mapped[int | None]
     sealed_response: Mapped[bytes | None]
-    is_done: Mapped[bool] = mapped_column(default=False, server_default=false())
+    is_done: Mapped[bool] = mapped_column(default=False)
     made_id: Mapped[UUID | None]
     created_at: Mapped[CreatedAt] = mapped_column(index=True)
 

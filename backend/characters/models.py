@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, false, text
+from sqlalchemy import ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -115,7 +115,7 @@ class Avatar(Base):
     )
     media_type: Mapped[str]
     thumbnail_media_type: Mapped[str]
-    is_imported: Mapped[bool] = mapped_column(default=False, server_default=false())
+    is_imported: Mapped[bool] = mapped_column(default=False)
     sealed_image: Mapped[bytes]
     sealed_thumbnail: Mapped[bytes]
     created_at: Mapped[CreatedAt]

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String, false, text
+from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -39,7 +39,7 @@ class Chat(Base):
     chronicle_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("chronicles.id", ondelete="SET NULL"), index=True
     )
-    chronicle_enabled: Mapped[bool] = mapped_column(default=False, server_default=false())
+    chronicle_enabled: Mapped[bool] = mapped_column(default=False)
     chronicle_since: Mapped[datetime | None]
     leaf_id: Mapped[UUID | None]
     count_unit: Mapped[str]
@@ -115,7 +115,7 @@ class Message(Base):
     path_tokens: Mapped[int]
     token_counts: Mapped[str] = mapped_column(default="{}")
     scene_id: Mapped[UUID | None]
-    scene_place: Mapped[int] = mapped_column(default=0, server_default="0")
+    scene_place: Mapped[int] = mapped_column(default=0)
     sealed_author: Mapped[bytes]
     sealed_content: Mapped[bytes]
     sealed_thinking: Mapped[bytes | None]

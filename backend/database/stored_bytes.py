@@ -21,15 +21,11 @@ ROW_BYTES = 200
 def count_table(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
     """Count a table's rows from now on: `ROW_BYTES` and the lengths of these columns.
 
-    The table names its owner in `user_id`. Rows that are there already are counted at once.
+    The table names its owner in `user_id`.
     """
     setup = _postgresql if connection.dialect.name == "postgresql" else _sqlite
     for statement in setup(table, columns):
         connection.exec_driver_sql(statement)
-    size = _size("", columns)
-    connection.exec_driver_sql(
-        f"{_INSERT} SELECT user_id, sum({size}) FROM {table} GROUP BY user_id"
-    )
 
 
 def stop_counting(connection: sa.Connection, table: str) -> None:
@@ -46,7 +42,7 @@ _INSERT = "INSERT INTO storage_ledger (user_id, bytes)"
 
 
 def _size(row: str, columns: Sequence[str]) -> str:
-    """An expression for what a row counts; `row` is `NEW.`, `OLD.` or nothing."""
+    """An expression for what a row counts; `row` is `NEW.` or `OLD.`."""
     lengths = (f"coalesce(length({row}{column}), 0)" for column in columns)
     return " + ".join([str(ROW_BYTES), *lengths])
 

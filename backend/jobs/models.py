@@ -56,7 +56,7 @@ class Job(Base):
     dedupe_key: Mapped[str | None]
     state: Mapped[JobState] = mapped_column(String, default="queued")
     attempts: Mapped[int] = mapped_column(default=0)
-    leases_lost: Mapped[int] = mapped_column(default=0, server_default="0")
+    leases_lost: Mapped[int] = mapped_column(default=0)
     run_after: Mapped[datetime]
     lease_owner: Mapped[UUID | None]
     lease_until: Mapped[datetime | None]

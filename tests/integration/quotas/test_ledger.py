@@ -7,10 +7,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, func, insert, inspect, literal, select, text, update
+from sqlalchemy import func, insert, literal, select, text, update
 
 from backend.chats.models import Message
-from backend.database import migrate
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.quotas.models import StorageLedger
@@ -25,14 +24,11 @@ from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed
 from tests.support.memory import new_book, new_entry, settled
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, Running, ok
 
 pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
-BEFORE = "0006"
-"""The revision before the ledger."""
-
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 
 
@@ -170,24 +166,3 @@ async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=-777))
     assert await recount(server.parts.database, user_id) == 777
     assert await agree(server, ada) == before
-
-
-async def test_accounts_that_were_there_before_the_ledger_are_counted(
-    database: Database, tmp_path: Path
-) -> None:
-    url = database.url.render_as_string(hide_password=False)
-    async with running(url, tmp_path) as server, server.account("Ada") as ada:
-        await ada.turn((await ada.new_chat())["id"], text="Hello.")
-        before = await agree(server, ada)
-        user_id = UUID(ada.user["id"])
-    await database.dispose()
-    await migrate.downgrade(database, BEFORE)
-
-    def names(connection: Connection) -> list[str]:
-        return inspect(connection).get_table_names()
-
-    async with database.engine.connect() as connection:
-        assert "storage_ledger" not in await connection.run_sync(names)
-    await migrate.upgrade(database)
-    async with database.read() as session:
-        assert await stored_bytes(session, user_id) == before
