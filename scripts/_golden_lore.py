@@ -20,6 +20,7 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField
 from backend.lorebooks.formats.coerce import MATCHED
 from backend.lorebooks.formats.reader import read_value
+from backend.reasons import FoundIn
 from backend.regex.process import RegexProcess
 
 SOURCES: Final[dict[str, LinkSource]] = {
@@ -72,7 +73,10 @@ def scan_all(case: Mapping[str, Any], regexes: RegexProcess) -> list[dict[str, A
         scan = Scan(
             books=list(books.values()),
             sources={book.book_id: SOURCES[name] for name, book in books.items()},
-            messages=[ScannedLine(each["name"], each["text"], "") for each in turn["messages"]],
+            messages=[
+                ScannedLine(each["name"], each["text"], FoundIn("text"))
+                for each in turn["messages"]
+            ],
             settings=LoreSettings(**settings),
             budget=given.get("budget", NO_LIMIT),
             count=lambda text: len(text.split()),

@@ -421,7 +421,7 @@ async def came_in(api: httpx.AsyncClient, replies: Sequence[str]) -> dict[str, f
         for item in context["retrieved"]:
             if item["kind"] != "lore":
                 total["memories"] += 1
-            elif item["reason"].startswith("semantic"):
+            elif all(reason["kind"] == "semantic" for reason in item["reasons"]):
                 total["lore by meaning"] += 1
             else:
                 total["lore by key"] += 1

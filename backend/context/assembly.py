@@ -24,6 +24,7 @@ from backend.context.budget import Budget, Gap, fill, middle_out
 from backend.context.errors import ContextOverflowError
 from backend.generation.model import PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.reasons import Reason
 
 ABSURD = 8
 """Characters a token that no text has over a whole prompt: English has 4 to 5."""
@@ -61,7 +62,7 @@ class Item:
     title: str
     text: str
     place: Place
-    reason: str
+    reasons: Sequence[Reason]
     role: Role = "system"
     source_id: UUID | None = None
     depth: int = 0
@@ -78,7 +79,7 @@ class LeftOut:
     kind: str
     title: str
     tokens: int
-    reason: str
+    reasons: Sequence[Reason]
     source_id: UUID | None = None
 
 
@@ -188,12 +189,12 @@ def assemble(
     history_tokens = sum(history.tokens)
     room = budget.for_retrieval(plan.fixed, history_tokens)
     taken, passed = fill(retrieved, room)
-    left_out = [_left_out(item, "budget") for item in passed]
+    left_out = [_left_out(item, Reason("budget")) for item in passed]
 
     # Each item has its share of the wrapper in its tokens, or nearly so.
     memory = _memory_section(taken, render_memory, count)
     while taken and memory.tokens > room:
-        left_out.append(_left_out(taken.pop(), "truncated"))
+        left_out.append(_left_out(taken.pop(), Reason("truncated")))
         memory = _memory_section(taken, render_memory, count)
 
     gap: Gap | None = None
@@ -218,7 +219,7 @@ def assemble(
                 kind="history",
                 title="1 message" if gap.count == 1 else f"{gap.count} messages",
                 tokens=omitted,
-                reason="truncated",
+                reasons=[Reason("truncated")],
             )
         )
 
@@ -345,12 +346,12 @@ def _messages(items: Sequence[Item]) -> list[PromptMessage]:
     return [PromptMessage(item.role, item.text) for item in items]
 
 
-def _left_out(item: Item, reason: str) -> LeftOut:
+def _left_out(item: Item, reason: Reason) -> LeftOut:
     return LeftOut(
         kind=item.kind,
         title=item.title,
         tokens=item.tokens,
-        reason=reason,
+        reasons=[reason],
         source_id=item.source_id,
     )
 

@@ -19,6 +19,7 @@ from backend.context.assembly import SEPARATOR, History, Item, LeftOut, Place, l
 from backend.context.budget import Budget, Gap
 from backend.errors import AppError
 from backend.generation.model import PromptMessage, Role
+from backend.reasons import Reason
 
 
 class RecordError(AppError):
@@ -28,13 +29,17 @@ class RecordError(AppError):
 
 
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One piece of the prompt. Its text is kept once a chat, under `text_hash`."""
+    """One piece of the prompt. Its text is kept once a chat, under `text_hash`.
+
+    `reason` is `reasons` in words, for whoever looks at the record; it is not stored.
+    """
 
     kind: str
     title: str
     tokens: int
     place: Place
-    reason: str
+    reasons: list[Reason] = []
+    reason: str = ""
     role: Role = "system"
     source_id: UUID | None = None
     depth: int = 0
@@ -62,16 +67,16 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     names: bool = False
     omitted_first: int | None = None
     omitted_last: int | None = None
-    reason: str = "history"
 
 
 class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that is not in the prompt, and why."""
+    """Something that is not in the prompt, and why: for programs, and in words (not stored)."""
 
     kind: str
     title: str
     tokens: int
-    reason: str
+    reasons: list[Reason] = []
+    reason: str = ""
     source_id: UUID | None = None
 
 
@@ -133,7 +138,7 @@ def recorded_item(item: Item) -> RecordedItem:
         title=item.title,
         tokens=item.tokens,
         place=item.place,
-        reason=item.reason,
+        reasons=list(item.reasons),
         role=item.role,
         source_id=item.source_id,
         depth=item.depth,
@@ -150,7 +155,7 @@ def recorded_left_out(each: LeftOut) -> RecordedLeftOut:
         kind=each.kind,
         title=each.title,
         tokens=each.tokens,
-        reason=each.reason,
+        reasons=list(each.reasons),
         source_id=each.source_id,
     )
 
@@ -230,7 +235,7 @@ def _item(each: RecordedItem) -> Item:
         title=each.title,
         text=each.text or "",
         place=each.place,
-        reason=each.reason,
+        reasons=each.reasons,
         role=each.role,
         source_id=each.source_id,
         depth=each.depth,

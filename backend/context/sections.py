@@ -12,6 +12,7 @@ from backend.context.assembly import Item
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.generation.model import Role
 from backend.prompts import PromptLibrary
+from backend.reasons import Reason, ReasonKind
 
 EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
 
@@ -47,7 +48,7 @@ class Note:
     role: Role = "system"
     position: Literal["at_depth", "before_prompt", "after_prompt"] = "at_depth"
     is_due: bool = True
-    reason: str = "chat settings"
+    reason: ReasonKind = "chat_settings"
 
     @property
     def place(self) -> Literal["depth", "head"]:
@@ -80,7 +81,7 @@ class SectionInputs:
     `others` are the names of further characters; with any, the default system prompt is the
     group's. `line` is what the user says, as it is: macros in it are not expanded, for it may
     quote what a model wrote. `line_reason` says where it comes from. Nor are they in `summary`;
-    `summary_id` is the last message that it covers.
+    `summary_id` is the last message that it covers, `summary_position` where that stands.
     """
 
     card: CardFields
@@ -92,12 +93,12 @@ class SectionInputs:
     post_history: str = ""
     note: Note = Note()
     summary: str = ""
-    summary_reason: str = "summary"
+    summary_position: int = 0
     summary_id: UUID | None = None
     line: str | None = None
     line_kind: str = "user_line"
     line_title: str = "User's line"
-    line_reason: str = "turn"
+    line_reason: ReasonKind = "turn"
     line_id: UUID | None = None
     lore: LoreSlots = LoreSlots()
 
@@ -142,7 +143,7 @@ class SectionBuilder:
                         "sections/persona", {"user": inputs.user, "persona": persona}
                     ),
                     place="head",
-                    reason="persona",
+                    reasons=[Reason("persona")],
                     source_id=inputs.persona_id,
                 )
             )
@@ -155,7 +156,7 @@ class SectionBuilder:
                     title="Previously",
                     text=self._render("sections/summary", {"summary": inputs.summary}),
                     place="head",
-                    reason=inputs.summary_reason,
+                    reasons=[Reason("summary", count=inputs.summary_position + 1)],
                     source_id=inputs.summary_id,
                 )
             )
@@ -168,7 +169,7 @@ class SectionBuilder:
                     place="depth",
                     depth=card.depth_prompt_depth,
                     role=card.depth_prompt_role,
-                    reason="card",
+                    reasons=[Reason("card")],
                     source_id=card.id,
                 )
             )
@@ -183,7 +184,7 @@ class SectionBuilder:
                     text=inputs.line,
                     place="line",
                     role="user",
-                    reason=inputs.line_reason,
+                    reasons=[Reason(inputs.line_reason)],
                     source_id=inputs.line_id,
                 )
             )
@@ -199,15 +200,15 @@ class SectionBuilder:
             )
         else:
             default = self._render("reply/system", {"char": card.name, "user": inputs.user})
-        text, reason = default, "default"
+        text, reason = default, Reason("default")
         if inputs.system_prompt:
             text = self._expand(inputs.system_prompt, "systemPrompt", original=default)
-            reason = "settings"
+            reason = Reason("settings")
         if card.system_prompt:
             text = self._expand(card.system_prompt, "charPrompt", original=text)
-            reason = "card"
+            reason = Reason("card")
         return Item(
-            kind="system_prompt", title="System prompt", text=text, place="head", reason=reason
+            kind="system_prompt", title="System prompt", text=text, place="head", reasons=[reason]
         )
 
     def _character(self) -> list[Item]:
@@ -229,7 +230,7 @@ class SectionBuilder:
                 title=card.name,
                 text=text,
                 place="head",
-                reason="card",
+                reasons=[Reason("card")],
                 source_id=card.id,
             )
         ]
@@ -246,7 +247,7 @@ class SectionBuilder:
                 title="Example dialogue",
                 text=self._render("sections/examples", {"char": card.name, "examples": examples}),
                 place="head",
-                reason="card",
+                reasons=[Reason("card")],
                 source_id=card.id,
             )
         ]
@@ -261,25 +262,28 @@ class SectionBuilder:
             place=inputs.note.place,
             depth=inputs.note.depth,
             role=inputs.note.role,
-            reason=inputs.note.reason,
+            reasons=[Reason(inputs.note.reason)],
         )
         items = [item for item in (*lore.note_top, note, *lore.note_bottom) if item.text.strip()]
         return [replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _post_history(self) -> list[Item]:
         inputs, card = self._inputs, self._inputs.card
-        text, reason = self._expand(inputs.post_history, "postHistory", original=""), "settings"
+        text, reason = (
+            self._expand(inputs.post_history, "postHistory", original=""),
+            Reason("settings"),
+        )
         if card.post_history:
             text = self._expand(card.post_history, "charInstruction", original=text)
-            reason = "card"
+            reason = Reason("card")
         return [
             Item(
                 kind="post_history",
                 title="Post-history instructions",
                 text=text,
                 place="tail",
-                reason=reason,
-                source_id=card.id if reason == "card" else None,
+                reasons=[reason],
+                source_id=card.id if reason.kind == "card" else None,
             )
         ]
 

@@ -248,8 +248,8 @@ def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candida
     if least.dense <= 0 or least.sparse <= 0:
         return list(ranked)
     shares = [
-        _nearest(candidate, "dense", "dense_window") / least.dense
-        + _nearest(candidate, "sparse", "sparse_window") / least.sparse
+        _nearest(candidate.signals, "dense", "dense_window") / least.dense
+        + _nearest(candidate.signals, "sparse", "sparse_window") / least.sparse
         for candidate in ranked
     ]
     if not any("dense" in candidate.signals for candidate in ranked):
@@ -280,8 +280,18 @@ def _rarest(points: int) -> float:
     return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 
-def _nearest(candidate: Candidate, *signals: Signal) -> float:
-    return max(0.0, *(candidate.signals.get(signal, 0.0) for signal in signals))
+def is_meant(signals: Mapping[Signal, float]) -> bool:
+    """Whether a memory was found by its meaning more than by its words.
+
+    Each is held against what is enough by itself.
+    """
+    least = RankingThresholds()
+    dense = _nearest(signals, "dense", "dense_window") / least.dense
+    return dense > 0 and dense >= _nearest(signals, "sparse", "sparse_window") / least.sparse
+
+
+def _nearest(signals: Mapping[Signal, float], *names: Signal) -> float:
+    return max(0.0, *(signals.get(name, 0.0) for name in names))
 
 
 def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:

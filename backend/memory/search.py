@@ -150,7 +150,7 @@ class MemorySearch:
                 recalled=found[each.payload.source_id],
                 rank=rank,
                 score=each.score,
-                signals={str(name): value for name, value in each.signals.items()},
+                signals=each.signals,
             )
             for rank, each in enumerate(chosen, start=1)
         ]

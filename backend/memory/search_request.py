@@ -9,8 +9,9 @@ from uuid import UUID
 
 from backend.memory.embedding.protocol import Floats
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.ranking import Candidate
+from backend.memory.ranking import Candidate, Signal, is_meant
 from backend.memory.sources import Recalled
+from backend.reasons import Reason, ReasonKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,10 @@ class Memory:
     recalled: Recalled
     rank: int
     score: float
-    signals: Mapping[str, float]
+    signals: Mapping[Signal, float]
 
     @property
-    def reason(self) -> str:
-        """Why it is there, for people."""
-        return f"semantic {self.score:.2f}, rank {self.rank}"
+    def reason(self) -> Reason:
+        """Why it is there: its meaning is near, or it has the words."""
+        kind: ReasonKind = "semantic" if is_meant(self.signals) else "words"
+        return Reason(kind, score=round(self.score, 4), rank=self.rank)

@@ -6,6 +6,7 @@ import msgspec
 
 from backend.characters.cards.model import Card
 from backend.chats.settings import AuthorsNote
+from backend.reasons import ReasonKind
 
 
 class _Ours(msgspec.Struct):
@@ -16,7 +17,7 @@ class _Extensions(msgspec.Struct):
     talekeeper: _Ours
 
 
-def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, str]:
+def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
     """The note that holds, and where it is from.
 
     A card keeps its character's in `extensions.talekeeper.authors_note`.
@@ -26,4 +27,4 @@ def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, str]:
             return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
         except msgspec.ValidationError:  # there is none, or what is there is no note
             pass
-    return own, "chat settings"
+    return own, "chat_settings"

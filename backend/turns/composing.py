@@ -25,6 +25,7 @@ from backend.lorebooks.activation.outcome import lore_reserve
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.search_request import Memory
 from backend.prompts import PromptLibrary
+from backend.reasons import Reason
 from backend.turns.counting import CountCache
 from backend.turns.fitting import fit
 from backend.turns.gather import Gathered
@@ -361,7 +362,7 @@ def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], 
             kind=item.kind,
             title=item.title,
             tokens=0,
-            reason=f'no field reads the outlet "{item.title}"',
+            reasons=[Reason("outlet_unread", name=item.title)],
             source_id=item.source_id,
         )
         for item in items

@@ -28,6 +28,7 @@ from backend.context.record import (
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.generation.model import PromptMessage, Role
+from backend.reasons import told
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ContextNotFoundError
@@ -277,6 +278,10 @@ def _history(sealer: Sealer, rows: Sequence[_SealedLine], recorded: RecordedHist
 
 def _view(record: ContextRecord) -> ContextView:
     history = record.history
+    for item in (*record.items, *record.retrieved):
+        item.reason = told(item.reasons)
+    for left_out in record.left_out:
+        left_out.reason = told(left_out.reasons)
     return ContextView(
         model=record.model,
         tokenizer=record.tokenizer,
@@ -294,7 +299,7 @@ def _view(record: ContextRecord) -> ContextView:
                 hidden=history.without,
                 omitted_first=history.omitted_first,
                 omitted_last=history.omitted_last,
-                reason=history.reason,
+                reason="history",
             )
             if history
             else None

@@ -11,6 +11,7 @@ from backend.chats.repository import StoredLines
 from backend.context.assembly import Counter, History, Item, LeftOut, Plan, plan
 from backend.context.budget import Budget, eviction_point, joined
 from backend.context.errors import ContextOverflowError
+from backend.reasons import Reason, ReasonKind
 
 SUMMARY = "summary"
 """The kind of the section that a summary is."""
@@ -82,7 +83,7 @@ def fit(
     if summary is None or read.summarised is None:
         fixed = plan(items, budget=read.budget, count=count)
         return fixed, _fitting(read, fixed, reserved), []
-    reason = "no room for it"
+    kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=read.budget, count=count)
     except ContextOverflowError:
@@ -91,13 +92,13 @@ def fit(
         history = _following(read, fixed, read.summarised, reserved)
         if history is not None:
             return fixed, history, []
-        reason = "does not reach the oldest kept message"
+        kind = "summary_too_old"
     fixed = plan([item for item in items if item is not summary], budget=read.budget, count=count)
     left_out = LeftOut(
         kind=summary.kind,
         title=summary.title,
         tokens=count(summary.text),
-        reason=f"{summary.reason}: {reason}",
+        reasons=[Reason(kind, count=each.count) for each in summary.reasons],
         source_id=summary.source_id,
     )
     return fixed, _fitting(read, fixed, reserved), [left_out]

@@ -27,6 +27,7 @@ from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
 from backend.enrichment.summary.stored import StoredSummary, current_summary
+from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
 from backend.turns.authors_note import authors_note
 from backend.turns.lore import GatheredLore, LoreReader
@@ -88,7 +89,7 @@ class Gathered:
     recent: Sequence[RecentLine]
     lore: GatheredLore
     note: AuthorsNote
-    note_reason: str
+    note_reason: ReasonKind
     user_lines: int = 0
     pinned: Sequence[StoryEvent] = ()
     summary: StoredSummary | None = None

@@ -15,6 +15,7 @@ from backend.generation.model import ModelSpec, Role
 from backend.lorebooks.activation.outcome import ScannedLine
 from backend.lorebooks.entries import Trigger
 from backend.prompts import PromptLibrary
+from backend.reasons import FoundIn, ReasonKind
 from backend.turns.gather import Gathered, author_of, text_of
 from backend.turns.lore_placement import LoreScene
 from backend.turns.macro_fields import macros_of, seed_of
@@ -72,7 +73,7 @@ class InputMaker:
             ),
             note=note_of(gathered, request),
             summary=summary.text if summary else "",
-            summary_reason=f"summary through message {summary.position + 1}" if summary else "",
+            summary_position=summary.position if summary else 0,
             summary_id=summary.message_id if summary else None,
             line=line,
             line_kind=kind,
@@ -81,7 +82,7 @@ class InputMaker:
             line_id=gathered.target.line.id if gathered.target.line else None,
         )
 
-    def _line(self, *, suggestions: int) -> tuple[str, str, str, str]:
+    def _line(self, *, suggestions: int) -> tuple[str, str, str, ReasonKind]:
         """What stands as the user's line: (text, kind, title, reason)."""
         gathered = self._gathered
         target = gathered.target
@@ -118,11 +119,11 @@ def scene_of(
     """What lorebooks are scanned against: the user's `line`, the last messages, the cast."""
     target, card = gathered.target, gathered.speaker.card
     lines = [
-        ScannedLine(line.author, line.text, f"message {line.position + 1}")
+        ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
         for line in reversed(gathered.recent)
     ]
     if line:
-        lines.insert(0, ScannedLine(gathered.user_name, line, "the line"))
+        lines.insert(0, ScannedLine(gathered.user_name, line, FoundIn("line")))
     messages = (target.leaf.position + 1 if target.leaf else 0) + bool(line)
     depth = card.depth_prompt
     return LoreScene(

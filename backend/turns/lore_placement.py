@@ -26,6 +26,7 @@ from backend.lorebooks.activation.outcome import (
 )
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import MatchedField, Trigger
+from backend.reasons import Reason
 from backend.turns.lore import GatheredLore
 
 
@@ -150,7 +151,7 @@ def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
         elif entry.is_constant or as_written:
             slots[entry.position].append(replace(item, place="head"))
         else:
-            by_meaning = all(reason.startswith("semantic") for reason in entry.reasons)
+            by_meaning = all(reason.kind == "semantic" for reason in entry.reasons)
             if by_meaning and entry.rank is not None:
                 semantic[entry.entry_id] = entry.rank
             ranked.append(((by_meaning, -entry.order), item))
@@ -160,7 +161,7 @@ def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
             kind="lore",
             title=each.title,
             tokens=each.tokens,
-            reason=each.reason,
+            reasons=[each.reason],
             source_id=each.entry_id,
         )
         for each in outcome.left_out
@@ -170,19 +171,19 @@ def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
             kind="lore",
             title=item.title,
             tokens=item.tokens,
-            reason="author's note, not due",
+            reasons=[Reason("note_not_due")],
             source_id=item.source_id,
         )
         for item in unplaced
     ]
     for more, what, reason in (
-        (outcome.left_out_more, "more ", "not listed"),
-        (outcome.not_found, "", "no key was said"),
+        (outcome.left_out_more, "more ", Reason("not_listed")),
+        (outcome.not_found, "", Reason("no_key")),
     ):
         if more:
             noun = "entry" if more == 1 else "entries"
             left_out.append(
-                LeftOut(kind="lore", title=f"{more:,} {what}{noun}", tokens=0, reason=reason)
+                LeftOut(kind="lore", title=f"{more:,} {what}{noun}", tokens=0, reasons=[reason])
             )
     return PlacedLore(
         slots=LoreSlots(**slots),
@@ -235,7 +236,7 @@ def _item(entry: Activated, number: int) -> Item:
         title=entry.title,
         text="\n\n".join(split_examples(entry.content)) if is_example else entry.content,
         place="memory",
-        reason="; ".join(entry.reasons),
+        reasons=entry.reasons,
         role=entry.role,
         source_id=entry.entry_id,
         order=number,

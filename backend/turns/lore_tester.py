@@ -32,6 +32,7 @@ from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
 from backend.lorebooks.errors import LorebookNotFoundError
+from backend.reasons import FoundIn, Reason, told
 from backend.turns.builder import Measure, PromptBuilder
 from backend.turns.counting import CountCache
 from backend.turns.gather import NARRATOR, Gathered, Gatherer
@@ -88,7 +89,7 @@ class LoreMatch(msgspec.Struct, kw_only=True):
 
 
 class TestedEntry(msgspec.Struct, kw_only=True):
-    """An entry that would come in, and for what reasons.
+    """An entry that would come in, and why: for programs, and in words.
 
     `matches` are the first places of its keys in the text. `roll` is what was drawn where the entry
     has a probability, in per cent: it comes in below that. `depth` is set where it counts.
@@ -96,7 +97,8 @@ class TestedEntry(msgspec.Struct, kw_only=True):
 
     id: UUID
     title: str
-    reasons: list[str]
+    reasons: list[Reason]
+    reason: str
     matches: list[LoreMatch]
     roll: float | None
     tokens: int
@@ -112,6 +114,7 @@ class MissedEntry(msgspec.Struct, kw_only=True):
 
     id: UUID
     title: str
+    reasons: list[Reason]
     reason: str
     matches: list[LoreMatch]
     roll: float | None
@@ -336,7 +339,7 @@ def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLi
         ScannedLine(
             speakers[back % 2],
             messages[last - back],
-            "the text" if not last else f"message {last - back + 1}",
+            FoundIn("message", last - back + 1) if last else FoundIn("text"),
         )
         for back in range(len(messages))
     ]
@@ -374,6 +377,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure)
                 id=one.entry_id,
                 title=one.title,
                 reasons=one.reasons,
+                reason=told(one.reasons),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),
@@ -389,7 +393,8 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure)
             MissedEntry(
                 id=one.entry_id,
                 title=one.title,
-                reason=one.reason,
+                reasons=[one.reason],
+                reason=told([one.reason]),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),

@@ -15,6 +15,7 @@ from backend.context.record import (
     recorded_item,
     recorded_left_out,
 )
+from backend.reasons import Reason
 from backend.turns.composing import Built
 
 MOST_LEFT_OUT = 200
@@ -57,7 +58,7 @@ def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
                 kind="more",
                 title=f"{len(more):,} more",
                 tokens=sum(each.tokens for each in more),
-                reason="not listed",
+                reasons=[Reason("not_listed")],
             )
         )
     return recorded
@@ -95,7 +96,7 @@ def _older(built: Built) -> RecordedLeftOut | None:
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"
-    return RecordedLeftOut(kind="history", title=title, tokens=tokens, reason="budget")
+    return RecordedLeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
 
 
 def _to_real(record: ContextRecord, built: Built) -> None:

@@ -19,6 +19,7 @@ from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search_request import Memory, SearchRequest
+from backend.reasons import Reason
 from backend.turns.gather import Gathered, Reach
 from backend.turns.lore_placement import PlacedLore
 
@@ -122,10 +123,10 @@ def remembered(
     items: list[tuple[int, Item]] = []
     times: list[_Time] = []
     positions: dict[UUID, int] = {}
-    why = {memory.recalled.source_id: memory.reason for memory in memories}
+    found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
-        reason = "; ".join(filter(None, ["pinned", why.get(event.id)]))
-        items.append((PINNED, sized(_pinned(event, reason), count)))
+        reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
+        items.append((PINNED, sized(_pinned(event, reasons), count)))
         times.append((event.happened_at, event.place, event.id))
     standing = {event.id for event in pinned}
     for memory in memories:
@@ -164,7 +165,7 @@ def beyond(found: Remembered, history: History) -> Remembered:
                 kind=item.kind,
                 title=item.title,
                 tokens=item.tokens,
-                reason="already in history",
+                reasons=[Reason("in_history")],
                 source_id=item.source_id,
             )
         )
@@ -220,19 +221,19 @@ def _item(memory: Memory) -> Item:
         title=title,
         text=_dated(recalled.said_at, said),
         place="memory",
-        reason=memory.reason,
+        reasons=[memory.reason],
         source_id=recalled.source_id,
     )
 
 
-def _pinned(event: StoryEvent, reason: str) -> Item:
+def _pinned(event: StoryEvent, reasons: Sequence[Reason]) -> Item:
     text = told(event.fields)
     return Item(
         kind="event",
         title=shorten(text, _TITLE, placeholder="..."),
         text=_dated(event.happened_at, text),
         place="memory",
-        reason=reason,
+        reasons=reasons,
         source_id=event.id,
     )
 

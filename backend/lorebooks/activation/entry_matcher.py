@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
-from backend.lorebooks.activation.gates import Step, is_forced, messages, why_not
+from backend.lorebooks.activation.gates import Step, is_forced, why_not
 from backend.lorebooks.activation.groups import GroupCandidate
 from backend.lorebooks.activation.keys import Key
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.activation.window import Look, Window
 from backend.lorebooks.entries import LoreSettings
+from backend.reasons import Reason, ReasonKind
 
 
 def is_recursive(book: CompiledBook, settings: LoreSettings) -> bool:
@@ -45,7 +46,7 @@ class EntryMatcher:
 
     def judge(
         self, entry: CompiledEntry, step: Step, *, further_back: int
-    ) -> GroupCandidate | str | None:
+    ) -> GroupCandidate | Reason | None:
         """Whether the entry comes up.
 
         Returns:
@@ -74,8 +75,8 @@ class EntryMatcher:
             refused = self._excluded(entry)
         return refused or GroupCandidate(entry, [*unasked, *meant, *keyed], is_sticky)
 
-    def _by_keys(self, entry: CompiledEntry, gate: str | None) -> GroupCandidate | str | None:
-        primary = self._first(entry.primary)
+    def _by_keys(self, entry: CompiledEntry, gate: Reason | None) -> GroupCandidate | Reason | None:
+        primary = self._first(entry.primary, "key")
         if primary is None:
             return None
         if gate is not None:
@@ -85,8 +86,8 @@ class EntryMatcher:
             return refused
         secondary = self._secondary(entry)
         if secondary is None:
-            return "secondary keys"
-        return GroupCandidate(entry, [f"key {primary}", *secondary], is_sticky=False)
+            return Reason("secondary_keys")
+        return GroupCandidate(entry, [primary, *secondary], is_sticky=False)
 
     def score(self, entry: CompiledEntry) -> int:
         """How many keys of the entry occur, as World Info counts for groups."""
@@ -135,54 +136,55 @@ class EntryMatcher:
 
     def _unasked(
         self, entry: CompiledEntry, effect: TimedEffect | None, *, is_sticky: bool
-    ) -> list[str]:
+    ) -> list[Reason]:
         """Why the entry comes up whether its keys occur or not."""
-        reasons: list[str] = []
+        reasons: list[Reason] = []
         if entry.says.activate:
-            reasons.append("decorator @@activate")
+            reasons.append(Reason("activate"))
         elif is_forced(entry, effect):
-            reasons.append("decorator @@keep_activate_after_match")
+            reasons.append(Reason("keep_activate_after_match"))
         if entry.entry.constant:
-            reasons.append("constant")
+            reasons.append(Reason("constant"))
         if effect is not None and is_sticky:
             left = effect.sticky_until - self._scan.message_count
-            reasons.append(f"sticky, {messages(left)} left")
+            reasons.append(Reason("sticky", count=left))
         return reasons
 
-    def _meant(self, entry: CompiledEntry) -> list[str]:
+    def _meant(self, entry: CompiledEntry) -> list[Reason]:
         """Why the entry comes up by its meaning."""
         hit = self._scan.semantic.get(entry.entry_id)
-        return [] if hit is None else [f"semantic {hit.score:.2f}, rank {hit.rank}"]
+        return [] if hit is None else [Reason("semantic", score=hit.score, rank=hit.rank)]
 
-    def _excluded(self, entry: CompiledEntry) -> str | None:
+    def _excluded(self, entry: CompiledEntry) -> Reason | None:
         """Why secondary keys keep out an entry that no key of its own was said of."""
         excludes = entry.entry.logic in {"not_any", "not_all"}
-        return "secondary keys" if excludes and self._secondary(entry) is None else None
+        is_out = excludes and self._secondary(entry) is None
+        return Reason("secondary_keys") if is_out else None
 
-    def _key_reasons(self, entry: CompiledEntry) -> list[str]:
+    def _key_reasons(self, entry: CompiledEntry) -> list[Reason]:
         """Reasons by key, for an entry that has others too. None where its keys do not hold."""
         if entry.entry.constant or entry.says.activate:
             return []
-        primary = self._first(entry.primary)
+        primary = self._first(entry.primary, "key")
         secondary = self._secondary(entry) if primary else None
-        return [] if primary is None or secondary is None else [f"key {primary}", *secondary]
+        return [] if primary is None or secondary is None else [primary, *secondary]
 
-    def _decorated(self, entry: CompiledEntry) -> str | None:
+    def _decorated(self, entry: CompiledEntry) -> Reason | None:
         """Why decorators about keys keep the entry out."""
         for key in entry.excluded:
             if self._window.where(self._entry, key, self._look) is not None:
-                return f'exclude key "{key.raw}"'
-        if entry.additional and self._first(entry.additional) is None:
-            return "additional keys"
+                return Reason("exclude_key", key.raw)
+        if entry.additional and self._first(entry.additional, "key") is None:
+            return Reason("additional_keys")
         return None
 
-    def _secondary(self, entry: CompiledEntry) -> list[str] | None:
+    def _secondary(self, entry: CompiledEntry) -> list[Reason] | None:
         """Reasons by secondary keys, if their logic lets the entry in; else null."""
         keys, logic = entry.secondary, entry.entry.logic
         if not keys:
             return []
-        found = [self._named(key) for key in keys]
-        present = [f"secondary key {name}" for name in found if name is not None]
+        found = [self._said(key, "secondary_key") for key in keys]
+        present = [reason for reason in found if reason is not None]
         if logic == "and_any":
             return present[:1] or None
         if logic == "and_all":
@@ -191,22 +193,19 @@ class EntryMatcher:
             return [] if len(present) < len(keys) else None
         return None if present else []
 
-    def _first(self, keys: tuple[Key, ...]) -> str | None:
-        """The first of `keys` that occurs, and where, in words.
+    def _first(self, keys: tuple[Key, ...], kind: ReasonKind) -> Reason | None:
+        """The first of `keys` that occurs, and where.
 
         Keys that cost little to look for come first.
         """
         for key in keys:
-            if key.pattern is None and (name := self._named(key)) is not None:
-                return name
+            if key.pattern is None and (said := self._said(key, kind)) is not None:
+                return said
         for key in keys:
-            if key.pattern is not None and (name := self._named(key)) is not None:
-                return name
+            if key.pattern is not None and (said := self._said(key, kind)) is not None:
+                return said
         return None
 
-    def _named(self, key: Key) -> str | None:
-        where = self._window.where(self._entry, key, self._look)
-        if where is None:
-            return None
-        name = key.raw if key.pattern is not None else f'"{key.raw}"'
-        return f"{name} in {where}"
+    def _said(self, key: Key, kind: ReasonKind) -> Reason | None:
+        found_in = self._window.where(self._entry, key, self._look)
+        return None if found_in is None else Reason(kind, key.raw, found_in)

@@ -9,6 +9,7 @@ from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.entries import CharacterFilter
+from backend.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,14 @@ class Step:
     level: int
 
 
-def messages(count: int) -> str:
-    """The count in words: "1 message", "2 messages"."""
-    return f"{count} message" if count == 1 else f"{count} messages"
-
-
 def is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
     """Whether a decorator lets the entry in whatever else decorators and keys say."""
     return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
 
 
-def why_not(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step) -> str | None:
+def why_not(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
+) -> Reason | None:
     """Why the entry can't come in at this step; null where it can. The first reason counts."""
     return (
         _settings_gate(entry, scan)
@@ -47,25 +45,25 @@ def why_not(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: 
     )
 
 
-def _settings_gate(entry: CompiledEntry, scan: Scan) -> str | None:
+def _settings_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
     stored = entry.entry
     if not stored.enabled:
-        return "disabled"
+        return Reason("disabled")
     if stored.triggers and not any(trigger in stored.triggers for trigger in scan.triggers):
-        return "trigger"
-    return None if _is_for(stored.character_filter, scan) else "character filter"
+        return Reason("trigger")
+    return None if _is_for(stored.character_filter, scan) else Reason("character_filter")
 
 
 def _timed_gate(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
-) -> str | None:
+) -> Reason | None:
     now, delay = scan.message_count, entry.entry.delay or 0
     if now < delay:
-        return f"delay, {messages(delay - now)} to go"
+        return Reason("delay", count=delay - now)
     if effect is not None and now < effect.sticky_until:
         return None  # what is sticky asks no recursion either
     if effect is not None and effect.cooldown_until is not None and now < effect.cooldown_until:
-        return f"cooldown, {messages(effect.cooldown_until - now)} left"
+        return Reason("cooldown", count=effect.cooldown_until - now)
     return _recursion_gate(entry, step)
 
 
@@ -76,38 +74,35 @@ def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
     return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
 
 
-def _recursion_gate(entry: CompiledEntry, step: Step) -> str | None:
+def _recursion_gate(entry: CompiledEntry, step: Step) -> Reason | None:
     level = entry.entry.delay_until_recursion
     if level and (step.kind != "recursion" or level > step.level):
-        return f"recursion, waits for level {level}"
+        return Reason("recursion_level", count=level)
     if entry.entry.exclude_recursion and step.kind == "recursion":
-        return "recursion, excluded from it"
+        return Reason("recursion_excluded")
     return None
 
 
-def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> str | None:
+def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> Reason | None:
     says = entry.says
     if is_forced(entry, effect):
         return None
     if says.dont_activate:
-        return "decorator @@dont_activate"
+        return Reason("dont_activate")
     if says.dont_activate_after_match and effect is not None:
-        return "decorator @@dont_activate_after_match"
+        return Reason("dont_activate_after_match")
     is_other_greeting = scan.greeting is not None and scan.greeting != says.is_greeting
     if says.is_greeting is not None and is_other_greeting:
-        return "decorator @@is_greeting"
+        return Reason("is_greeting")
     return None
 
 
-def _counting_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> str | None:
+def _counting_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> Reason | None:
     says = entry.says
     if is_forced(entry, effect):
         return None
     if says.activate_only_after is not None and scan.reply_count < says.activate_only_after:
-        left = says.activate_only_after - scan.reply_count
-        return (
-            f"decorator @@activate_only_after, {left} {'reply' if left == 1 else 'replies'} to go"
-        )
+        return Reason("activate_only_after", count=says.activate_only_after - scan.reply_count)
     if says.activate_only_every is not None and scan.reply_count % says.activate_only_every:
-        return "decorator @@activate_only_every"
+        return Reason("activate_only_every")
     return None

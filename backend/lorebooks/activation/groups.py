@@ -8,6 +8,7 @@ from uuid import UUID
 
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.draws import waiting_time
+from backend.reasons import Reason
 
 
 @dataclass(slots=True)
@@ -15,7 +16,7 @@ class GroupCandidate:
     """An entry that may come in: what for, and whether it is sticky."""
 
     entry: CompiledEntry
-    reasons: list[str]
+    reasons: list[Reason]
     is_sticky: bool
 
 
@@ -36,7 +37,7 @@ class Rules:
 
 def losers(
     found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: Rules
-) -> dict[UUID, str]:
+) -> dict[UUID, Reason]:
     """Who of `found`, in the order of their turns, gives way in a group, and why.
 
     Args:
@@ -44,7 +45,7 @@ def losers(
         taken: Groups of which an entry is in from an earlier step, and which that is.
         rules: See there.
     """
-    lost: dict[UUID, str] = {}
+    lost: dict[UUID, Reason] = {}
     names = dict.fromkeys(name for one in found for name in one.entry.groups)
     for name in names:
         members = [
@@ -55,7 +56,7 @@ def losers(
         winners, winner = _winners(name, members, taken.get(name), rules)
         for one in members:
             if one.entry.entry_id not in winners:
-                lost[one.entry.entry_id] = f'group "{name}" lost to "{winner.title}"'
+                lost[one.entry.entry_id] = Reason("group", name=name, winner=winner.title)
     return lost
 
 

@@ -8,12 +8,13 @@ from typing import Final
 from uuid import UUID
 
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
+from backend.reasons import Reason
 
-NO_ROOM: Final = "no room in the context"
+NO_ROOM: Final = Reason("no_room")
 
-GAVE_WAY: Final = "budget, @@ignore_on_max_context"
+GAVE_WAY: Final = Reason("gave_way")
 
-TOO_LONG: Final = "more lore than the context could hold"
+TOO_LONG: Final = Reason("too_long")
 """Why an entry is out that was not read any more."""
 
 CHARACTERS_A_TOKEN: Final = 8
@@ -56,7 +57,7 @@ class LoreBudget:
         self._books_over: set[UUID] = set()
         self._returnable: list[_Paid] = []
 
-    def refusal(self, entry: CompiledEntry) -> str | None:
+    def refusal(self, entry: CompiledEntry) -> Reason | None:
         """Why an entry gets no tokens, if that is known before its text is expanded and counted."""
         if self._unread is not None and self._unread < 0:
             return TOO_LONG
@@ -68,7 +69,7 @@ class LoreBudget:
             return None
         return self._refusal_of_longer(entry)
 
-    def _refusal_of_longer(self, entry: CompiledEntry) -> str | None:
+    def _refusal_of_longer(self, entry: CompiledEntry) -> Reason | None:
         """The same for an entry that is longer than what is left."""
         if entry.says.ignore_on_max_context:
             return GAVE_WAY
@@ -86,7 +87,7 @@ class LoreBudget:
             self.is_over = True
         return self._unread >= 0
 
-    def ask(self, entry: CompiledEntry, tokens: int) -> tuple[str | None, list[CompiledEntry]]:
+    def ask(self, entry: CompiledEntry, tokens: int) -> tuple[Reason | None, list[CompiledEntry]]:
         """Ask for tokens.
 
         Returns:
@@ -119,8 +120,10 @@ class LoreBudget:
     def _is_closed_to(self, entry: CompiledEntry) -> bool:
         return self.is_over or entry.book.book_id in self._books_over
 
-    def _reason(self, entry: CompiledEntry) -> str:
-        return "budget" if self.is_over else f'budget of the book "{entry.book.fields.name}"'
+    def _reason(self, entry: CompiledEntry) -> Reason:
+        if self.is_over:
+            return Reason("budget")
+        return Reason("book_budget", name=entry.book.fields.name)
 
     def _left(self) -> int:
         return min(self._budget, self._budget if self._room is None else self._room) - self.used

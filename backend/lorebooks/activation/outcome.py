@@ -12,15 +12,16 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.timed import NOTHING, TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
+from backend.reasons import FoundIn, Reason
 from backend.regex.patterns import Evaluator
 
 
 class ScannedLine(NamedTuple):
-    """A message of the window. `label` names it in reasons: "message 41", "the line"."""
+    """A message of the window; `label` names it in reasons."""
 
     name: str
     text: str
-    label: str
+    label: FoundIn
 
 
 class SemanticHit(NamedTuple):
@@ -113,7 +114,7 @@ class Activated:
     role: Role
     outlet: str
     order: int
-    reasons: list[str]
+    reasons: list[Reason]
     is_constant: bool
     score: float | None
     rank: int | None
@@ -128,7 +129,7 @@ class SkippedEntry:
     entry_id: UUID
     title: str
     tokens: int
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

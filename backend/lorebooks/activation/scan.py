@@ -26,11 +26,12 @@ from backend.lorebooks.activation.outcome import (
 from backend.lorebooks.activation.timed import TimedEffect, TimedState, begun
 from backend.lorebooks.activation.window import Window
 from backend.lorebooks.entries import LinkSource
+from backend.reasons import Reason
 
 MAX_STEPS: Final = 100
 """Steps of recursion in a scan, where the settings name no limit."""
 
-INACTIVE: Final = "not on the active path"
+INACTIVE: Final = Reason("inactive")
 """Why an entry is out that comes from a branch which was left."""
 
 _FIRST: Final[Mapping[LinkSource, int]] = {"chat": 0, "chronicle": 1, "persona": 2}
@@ -87,7 +88,7 @@ class _Activation:
         self.settled: set[CompiledEntry] = set()
         self.unasked: set[CompiledEntry] = set()
         self.lost: set[CompiledEntry] = set()
-        self.out: dict[CompiledEntry, tuple[int, str]] = {}
+        self.out: dict[CompiledEntry, tuple[int, Reason]] = {}
         self.groups: dict[str, CompiledEntry] = {}
         self.notes: list[str] = []
         self.further_back = 0
@@ -174,7 +175,7 @@ class _Activation:
                 self.out[entry] = (0, lost[entry.entry_id])
                 self.lost.add(entry)
             elif not one.is_sticky and self._fails(entry):
-                self._drop(entry, f"probability {entry.entry.probability:g}%")
+                self._drop(entry, Reason("probability", chance=entry.entry.probability))
             elif (inside := self._pay(one)) is not None:
                 new.append(inside)
         return [one for one in new if one.found.entry in self.inside]
@@ -222,7 +223,7 @@ class _Activation:
         try:
             return self.scan.expand(entry.content)
         except MacroLimitError as error:
-            self._drop(entry, f"macros: more than {error.most:,} {error.limit}")
+            self._drop(entry, Reason("macros", name=error.limit, count=error.most))
             self.notes.append(TOO_MANY_MACROS)
             return None
 
@@ -236,7 +237,7 @@ class _Activation:
             known = entry.counts[self.scan.vocabulary] = self.scan.count(content)
         return known
 
-    def _drop(self, entry: CompiledEntry, reason: str, tokens: int = 0) -> None:
+    def _drop(self, entry: CompiledEntry, reason: Reason, tokens: int = 0) -> None:
         """Leave an entry out for the rest of the scan."""
         self.out[entry] = (tokens, reason)
         self.candidates.discard(entry)
@@ -272,7 +273,7 @@ class _Activation:
     def _outcome(self) -> Outcome:
         for one in self.inside.values():
             if not one.content.strip():
-                self.out[one.found.entry] = (0, "empty content")
+                self.out[one.found.entry] = (0, Reason("empty"))
         left_out = [
             SkippedEntry(entry_id=entry.entry_id, title=entry.title, tokens=tokens, reason=reason)
             for entry, (tokens, reason) in sorted(

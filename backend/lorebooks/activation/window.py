@@ -14,6 +14,7 @@ from backend.lorebooks.activation.outcome import TOO_MANY_MACROS, Scan
 from backend.lorebooks.activation.searching import PatternSearch
 from backend.lorebooks.activation.words import Folded
 from backend.lorebooks.entries import MatchedField
+from backend.reasons import FoundIn
 from backend.regex.patterns import Pattern
 
 MAX_SCANNED: Final = 1_000_000
@@ -31,15 +32,6 @@ MESSAGE_START: Final = "\x01"
 _MARK_NAMES: Final = (r"\x{1}", r"\U00000001", r"\A(?:")
 """In RE2's syntax, in that of `regex`, and what only the flag y makes."""
 
-_FIELD_NAMES: Final[dict[MatchedField, str]] = {
-    "persona_description": "the persona's description",
-    "character_description": "the character's description",
-    "character_personality": "the character's personality",
-    "character_depth_prompt": "the character's note",
-    "scenario": "the scenario",
-    "creator_notes": "the creator's notes",
-}
-
 
 class WindowPart:
     """Texts of one kind, in order, and which keys of each book occur in them."""
@@ -47,7 +39,7 @@ class WindowPart:
     def __init__(self, kind: str, books: Sequence[CompiledBook]) -> None:
         self.kind = kind
         self.texts: list[Folded] = []
-        self.labels: list[str] = []
+        self.labels: list[FoundIn] = []
         self.hits = {book: Hits() for book in books}
 
 
@@ -73,7 +65,7 @@ class _Joined(NamedTuple):
     number: int
     text: str
     starts: list[int]
-    labels: list[str]
+    labels: list[FoundIn]
 
 
 class Window:
@@ -95,10 +87,9 @@ class Window:
             books = [book for book in scan.books if name in book.matched_fields]
             if books and text:
                 self._fields[name] = WindowPart(name, scan.books)
-                self._add(self._fields[name], text, _FIELD_NAMES[name], books)
-
+                self._add(self._fields[name], text, FoundIn(name), books)
         if scan.note:
-            self._add(self._note, scan.note, "the author's note", scan.books)
+            self._add(self._note, scan.note, FoundIn("authors_note"), scan.books)
 
     def read(self, depth: int) -> None:
         """Read the newest `depth` messages, those that were not read yet."""
@@ -112,7 +103,7 @@ class Window:
 
     def add_entry(self, title: str, content: str, step: int) -> None:
         """Read the content of an entry that is in, for the next step of recursion."""
-        label = f'entry "{title}" (recursion {step})'
+        label = FoundIn("entry", step, title)
         self._add(self._entries, content, label, self._scan.books)
 
     def fresh(self) -> tuple[set[CompiledEntry], set[CompiledEntry]]:
@@ -147,8 +138,8 @@ class Window:
         whole = settings.match_whole_words if entry.whole is None else entry.whole
         return Look(parts, sensitive, whole, process)
 
-    def where(self, entry: CompiledEntry, key: Key, look: Look) -> str | None:
-        """What `key` occurs in, in words; null where it does not."""
+    def where(self, entry: CompiledEntry, key: Key, look: Look) -> FoundIn | None:
+        """What `key` occurs in; null where it does not."""
         if key.has_macro:
             expanded = self._expand(key)
             if expanded is None:
@@ -165,7 +156,7 @@ class Window:
                 return part.labels[place]
         return None
 
-    def _where_loose(self, key: Key, look: Look) -> str | None:
+    def _where_loose(self, key: Key, look: Look) -> FoundIn | None:
         for part, _, limit in look.parts:
             for place, text in enumerate(part.texts[:limit]):
                 if key.is_in(text, sensitive=look.sensitive, whole=look.whole):
@@ -174,7 +165,7 @@ class Window:
 
     def _where_pattern(
         self, entry: CompiledEntry, key: Key, pattern: Pattern, look: Look
-    ) -> str | None:
+    ) -> FoundIn | None:
         """All that is looked at is one text to a regex, so that it may span messages."""
         if (hint := key.hint) is not None and hint.number >= 0:
             places = ((hits.text.get(hint.number), limit) for _, hits, limit in look.parts)
@@ -193,7 +184,7 @@ class Window:
         if joined is None:
             mark = MESSAGE_START if is_marked else ""
             texts: list[str] = []
-            labels: list[str] = []
+            labels: list[FoundIn] = []
             for part, _, limit in look.parts:
                 texts += [mark + text.raw for text in part.texts[:limit]]
                 labels += part.labels[:limit]
@@ -212,7 +203,9 @@ class Window:
                 self.notes.append(TOO_MANY_MACROS)
         return self._expanded[key.raw]
 
-    def _add(self, part: WindowPart, text: str, label: str, books: Sequence[CompiledBook]) -> None:
+    def _add(
+        self, part: WindowPart, text: str, label: FoundIn, books: Sequence[CompiledBook]
+    ) -> None:
         folded = Folded(text)
         place = len(part.texts)
         part.texts.append(folded)

@@ -20,7 +20,7 @@ async def tried(account: Account, book: str, *messages: str, **options: Any) -> 
 
 
 def why(answer: dict[str, Any]) -> dict[str, list[str]]:
-    return {entry["title"]: entry["reasons"] for entry in answer["entries"]}
+    return {entry["title"]: entry["reason"].split("; ") for entry in answer["entries"]}
 
 
 def why_not(answer: dict[str, Any]) -> dict[str, str]:

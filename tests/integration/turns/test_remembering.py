@@ -97,7 +97,7 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     assert remembered(context)[0] == line
     item = context["retrieved"][0]
     assert (item["source_id"], item["title"]) == (str(fact.id), "message 2")
-    assert item["reason"].startswith("semantic ")
+    assert item["reason"].startswith("words ")
     assert item["reason"].endswith(", rank 1")
     section = memory_section(context)
     assert section.startswith("<long_term_memory>\nRemembered from earlier")

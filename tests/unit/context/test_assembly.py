@@ -14,6 +14,7 @@ from backend.context.errors import ContextOverflowError
 from backend.context.record import hash_prompt
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.reasons import Reason
 
 
 def count(text: str) -> int:
@@ -42,7 +43,7 @@ def item(kind: str, size: int, place: str, *, depth: int = 0) -> Item:
         place=place,  # type: ignore[arg-type]
         depth=depth,
         role=role,  # type: ignore[arg-type]
-        reason="test",
+        reasons=[Reason("card")],
     )
 
 
@@ -98,7 +99,7 @@ def build(
                 title=str(index),
                 text=words(size, "r"),
                 place="memory",
-                reason="rank",
+                reasons=[Reason("words")],
                 tokens=size,
             )
             for index, size in enumerate(retrieved or [])
@@ -222,7 +223,9 @@ def test_retrieved_items_go_before_any_of_the_history() -> None:
     assembled = build([], [20, 20], budget(100), [20, 15])
     assert assembled.gap is None
     assert [each.title for each in assembled.retrieved] == ["0"]
-    assert [(each.title, each.reason) for each in assembled.left_out] == [("1", "truncated")]
+    assert [(each.title, each.reasons) for each in assembled.left_out] == [
+        ("1", [Reason("truncated")])
+    ]
 
 
 def test_an_overflow_itemises_every_section() -> None:

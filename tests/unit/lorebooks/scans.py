@@ -10,6 +10,7 @@ from backend.lorebooks.activation.compiled import CompiledBook, compile_book
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.entries import BookFields, LoreEntry, LoreSettings
+from backend.reasons import FoundIn, Reason, told
 
 
 def id_of(title: str) -> UUID:
@@ -33,7 +34,7 @@ def lines(*texts: str) -> list[ScannedLine]:
     """Messages, newest first: the line that was just written, then older ones."""
     count = len(texts)
     return [
-        ScannedLine("Anna", text, "the line" if not place else f"message {count - place}")
+        ScannedLine("Anna", text, FoundIn("message", count - place) if place else FoundIn("line"))
         for place, text in enumerate(texts)
     ]
 
@@ -81,11 +82,15 @@ def titles(outcome: Outcome) -> list[str]:
     return [one.title for one in outcome.activated]
 
 
+def said(reason: Reason) -> str:
+    return told([reason])
+
+
 def reasons(outcome: Outcome) -> dict[str, list[str]]:
-    """Why what is in is in."""
-    return {one.title: one.reasons for one in outcome.activated}
+    """Why what is in is in, in words."""
+    return {one.title: list(map(said, one.reasons)) for one in outcome.activated}
 
 
 def refusals(outcome: Outcome) -> dict[str, str]:
-    """Why what was considered and is out is out."""
-    return {one.title: one.reason for one in outcome.left_out}
+    """Why what was considered and is out is out, in words."""
+    return {one.title: said(one.reason) for one in outcome.left_out}

@@ -7,7 +7,7 @@ import pytest
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.lorebooks.activation.scan import INACTIVE
 from backend.lorebooks.entries import LoreEntry
-from tests.unit.lorebooks.scans import book, entry, id_of, refusals, scan_of, scanned, titles
+from tests.unit.lorebooks.scans import book, entry, id_of, refusals, said, scan_of, scanned, titles
 
 LEFT = {"inactive": {id_of("Bell")}}
 
@@ -26,7 +26,7 @@ def test_neither_a_key_nor_being_constant_brings_one_in(bell: LoreEntry) -> None
     assert titles(scanned(with_it, "The clapper on the stair.")) == ["Stair", "Bell"]
     outcome = scanned(with_it, "The clapper on the stair.", **LEFT)
     assert titles(outcome) == ["Stair"]
-    assert refusals(outcome) == {"Bell": INACTIVE}
+    assert refusals(outcome) == {"Bell": said(INACTIVE)}
     assert outcome.not_found == 0
 
 
@@ -34,7 +34,7 @@ def test_neither_does_being_found_by_meaning() -> None:
     hit = {"semantic": {id_of("Bell"): SemanticHit(0.9, 1)}}
     found = book(entry("Bell"))
     assert titles(scanned(found, "A ringing.", **hit)) == ["Bell"]
-    assert refusals(scanned(found, "A ringing.", **hit, **LEFT)) == {"Bell": INACTIVE}
+    assert refusals(scanned(found, "A ringing.", **hit, **LEFT)) == {"Bell": said(INACTIVE)}
 
 
 def test_neither_does_being_sticky() -> None:
@@ -63,4 +63,4 @@ def test_one_sets_off_no_other_and_takes_no_group_s_place() -> None:
     assert titles(scanned(chain, "The clapper.")) == ["Keeper", "Bell"]
     outcome = scanned(chain, "The clapper.", **LEFT)
     assert titles(outcome) == ["Rope"]
-    assert refusals(outcome) == {"Bell": INACTIVE}
+    assert refusals(outcome) == {"Bell": said(INACTIVE)}

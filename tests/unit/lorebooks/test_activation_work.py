@@ -12,7 +12,7 @@ from backend.lorebooks.activation import window
 from backend.lorebooks.activation.compiled import LONGEST_TOKEN
 from backend.lorebooks.activation.lore_budget import ALWAYS_READ, NO_ROOM, TOO_LONG
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS
-from tests.unit.lorebooks.scans import book, entry, refusals, scanned, titles, words_in
+from tests.unit.lorebooks.scans import book, entry, refusals, said, scanned, titles, words_in
 
 
 class Recorder:
@@ -50,7 +50,7 @@ def test_constant_entries_that_find_no_room_are_not_expanded() -> None:
 
     assert len(titles(outcome)) == 10
     assert len(expand.texts) == len(count.texts) == 10
-    assert set(refusals(outcome).values()) == {NO_ROOM}
+    assert set(refusals(outcome).values()) == {said(NO_ROOM)}
 
 
 def test_entries_after_the_one_that_ended_the_budget_are_not_expanded() -> None:
@@ -92,8 +92,8 @@ def test_a_scan_counts_no_more_characters_than_a_prompt_could_hold(content: str)
 
     assert count.characters <= ALWAYS_READ
     assert titles(outcome) == []
-    assert refusals(outcome)["0"] == NO_ROOM
-    assert refusals(outcome)["399"] == TOO_LONG
+    assert refusals(outcome)["0"] == said(NO_ROOM)
+    assert refusals(outcome)["399"] == said(TOO_LONG)
     assert len(refusals(outcome)) == 400
 
 

@@ -14,6 +14,7 @@ from backend.context.assembly import History, Item, Plan, assemble
 from backend.context.budget import Budget, eviction_point, joined, step_of
 from backend.context.errors import ContextOverflowError
 from backend.generation.model import PromptMessage
+from backend.reasons import Reason
 from backend.turns.fitting import fit, reading_from
 
 
@@ -51,9 +52,11 @@ class Scene:
 
     @property
     def items(self) -> list[Item]:
-        always = Item(kind="system", title="", text="a " * self.always, place="head", reason="")
+        always = Item(kind="system", title="", text="a " * self.always, place="head", reasons=[])
         text = "s " * self.words
-        summary = Item(kind="summary", title="", text=text, place="head", reason="summary")
+        summary = Item(
+            kind="summary", title="", text=text, place="head", reasons=[Reason("summary", count=4)]
+        )
         return [always] if self.summary is None else [always, summary]
 
 
@@ -203,7 +206,7 @@ def test_history_reaches_back_to_a_summary_out_of_what_retrieval_may_take() -> N
     fixed, history, left_out = fit(Read(too_far), too_far.items, count=words)
     assert not has_summary(fixed)
     assert history.positions[0] == 31
-    assert left_out[0].reason == "summary: does not reach the oldest kept message"
+    assert left_out[0].reasons == [Reason("summary_too_old", count=4)]
 
 
 def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming() -> None:
@@ -213,7 +216,7 @@ def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming
     fixed, history, left_out = fit(Read(scene), scene.items, count=words)
     assert not has_summary(fixed)
     assert history.positions == [0]
-    assert left_out[0].reason == "summary: no room for it"
+    assert left_out[0].reasons == [Reason("summary_no_room", count=4)]
 
 
 @given(st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 5_000))

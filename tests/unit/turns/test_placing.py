@@ -15,6 +15,7 @@ from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntr
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.search_request import Memory
 from backend.memory.sources import Recalled
+from backend.reasons import FoundIn, Reason, told
 from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
 from backend.turns.retrieval import beyond, memory_texts, ranked, remembered
 
@@ -35,7 +36,7 @@ def entry(title: str, **changes: Any) -> Activated:
         "role": "system",
         "outlet": "",
         "order": 100,
-        "reasons": [f'key "{title}" in the line'],
+        "reasons": [Reason("key", title, FoundIn("line"))],
         "is_constant": False,
         "score": None,
         "rank": None,
@@ -80,7 +81,9 @@ def memory(rank: int, **changes: Any) -> Memory:
         "chat_id": CHAT,
         **changes,
     }
-    return Memory(recalled=Recalled(**values), rank=rank, score=1 - rank / 10, signals={})
+    return Memory(
+        recalled=Recalled(**values), rank=rank, score=1 - rank / 10, signals={"dense": 0.5}
+    )
 
 
 def pinned(summary: str) -> StoryEvent:
@@ -149,8 +152,15 @@ def test_what_shares_an_outlet_is_joined_and_being_read_is_noticed() -> None:
 
 def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> None:
     by_key = entry("Said", order=1)
-    by_meaning = entry("Meant", order=900, reasons=["semantic 0.90, rank 2"], rank=2, score=0.9)
-    both = entry("Both", order=50, reasons=['key "x" in the line', "semantic 0.5, rank 1"], rank=1)
+    by_meaning = entry(
+        "Meant", order=900, reasons=[Reason("semantic", score=0.9, rank=2)], rank=2, score=0.9
+    )
+    both = entry(
+        "Both",
+        order=50,
+        reasons=[Reason("key", "x", FoundIn("line")), Reason("semantic", score=0.5, rank=1)],
+        rank=1,
+    )
     found = placed(by_meaning, by_key, both)
     memories = remembered([memory(1), memory(3)], chat_id=CHAT, count=count)
     assert titles(ranked(found, memories, count=count)) == [
@@ -163,10 +173,12 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
 
 
 def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
-    left_out = [SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason="cooldown")]
+    left_out = [
+        SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason=Reason("cooldown", count=2))
+    ]
     found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
-    assert [(each.title, each.reason) for each in found.left_out] == [
-        ("Rain", "cooldown"),
+    assert [(each.title, told(each.reasons)) for each in found.left_out] == [
+        ("Rain", "cooldown, 2 messages left"),
         ("9 more entries", "not listed"),
         ("4,990 entries", "no key was said"),
     ]
@@ -188,7 +200,7 @@ def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
     history = History(positions=[5, 6, 7])
     found = beyond(remembered([memory(5), memory(2)], chat_id=CHAT, count=count), history)
     assert titles(item for _, item in found.items) == ["message 3"]
-    assert [each.reason for each in found.left_out] == ["already in history"]
+    assert [each.reasons for each in found.left_out] == [[Reason("in_history")]]
 
 
 def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> None:
@@ -218,7 +230,7 @@ def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
     )
     shared = ranked(placed(entry("Said")), found, count=count)
     assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
-    assert shared[0].reason == "pinned; semantic 0.80, rank 2"
+    assert told(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
     assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
 
 

@@ -11,11 +11,12 @@ from backend.context.assembly import Item
 from backend.memory.search_request import Memory
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts
+from backend.reasons import Reason
 from backend.turns.retrieval import memory_texts, remembered
 
 
 def item(kind: str, text: str) -> Item:
-    return Item(kind=kind, title="", text=text, place="memory", reason="semantic")
+    return Item(kind=kind, title="", text=text, place="memory", reasons=[Reason("semantic")])
 
 
 @pytest.mark.parametrize("kind", ["memory", "event", "lore"])

@@ -39,14 +39,15 @@ export function grouped({ totals, history, items, retrieved }) {
 }
 
 /** The address where a piece comes from. */
-function source({ kind, title, reason = "", source_id: id }, chat, holder) {
-  const said = { history: title, memory: title, summary: reason }[kind]?.match(/\d+/)?.[0];
+function source({ kind, title, reasons = [], source_id: id }, chat, holder) {
+  const reason = reasons[0]?.kind;
+  const said = kind === "summary" ? reasons[0]?.count : { history: title, memory: title }[kind]?.match(/\d+/)?.[0];
   if (said) return `${chat}?at=${said - 1}`;
   if (holder && kind === "lore") return `#/lorebooks/${holder}?entry=${id}`;
   if (holder) return `#/chronicles/${holder}?event=${id}`;
   if (kind === "persona") return "#/personas";
   if (reason === "card" && id) return `#/characters/${id}`;
-  return reason.includes("settings") && `${chat}?panel=settings`;
+  return reason?.includes("settings") && `${chat}?panel=settings`;
 }
 
 /** What unfolds to a text; `opened` has the keys of those that are open, however often they are drawn. */
@@ -70,7 +71,7 @@ export function piece(item, { chat, containers, opened }) {
   const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
   const about = [
     h("span.row", {}, h("strong.grow", {}, title), tokens),
-    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reason ?? "")),
+    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reasons ?? [])),
   ];
   const body = item.text ? unfolding(key, opened, h("summary", {}, about), item.text) : h("div", {}, about);
   return h(

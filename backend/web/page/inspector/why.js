@@ -1,36 +1,23 @@
 /** Why something is in a prompt, or not, in words. */
-import { has, t } from "../core/words.js";
+import { t } from "../core/words.js";
 
-/** What is said of keys. A key is what somebody typed, and may look like anything. */
-const KEY = /^(secondary )?key (.+?) in (the [\w' ]{1,40}|message \d{1,9}|entry ".{1,500}" \(recursion \d{1,9}\))$/s;
-const NEXT = /; (?=(?:secondary )?key |semantic |constant|sticky|decorator )/;
-
-/**
- * One of the API's reasons. Its name in texts.json is what is left of it without what stands in
- * quotes, which the text has as {a} and {b}, and without figures, of which it has the last as {count}.
- */
+/** One of the API's reasons. */
 function worded(reason) {
-  const [, isSecond, key, where] = KEY.exec(reason) ?? [];
-  if (key) {
-    const values = { key: key.replace(/^"(.*)"$/s, "“$1”"), where: worded(where) };
-    return t(`context.why.${isSecond ? "second_key" : "key"}`, values);
-  }
-  const quoted = [];
-  const bare = reason.replace(/"(.*?)("(?!\w)|$)/gs, (whole, text, end) => {
-    if (!end) return whole;
-    quoted.push(text);
-    return "";
+  const { kind, key = "", found_in: place } = reason;
+  return t(`context.why.${kind}`, {
+    ...reason,
+    // A regex stands between its slashes.
+    key: key.startsWith("/") ? key : `“${key}”`,
+    place: place && t(`context.found_in.${place.kind}`, place),
   });
-  const count = Number(bare.match(/[\d.]+/g)?.at(-1));
-  const name = `context.why.${bare.match(/[a-z]+/gi)?.join("_")}`;
-  return has(name) ? t(name, { a: quoted[0], b: quoted[1], count }) : reason;
 }
 
-/** Why something is in a prompt, or not, as a person would say it. */
-export function why(reason) {
-  const parts = reason.split(NEXT);
+const isSearch = ({ kind }) => kind === "semantic" || kind === "words";
+
+/** Why something is in a prompt, or not, as a person would say it; a list of the API's reasons. */
+export function why(reasons) {
   // A key that was said tells more than what was measured.
-  parts.sort((one, other) => one.startsWith("semantic") - other.startsWith("semantic"));
+  const parts = reasons.toSorted((one, other) => isSearch(one) - isSearch(other));
   return upper(parts.map(worded).join("; "));
 }
 

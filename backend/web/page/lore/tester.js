@@ -28,7 +28,7 @@ export async function tester(id, open, signal) {
 
   const item = (entry) => {
     const about = [
-      why((entry.reasons ?? [entry.reason]).join("; ")),
+      why(entry.reasons),
       entry.roll != null && t("lore.roll", entry),
       entry.position && place(entry),
     ];
