@@ -8,6 +8,8 @@ from collections.abc import Generator
 import hypothesis
 import pytest
 
+from tests.support.thorough import THOROUGH
+
 GROUPS = ("postgres", "qdrant", "browser", "generated")
 """Markers of tests that need more than Python and its packages.
 
@@ -17,8 +19,9 @@ with commas between) fails where it would have been skipped.
 """
 
 # How long an example takes is the machine's business: no test is timed.
-hypothesis.settings.register_profile("talekeeper", deadline=None)
-hypothesis.settings.load_profile("talekeeper")
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("thorough" if THOROUGH else "ci")
 
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
@@ -35,6 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown := sorted(required.difference(GROUPS)):
         raise pytest.UsageError(f"TEST_REQUIRE: no such group: {', '.join(unknown)}")
     config.stash[_REQUIRED] = required
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a thorough run needs."""
+    if THOROUGH:
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 @pytest.hookimpl(wrapper=True)

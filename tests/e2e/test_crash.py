@@ -27,10 +27,11 @@ from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.seeding import COOKIE
 from tests.support.process import Served, serving, talekeeper
 from tests.support.server import PASSWORD, Account, ok, read_events, text_of
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS = 5
+ROUNDS = rounds(2, 5)
 CHATS = 3
 
 

@@ -18,10 +18,11 @@ import pytest
 from tests.e2e.test_crash import browser
 from tests.support.process import serving
 from tests.support.server import Account, ok
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS = 4
+ROUNDS = rounds(2, 4)
 ENTRIES = 3_000
 
 
@@ -83,7 +84,11 @@ def forget_claims(folder: Path) -> None:
         connection.commit()
 
 
-@pytest.mark.parametrize("kind", [LOREBOOKS, CHARACTERS], ids=lambda kind: kind.made)
+@pytest.mark.parametrize(
+    "kind",
+    [LOREBOOKS, pytest.param(CHARACTERS, marks=pytest.mark.thorough)],
+    ids=lambda kind: kind.made,
+)
 async def test_an_import_that_is_killed_at_any_moment_loses_and_doubles_nothing(
     tmp_path: Path, kind: Kind
 ) -> None:

@@ -43,6 +43,7 @@ from tests.support.memory import (
 )
 from tests.support.process import PATIENCE, TALEKEEPER, Served, environment, serving
 from tests.support.server import PASSWORD, Account, ok
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -181,7 +182,7 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
             chat = str((await ada.new_chat())["id"])
             cookies = ada.client.cookies
     acknowledged = 0
-    for _ in range(3):
+    for _ in range(rounds(1, 3)):
         async with killed(tmp_path, cookies, random.uniform(0.1, 0.8)) as ada:
             while True:
                 ok(await upload(ada, world), 201)

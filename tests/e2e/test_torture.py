@@ -36,7 +36,7 @@ def torture(*arguments: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_kills_lose_nothing() -> None:
     (row,) = torture("--only", "kills", "--kills", "2")["rows"]
 
@@ -45,7 +45,7 @@ def test_two_kills_lose_nothing() -> None:
     assert row["figures"]["messages"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_bystander_is_looked_after_beside_a_hostile_input() -> None:
     (row,) = torture("--only", "hostile", "--name", "idle connections")["rows"]
 

@@ -31,13 +31,28 @@ TEMPLATE = "talekeeper_template"
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    """A migrated, empty database: the test runs once on SQLite and once on PostgreSQL."""
+    """A migrated, empty database, of the kinds that `pytest_generate_tests` chooses."""
     database = Database(database_url)
     yield database
     await database.dispose()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests on SQLite, and on PostgreSQL where SQL, locks or jobs matter.
+
+    Where the module is marked `every_database`, that is; thoroughly, all of them.
+    """
+    postgres = [pytest.mark.postgres]
+    if metafunc.definition.get_closest_marker("every_database") is None:
+        postgres.append(pytest.mark.thorough)
+    chosen = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    for name in {"database_url", "shared_url"} & set(metafunc.fixturenames) - chosen:
+        kinds = ["sqlite", pytest.param("postgres", marks=postgres)]
+        scope = "module" if name == "shared_url" else "function"
+        metafunc.parametrize(name, kinds, indirect=True, scope=scope)
+
+
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest) -> str:
     """The same as an SQLAlchemy URL, for tests that open it in other processes too."""
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -24,7 +24,7 @@ from backend.database.base import Base, new_id, now
 from backend.database.engine import Database, DatabaseUnavailableError
 from tests.integration.accounts.rotation_account import MODELS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 assert MODELS  # with every model imported, every table is known
 

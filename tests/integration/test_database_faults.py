@@ -20,7 +20,7 @@ from backend.database.base import now
 from backend.database.engine import Database, DatabaseUnavailableError
 from tests.support.server import PASSWORD, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @contextlib.asynccontextmanager

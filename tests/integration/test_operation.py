@@ -18,7 +18,7 @@ from backend.database import engine
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 API = "/api/v1"
 CANARY = "the-canary-sings-in-the-cellar"

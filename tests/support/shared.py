@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 _numbers = count(1)
 
 
-@pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
-)
+@pytest.fixture(scope="module")
 def shared_url(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[str]:
-    """A migrated database for a module: its tests run once on SQLite and once on PostgreSQL."""
+    """A migrated database for a module, of the kinds that `pytest_generate_tests` chooses."""
     if request.param == "sqlite":
         template = request.getfixturevalue("sqlite_template")
         file = shutil.copy(template, tmp_path_factory.mktemp("shared") / "talekeeper.sqlite3")

@@ -15,7 +15,7 @@ from tests.fakes.scripted_server import Gate
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 USERS = "/api/v1/admin/users"
 ME = "/api/v1/me"

@@ -21,7 +21,7 @@ from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
 NOBODYS = {"login_failures", "token_ratios", "alembic_version"}

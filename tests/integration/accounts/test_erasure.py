@@ -25,7 +25,7 @@ from backend.jobs.queue import NewJob
 from backend.quotas.models import StorageLedger
 from tests.support.server import PASSWORD, Account, Running, ok, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
 NEW = "an even finer password"

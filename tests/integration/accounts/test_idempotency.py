@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.server import Account, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 KEY = {"Idempotency-Key": "the-same"}
 
 

@@ -20,7 +20,7 @@ from backend.database.base import now
 from backend.database.engine import Database, DatabaseUnavailableError
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 KEY = {"Idempotency-Key": "the-same"}
 CARD = {

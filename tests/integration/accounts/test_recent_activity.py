@@ -17,7 +17,7 @@ from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ACTIVITY = "/api/v1/me/activity"
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"

@@ -19,11 +19,12 @@ from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from backend.vault.sealing import key_number
 from tests.integration.accounts.rotation_account import PASSWORD, accounts, log_in, sign_up
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[3]
-KILLS = 4
+KILLS = rounds(2, 4)
 
 
 async def run_and_kill(random: Random, *arguments: str) -> int | None:

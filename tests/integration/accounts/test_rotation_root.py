@@ -29,7 +29,7 @@ from backend.vault.root import (
 )
 from tests.integration.accounts.rotation_account import Account, log_in, sign_up
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 NAMES = ("Edith", "Agnes", "Ida")
 OLD, NEW = (base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))

@@ -23,7 +23,7 @@ from tests.support.clock import Clock
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, read_events, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 SESSIONS = "/api/v1/sessions"
 ME = "/api/v1/me"

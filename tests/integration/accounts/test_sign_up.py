@@ -15,7 +15,7 @@ import pytest
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ACCOUNTS = "/api/v1/accounts"
 ELSEWHERE = (f"203.0.113.{n}" for n in count(1))

@@ -20,7 +20,7 @@ from backend.accounts.throttle import (
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 HOME, CAFE, ATTACKER = "203.0.113.1", "203.0.113.2", "198.51.100.1"
 WRONG = "not the password"

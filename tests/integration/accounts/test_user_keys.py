@@ -41,7 +41,7 @@ from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import CHEAP_KDF, PASSWORD, ROOT, Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
 NEW = "an even finer password"

@@ -21,7 +21,7 @@ from tests.integration.characters.people import (
     problem,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FULL_CARD: dict[str, Any] = {
     "name": "Magda",

@@ -9,7 +9,7 @@ import pytest
 from backend.database.engine import Database
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 PERSONA = {"name": "Ada", "description": "An engineer.\nWears a coat."}
 

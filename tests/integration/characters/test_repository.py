@@ -17,7 +17,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from tests.integration.characters.people import character_service, sign_up
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def greetings(ada: Account, chat: str) -> list[str]:

@@ -14,7 +14,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from tests.integration.chats.trees import AUTHORS, Grove, sign_up
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 DEEP = 6000
 """More than `tree.CHUNK`, and more than any stack has frames."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.server import Account, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 API = "/api/v1"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.server import Account, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 Line = dict[str, Any]
 

@@ -11,7 +11,7 @@ from backend.characters.greetings import MAX_OPENING
 from tests.support.memory import API
 from tests.support.server import Account, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 LONGEST = 100_000
 """The default of `max_message_chars`."""

@@ -17,7 +17,7 @@ from tests.support.memory import API, points_of, remembering, settled, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture(scope="module")

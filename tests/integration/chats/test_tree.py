@@ -16,7 +16,7 @@ from backend.chats.models import Chat
 from backend.database.engine import Database
 from tests.integration.chats.trees import Grove, sign_up
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 WORDS = st.sampled_from(["Yes.", "The rain has stopped.", "“Wer da?”", "x " * 40, "👋🏽 hello"])
 UNITS = st.builds(CountUnit, st.sampled_from(["o200k_base", "gemma3"]), names=st.booleans())

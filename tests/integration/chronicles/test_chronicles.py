@@ -19,7 +19,7 @@ from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def test_a_chronicle_starts_empty_with_what_it_was_given(writer: Chronicler) -> None:

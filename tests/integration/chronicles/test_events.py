@@ -11,15 +11,15 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import event, insert, select, text, update
 
-from backend.chronicles import listing
-from backend.chronicles.limits import MAX_EVENTS, MAX_PINNED
+from backend.chronicles import limits, listing
+from backend.chronicles.limits import MAX_PINNED
 from backend.chronicles.models import ChronicleEvent
 from backend.database.base import new_id, now
 from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FULL: dict[str, Any] = {
     "summary": "Mara found the cracked lens under the third stair. ☕",
@@ -405,14 +405,17 @@ async def test_a_chronicle_has_so_many_pinned_events(writer: Chronicler, server:
     assert (await writer.change(loose, pinned=True))["pinned"] is True
 
 
-async def test_a_chronicle_holds_so_many_events(writer: Chronicler, server: Running) -> None:
+async def test_a_chronicle_holds_so_many_events(
+    writer: Chronicler, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_EVENTS", 200)
     chronicle = await writer.new_chronicle()
-    await _fill(server, writer, chronicle, MAX_EVENTS - 1)
+    await _fill(server, writer, chronicle, limits.MAX_EVENTS - 1)
     await writer.new_event(chronicle, "The last one.")
     body = {"summary": "One more."}
     answer = await writer.ask("POST", f"/chronicles/{chronicle}/events", json=body)
-    assert problem(answer, 409, "chronicle-full")["allowed"] == MAX_EVENTS
-    assert (await writer.get(f"/chronicles/{chronicle}"))["event_count"] == MAX_EVENTS
+    assert problem(answer, 409, "chronicle-full")["allowed"] == limits.MAX_EVENTS
+    assert (await writer.get(f"/chronicles/{chronicle}"))["event_count"] == limits.MAX_EVENTS
 
 
 async def test_nobody_sees_or_changes_another_s_events(

@@ -19,7 +19,7 @@ from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 LOOK = {"id", "chronicle_id", "revision", "created_at", "updated_at"}
 """What tells an event from its copy."""

@@ -11,7 +11,7 @@ from backend.chronicles.limits import MAX_MERGED
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture

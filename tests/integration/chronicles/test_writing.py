@@ -33,7 +33,7 @@ from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 MOMENT = datetime(2026, 3, 1, 20, 15, tzinfo=UTC)
 

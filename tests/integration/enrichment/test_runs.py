@@ -16,7 +16,7 @@ from tests.support.memory import API
 from tests.support.server import ok, problem
 from tests.support.studying import FINISH, Study, Vendor, entry, event, studying, vendor
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 NOBODYS = "01970000-0000-7000-8000-000000000000"
 

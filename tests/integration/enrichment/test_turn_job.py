@@ -31,7 +31,7 @@ from tests.support.studying import (
     vendor,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 Kind = Literal["openai", "gemini"]
 

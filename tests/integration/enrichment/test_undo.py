@@ -22,7 +22,7 @@ from tests.support.memory import API, points_of, rows_of, settled
 from tests.support.server import ok, problem
 from tests.support.studying import FINISH, Call, Study, Vendor, entry, event, studying, vendor
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture

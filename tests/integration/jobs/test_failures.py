@@ -34,7 +34,7 @@ from tests.integration.jobs.working import (
 from tests.support.clock import Clock
 from tests.support.logs import caught_logs
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 SECRET = "the-canary-sings-in-the-cellar"
 

@@ -41,7 +41,7 @@ from tests.integration.jobs.working import (
     until,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 PLACE = Column("jobs", "sealed_nothing")
 

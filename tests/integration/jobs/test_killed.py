@@ -17,12 +17,13 @@ from backend.accounts.models import LoginFailures
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
 from tests.integration.jobs.working import Person, is_empty, jobs, one, until
+from tests.support.thorough import rounds
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.every_database]
 
 ROOT_FOLDER = Path(__file__).parents[3]
 JOBS = 300
-KILLS = 4
+KILLS = rounds(2, 4)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tests.integration.jobs.working import (
     until,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def test_a_job_is_done_once_and_leaves_no_row(

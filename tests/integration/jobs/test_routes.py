@@ -35,7 +35,7 @@ from tests.support.server import (
     running,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 JOBS = "/api/v1/jobs"
 ME = "/api/v1/me"

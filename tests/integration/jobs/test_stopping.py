@@ -30,7 +30,7 @@ from tests.integration.jobs.working import (
 )
 from tests.support.server import Account, Event, Running, ok, problem, read_events, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 KIND = "long"
 

@@ -18,7 +18,7 @@ from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
 from tests.support.memory import until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def test_a_job_of_a_process_that_is_gone_is_taken_over_at_once(database: Database) -> None:

@@ -21,7 +21,7 @@ from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 FILES = ("syn_v3.json", "syn_v3.charx", "syn_v2_and_v3_precedence.png")

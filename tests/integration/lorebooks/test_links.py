@@ -12,7 +12,7 @@ from backend.lorebooks.reading import BookRef, books_for_chat
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 CARD_BOOK = {"name": "The card's own", "entries": [{"keys": ["lamp"], "content": "Lit."}]}
 

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.lorebooks.readers import WORLD, Reader
 from tests.support.server import ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FULL_ENTRY: dict[str, Any] = {
     "title": "The lens",

@@ -25,7 +25,7 @@ from tests.fakes.gemini_server import GeminiServer, error
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Silence
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 LINES = ("The ferry is late.", "A bell tolls.", "The ferry is late.", "Nobody answers.")
 

@@ -25,7 +25,7 @@ from tests.support.memory import (
 )
 from tests.support.server import Account, Running, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 SEALS = "Do grey seals bask on flat rocks, at low tide?"
 BASK = "Grey seals bask on the flat rocks at low tide."

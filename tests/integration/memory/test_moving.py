@@ -24,7 +24,7 @@ from tests.support.memory import (
 )
 from tests.support.server import Account, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FACT = "The captain buried the astrolabe under the chapel bell."
 

@@ -34,7 +34,7 @@ from tests.support.memory import (
 from tests.support.points import point, terms
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FACT = "The captain buried the astrolabe under the chapel bell."
 QUESTION = "Where did the captain bury the astrolabe, under which bell?"

@@ -26,7 +26,7 @@ from tests.integration.turns.seeding import seed
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 API = "/api/v1"
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"

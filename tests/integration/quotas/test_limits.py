@@ -26,7 +26,7 @@ from tests.support.memory import new_book, new_entry
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 API = "/api/v1"
 CARD = (Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx").read_bytes()

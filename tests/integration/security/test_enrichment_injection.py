@@ -96,7 +96,13 @@ def test_the_corpus_is_large_and_of_every_kind() -> None:
     assert all(case.calls and case.text.strip() for case in CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.thorough] if number % 4 else [], id=str(case))
+        for number, case in enumerate(CASES)
+    ],
+)
 async def test_whoever_obeys_writes_where_the_agent_may_and_nowhere_else(
     server: Running, model: ObedientOpenAI, neighbour: Neighbour, wire: Wire, case: Injection
 ) -> None:

@@ -16,7 +16,7 @@ from backend.wire import MAX_INTEGER
 from tests.integration.security.test_someone_elses import API, BODIES, Scene, scene
 from tests.support.server import ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 LARGE = (2**31, 2**63, 2**64, 10**30, -(2**31) - 1, -(2**63) - 1)
 JSON = "application/json"

@@ -16,7 +16,7 @@ from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
 from tests.support.server import Account, Event, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 Shown = list[dict[str, str]]
 

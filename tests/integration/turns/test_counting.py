@@ -25,7 +25,7 @@ from tests.integration.turns.following import check_tree, until
 from tests.integration.turns.seeding import identity_of, seed, stored_lines
 from tests.support.server import Account, Running, ok, running, text_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 PROSE = "The rain had not stopped since the morning, and nobody at the inn spoke of leaving. "
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.turns.following import turn_under_way
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def turns_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tests.support.memory import (
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 WORLD = Path(__file__).parents[2] / "fixtures" / "lorebooks" / "drowned_coast.json"
 

@@ -270,7 +270,7 @@ def test_a_long_text_goes_through_the_pipe_as_a_whole(process: RegexProcess) -> 
     assert (answer.status, answer.start) == ("found", 3_000_001)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.thorough)])
 def test_hostile_patterns_are_answered_or_given_up(count: int, process: RegexProcess) -> None:
     for number, source in enumerate(hostile_patterns(count, seed=1)):
         lore = book(entry("It", f"/{source}/i"), entry("Good", "good"))
