@@ -38,21 +38,21 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import CONTROLLERS as JOB_CONTROLLERS
+from backend.llm.model_controller import CONTROLLERS as MODEL_CONTROLLERS
+from backend.llm.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
 from backend.logs import get_logger
+from backend.lore_tester.controller import CONTROLLERS as LORE_TESTER_CONTROLLERS
 from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
 from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.openapi import openapi_config
+from backend.openings.controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.quotas.controller import CONTROLLERS as QUOTA_CONTROLLERS
 from backend.quotas.middleware import QuotaMiddleware
 from backend.quotas.storage import fold_ledger
 from backend.scripting.controller import CONTROLLERS as SCRIPT_CONTROLLERS
+from backend.search import CONTROLLERS as SEARCH_CONTROLLERS
 from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
-from backend.turns.llm_controller import CONTROLLERS as MODEL_CONTROLLERS
-from backend.turns.lore_tester import CONTROLLERS as LORE_TESTER_CONTROLLERS
-from backend.turns.opening_controller import CONTROLLERS as OPENING_CONTROLLERS
-from backend.turns.searching import CONTROLLERS as SEARCH_CONTROLLERS
-from backend.turns.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
 from backend.web.controller import CONTROLLERS as PAGE_CONTROLLERS
 
 log = get_logger(__name__)

@@ -48,6 +48,7 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
+from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.entry_service import LoreEntryService
 from backend.lorebooks.forking import ChatLore
@@ -57,6 +58,7 @@ from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
 from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
+from backend.openings.service import OpeningService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES
 from backend.quotas.nightly import NightlyRecount
@@ -64,14 +66,12 @@ from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.scripting.service import ScriptService
+from backend.search import SearchService
 from backend.settings import Settings
 from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.lore import LoreReader
-from backend.turns.lore_tester import LoreTester
-from backend.turns.opening import OpeningService
-from backend.turns.searching import SearchService
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys

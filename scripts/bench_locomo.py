@@ -53,7 +53,7 @@ from backend.memory.points import Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch
 from backend.memory.search_request import SearchRequest
-from backend.memory.terms import TermCounter
+from backend.memory.terms import TermCounter, blinded
 from backend.vault.sealing import Sealer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -291,7 +291,7 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -
     blinder = desk.blinders.get(desk.sealer)
     scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
     vector = blinder.turn(await desk.embedder.embed_query(desk.sealer, question.text))
-    sparse = desk.terms.sparse_query(question.text, blinder)
+    sparse = blinded(desk.terms.query(question.text), blinder)
     dense_hits, sparse_hits = await desk.index.search(
         [
             Query(vector="dense", near=vector, scope=scope, limit=parsed_query.LIMIT),

@@ -73,11 +73,11 @@ from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.index.edge import EdgeIndex
 from backend.memory.search import MemorySearch
 from backend.settings import Settings
-from backend.turns.beginning import TurnBeginner
+from backend.turns.assemble import PromptAssembler
 from backend.turns.builder import PromptBuilder
-from backend.turns.composing import Composer
-from backend.turns.gather import Gatherer
+from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
+from backend.turns.start import TurnStarter
 from backend.vault.sealing import Sealer
 from scripts._bench import (
     SHARED,
@@ -107,15 +107,15 @@ BOOKS = 5
 
 STAGES: tuple[tuple[tuple[Any, str], str], ...] = (
     ((PromptBuilder, "build"), "building of the prompt"),
-    ((Gatherer, "gather"), "  chat, cast and books"),
+    ((ChatLoader, "load"), "  chat, cast and books"),
     ((MemorySearch, "find"), "  search, beside history"),
     ((EdgeIndex, "search"), "    in the engine"),
-    ((Gatherer, "history"), "  history, read"),
+    ((ChatLoader, "history"), "  history, read"),
     ((Sealer, "open_many"), "  history, unsealed"),
     ((MemorySearch, "recall"), "  texts of what was found"),
-    ((Composer, "compose"), "  composing"),
+    ((PromptAssembler, "assemble"), "  assembling"),
     ((LoreReader, "scan"), "    scan of the lorebooks"),
-    ((TurnBeginner, "begin"), "storing of the line"),
+    ((TurnStarter, "start"), "storing of the line"),
 )
 """What is watched in a turn, and what the table calls it."""
 

@@ -40,9 +40,6 @@ them what a search costs, would grow with it."""
 CONTEXT_CHARACTERS = 8_000
 """The same for the last exchange."""
 
-NAME_WEIGHT = 1.5
-"""How much a term counts that is the name of a person or a thing."""
-
 _MESSAGE_SIGNALS: tuple[SparseName, ...] = ("sparse", "sparse_window")
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
@@ -76,7 +73,6 @@ class ParsedQuery:
         lore_terms: The same for everything else, with them.
         context: Text whose terms count for less.
         names: Of those who take part, who is named.
-        boosted: Names of persons and things that occur in the text.
         spans: Times that it names.
         wants_recent: It asks for what is new.
     """
@@ -86,7 +82,6 @@ class ParsedQuery:
     lore_terms: str
     context: str = ""
     names: Sequence[str] = ()
-    boosted: Sequence[str] = ()
     spans: Sequence[Span] = ()
     wants_recent: bool = False
 
@@ -97,7 +92,6 @@ def read(
     now: datetime,
     context: str = "",
     cast: Sequence[str] = (),
-    things: Iterable[str] = (),
 ) -> ParsedQuery:
     """Read what a text asks for.
 
@@ -106,7 +100,6 @@ def read(
         now: In the time zone of who asks, for "yesterday".
         context: What was said just before.
         cast: Names of those who speak in what is searched.
-        things: Names of entities and of terms, which are boosted where they occur.
     """
     text = _ends(text, QUESTION_CHARACTERS)
     context = _ends(context, CONTEXT_CHARACTERS)
@@ -118,7 +111,6 @@ def read(
         lore_terms=_without_asking(text),
         context=without_names(context, cast) if context else "",
         names=named,
-        boosted=[thing for thing in things if _occurs(thing, text)],
         spans=spans_in(text, now),
         wants_recent=_RECENT.search(text) is not None,
     )
@@ -182,16 +174,12 @@ def plan(
 
 
 def term_weights(reading: ParsedQuery, text: str, terms: TermCounter) -> dict[str, float]:
-    """Terms with their weights: those of `text` fully, names more, the context's less."""
+    """Terms with their weights: those of `text` fully, the context's less."""
     said = terms.query(reading.context)
     # Long words are rare ones, as a rule: what a search costs grows with its terms.
     telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
     weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}
     weights |= terms.query(text)
-    for name in reading.boosted:
-        for term in terms.query(name):
-            if term in weights:
-                weights[term] *= NAME_WEIGHT
     return weights
 
 

@@ -133,10 +133,6 @@ class TermCounter:
             {term: count * (k1 + 1) / (count + norm) for term, count in counts.items()}, blinder
         )
 
-    def sparse_query(self, text: str, blinder: Blinder) -> Sparse:
-        """A query's vector. For weights of one's own, see `query` and `blinded`."""
-        return blinded(self.query(text), blinder)
-
     def _likeliest(self, tokens: Iterable[tuple[str, bool]]) -> list[str]:
         """Languages with as many votes as any other, the default first where it is among them.
 

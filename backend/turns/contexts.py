@@ -32,7 +32,7 @@ from backend.reasons import told
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ContextNotFoundError
-from backend.turns.fitting import SUMMARY
+from backend.turns.history import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.recording import record_of
 from backend.turns.schemas import (
@@ -97,7 +97,7 @@ class ContextService:
         view = _view(record_of(built))
         if request.prompt:
             view.prompt = _shown(messages)
-        leaf = built.gathered.target.leaf
+        leaf = built.loaded.target.leaf
         if request.diff is not None and leaf is not None:
             async with self._database.read() as session:
                 earlier = await self._earlier(session, identity, leaf)

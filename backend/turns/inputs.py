@@ -1,4 +1,4 @@
-"""From what was gathered to what the sections of a prompt are made of."""
+"""From what was loaded to what the sections of a prompt are made of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backend.lorebooks.activation.outcome import ScannedLine
 from backend.lorebooks.entries import Trigger
 from backend.prompts import PromptLibrary
 from backend.reasons import FoundIn, ReasonKind
-from backend.turns.gather import Gathered, author_of, text_of
+from backend.turns.load import LoadedChat, author_of, text_of
 from backend.turns.lore_placement import LoreScene
 from backend.turns.macro_fields import macros_of, seed_of
 from backend.turns.schemas import TurnRequest
@@ -34,25 +34,25 @@ class InputMaker:
     """Makes the inputs of one prompt's sections."""
 
     def __init__(
-        self, prompts: PromptLibrary, identity: Identity, gathered: Gathered, unit: CountUnit
+        self, prompts: PromptLibrary, identity: Identity, loaded: LoadedChat, unit: CountUnit
     ) -> None:
         self._prompts = prompts
         self._identity = identity
-        self._gathered = gathered
+        self._gathered = loaded
         self._unit = unit
 
     def inputs(self, request: TurnRequest, *, suggestions: int = 0) -> SectionInputs:
         """Everything that the fixed sections are made of; `suggestions` asks for so many lines."""
-        gathered = self._gathered
-        card, settings = gathered.speaker.card, gathered.settings
+        loaded = self._gathered
+        card, settings = loaded.speaker.card, loaded.settings
         account = self._identity.settings
         depth = card.depth_prompt
         line, kind, title, reason = self._line(suggestions=suggestions)
-        summary = gathered.summary
+        summary = loaded.summary
         return SectionInputs(
             card=CardFields(
-                id=gathered.speaker.id,
-                name=gathered.speaker.name,
+                id=loaded.speaker.id,
+                name=loaded.speaker.name,
                 description=card.description,
                 personality=card.personality,
                 scenario=card.scenario,
@@ -63,15 +63,15 @@ class InputMaker:
                 depth_prompt_depth=depth.depth if depth else 0,
                 depth_prompt_role=depth.role if depth else "system",
             ),
-            user=gathered.user_name,
-            persona=gathered.persona,
-            persona_id=gathered.persona_id,
-            others=gathered.others,
+            user=loaded.user_name,
+            persona=loaded.persona,
+            persona_id=loaded.persona_id,
+            others=loaded.others,
             system_prompt=settings.system_prompt or account.system_prompt or "",
             post_history=(
                 settings.post_history_instructions or account.post_history_instructions or ""
             ),
-            note=note_of(gathered, request),
+            note=note_of(loaded, request),
             summary=summary.text if summary else "",
             summary_position=summary.position if summary else 0,
             summary_id=summary.message_id if summary else None,
@@ -79,63 +79,63 @@ class InputMaker:
             line_kind=kind,
             line_title=title,
             line_reason=reason,
-            line_id=gathered.target.line.id if gathered.target.line else None,
+            line_id=loaded.target.line.id if loaded.target.line else None,
         )
 
     def _line(self, *, suggestions: int) -> tuple[str, str, str, ReasonKind]:
         """What stands as the user's line: (text, kind, title, reason)."""
-        gathered = self._gathered
-        target = gathered.target
+        loaded = self._gathered
+        target = loaded.target
         if suggestions:
             prompt = self._prompts["assist/suggestions"].render(
-                user=gathered.user_name, char=gathered.speaker.name, count=suggestions
+                user=loaded.user_name, char=loaded.speaker.name, count=suggestions
             )
             return prompt, "instruction", "Suggestions", "suggestions"
         if target.line_kind != "user_line":
             name, title = ASSISTS[target.line_kind]
             prompt_file = self._prompts[name]
-            names = {"user": gathered.user_name, "char": gathered.speaker.name}
+            names = {"user": loaded.user_name, "char": loaded.speaker.name}
             text = prompt_file.render(**{key: names[key] for key in prompt_file.inputs})
             return text, "instruction", title, target.line_kind
         line = target.line
-        author = author_of(self._identity, line) if line is not None else gathered.user_name
-        text = spoken_line(self._identity, gathered) or ""
+        author = author_of(self._identity, line) if line is not None else loaded.user_name
+        text = spoken_line(self._identity, loaded) or ""
         return line_text(author, text, names=self._unit.names), "user_line", "User's line", "turn"
 
 
-def spoken_line(identity: Identity, gathered: Gathered) -> str | None:
+def spoken_line(identity: Identity, loaded: LoadedChat) -> str | None:
     """What the user says in this turn, stored or not; None where nobody says anything new."""
-    target = gathered.target
+    target = loaded.target
     if target.line_kind != "user_line":
         return None
-    if gathered.said is not None:
-        return gathered.said
-    return text_of(identity, target.line) if target.line is not None else gathered.line
+    if loaded.said is not None:
+        return loaded.said
+    return text_of(identity, target.line) if target.line is not None else loaded.line
 
 
 def scene_of(
-    gathered: Gathered, request: TurnRequest, line: str | None, *, is_quiet: bool
+    loaded: LoadedChat, request: TurnRequest, line: str | None, *, is_quiet: bool
 ) -> LoreScene:
     """What lorebooks are scanned against: the user's `line`, the last messages, the cast."""
-    target, card = gathered.target, gathered.speaker.card
+    target, card = loaded.target, loaded.speaker.card
     lines = [
         ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
-        for line in reversed(gathered.recent)
+        for line in reversed(loaded.recent)
     ]
     if line:
-        lines.insert(0, ScannedLine(gathered.user_name, line, FoundIn("line")))
+        lines.insert(0, ScannedLine(loaded.user_name, line, FoundIn("line")))
     messages = (target.leaf.position + 1 if target.leaf else 0) + bool(line)
     depth = card.depth_prompt
     return LoreScene(
         lines=lines,
         message_count=messages,
-        reply_count=gathered.lore.reply_count,
-        greeting=gathered.lore.greeting,
-        seed=seed_of(gathered.chat.id, target.leaf.id if target.leaf else None),
-        speaker=gathered.speaker.name,
+        reply_count=loaded.lore.reply_count,
+        greeting=loaded.lore.greeting,
+        seed=seed_of(loaded.chat.id, target.leaf.id if target.leaf else None),
+        speaker=loaded.speaker.name,
         tags=card.tags,
         fields={
-            "persona_description": gathered.persona,
+            "persona_description": loaded.persona,
             "character_description": card.description,
             "character_personality": card.personality,
             "character_depth_prompt": depth.prompt if depth else "",
@@ -143,14 +143,14 @@ def scene_of(
             "creator_notes": card.creator_notes,
         },
         triggers=_triggers(request, is_quiet=is_quiet),
-        note=gathered.note.text if gathered.note.scan and note_of(gathered, request).is_due else "",
+        note=loaded.note.text if loaded.note.scan and note_of(loaded, request).is_due else "",
     )
 
 
-def note_of(gathered: Gathered, request: TurnRequest) -> Note:
+def note_of(loaded: LoadedChat, request: TurnRequest) -> Note:
     """The author's note, and whether it comes with this turn."""
-    note = gathered.note
-    said = gathered.user_lines + (gathered.target.line is not None or bool(request.text))
+    note = loaded.note
+    said = loaded.user_lines + (loaded.target.line is not None or bool(request.text))
     is_due = note.interval == 1 or bool(note.interval and said and said % note.interval == 0)
     return Note(
         text=note.text,
@@ -158,7 +158,7 @@ def note_of(gathered: Gathered, request: TurnRequest) -> Note:
         role=note.role,
         position=note.position,
         is_due=is_due,
-        reason=gathered.note_reason,
+        reason=loaded.note_reason,
     )
 
 
@@ -174,35 +174,35 @@ def _triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
 
 
 def macros_for(
-    gathered: Gathered, spec: ModelSpec, *, max_prompt: int, max_response: int
+    loaded: LoadedChat, spec: ModelSpec, *, max_prompt: int, max_response: int
 ) -> MacroContext:
     """What the macros of a prompt's fields stand for."""
-    leaf = gathered.target.leaf
+    leaf = loaded.target.leaf
     context = macros_of(
-        gathered.speaker.card,
-        char=gathered.speaker.name,
-        user=gathered.user_name,
-        persona=gathered.persona,
-        chat_seed=seed_of(gathered.chat.id),
-        message_seed=seed_of(gathered.chat.id, leaf.id if leaf else None),
+        loaded.speaker.card,
+        char=loaded.speaker.name,
+        user=loaded.user_name,
+        persona=loaded.persona,
+        chat_seed=seed_of(loaded.chat.id),
+        message_seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
     )
-    said = [line.created_at for line in gathered.recent if line.role == "user"]
+    said = [line.created_at for line in loaded.recent if line.role == "user"]
     return replace(
         context,
         model=spec.id,
         max_prompt=max_prompt,
         max_response=max_response,
-        group=", ".join((gathered.speaker.name, *gathered.others)) if gathered.others else "",
-        not_char=", ".join((*gathered.others, gathered.user_name)),
-        last_message_id=str(gathered.recent[-1].position) if gathered.recent else "",
-        authors_note=gathered.note.text,
-        last_message=_last(gathered, None),
-        last_user_message=_last(gathered, "user"),
-        last_char_message=_last(gathered, "assistant"),
+        group=", ".join((loaded.speaker.name, *loaded.others)) if loaded.others else "",
+        not_char=", ".join((*loaded.others, loaded.user_name)),
+        last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
+        authors_note=loaded.note.text,
+        last_message=_last(loaded, None),
+        last_user_message=_last(loaded, "user"),
+        last_char_message=_last(loaded, "assistant"),
         idle=context.now - said[-1] if said else timedelta(0),
     )
 
 
-def _last(gathered: Gathered, role: Role | None) -> str:
-    texts = [line.text for line in gathered.recent if role is None or line.role == role]
+def _last(loaded: LoadedChat, role: Role | None) -> str:
+    texts = [line.text for line in loaded.recent if role is None or line.role == role]
     return texts[-1] if texts else ""

@@ -53,7 +53,7 @@ DEEPEST_SCAN = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredLore:
+class LoadedLore:
     """A chat's books, ready to be scanned, and what earlier turns mean for them.
 
     `inactive` are entries of a chronicle's book that come from a branch which was left.
@@ -103,7 +103,7 @@ class LoreReader:
         persona_id: UUID | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
-    ) -> GatheredLore:
+    ) -> LoadedLore:
         """What a turn of a chat scans; `overrides` are the chat's settings, then the account's."""
         refs = await books_for_chat(
             session,
@@ -113,7 +113,7 @@ class LoreReader:
             persona_id=persona_id,
         )
         if not refs:
-            return GatheredLore()
+            return LoadedLore()
         return await self._gather(session, identity, refs, chat, leaf, overrides)
 
     async def read_one(
@@ -125,7 +125,7 @@ class LoreReader:
         chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
-    ) -> GatheredLore:
+    ) -> LoadedLore:
         """One book by itself, linked or not, as a turn of `chat` would scan it.
 
         Raises `LorebookNotFoundError`.
@@ -141,13 +141,13 @@ class LoreReader:
         chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
-    ) -> GatheredLore:
+    ) -> LoadedLore:
         books = await self._books(session, identity, refs)
         written = [ref.id for ref in refs if ref.is_chronicles]
         is_timed = any(book.is_timed for book in books)
         counts = any(book.asks_replies for book in books)
         asks = any(book.asks_greeting for book in books)
-        return GatheredLore(
+        return LoadedLore(
             books=books,
             inactive=await _inactive(session, identity, written),
             settings=_settings(overrides),

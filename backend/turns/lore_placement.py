@@ -27,7 +27,7 @@ from backend.lorebooks.activation.outcome import (
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import MatchedField, Trigger
 from backend.reasons import Reason
-from backend.turns.lore import GatheredLore
+from backend.turns.lore import LoadedLore
 
 
 class LoreExpander:
@@ -84,7 +84,7 @@ class PlacedLore:
 
 
 def scan_of(
-    gathered: GatheredLore,
+    loaded: LoadedLore,
     scene: LoreScene,
     *,
     semantic: Mapping[UUID, SemanticHit],
@@ -96,10 +96,10 @@ def scan_of(
 ) -> Scan:
     """What the activation is given."""
     return Scan(
-        books=gathered.books,
+        books=loaded.books,
         messages=scene.lines,
-        settings=gathered.settings,
-        budget=lore_budget(gathered.settings, context_tokens),
+        settings=loaded.settings,
+        budget=lore_budget(loaded.settings, context_tokens),
         room=context_tokens,
         count=count,
         vocabulary=vocabulary,
@@ -113,11 +113,11 @@ def scan_of(
         tags=scene.tags,
         triggers=scene.triggers,
         note=scene.note,
-        timed=gathered.timed,
+        timed=loaded.timed,
         semantic=semantic,
         by_meaning=by_meaning,
-        inactive=gathered.inactive,
-        sources=gathered.sources,
+        inactive=loaded.inactive,
+        sources=loaded.sources,
     )
 
 

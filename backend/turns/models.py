@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
@@ -101,17 +101,3 @@ class ContextText(Base):
 
 
 CONTEXT_TEXT = Column("context_texts", "sealed_text")
-
-
-class TokenRatio(Base):
-    """How many tokens a provider reports for one that Talekeeper counted: by user and model."""
-
-    __tablename__ = "token_ratios"
-    __table_args__ = (Index(None, "model", "ratio"),)
-
-    user_id: Mapped[UUID] = mapped_column(
-        ForeignKey("users.id", ondelete="CASCADE"), primary_key=True
-    )
-    model: Mapped[str] = mapped_column(primary_key=True)
-    ratio: Mapped[float] = mapped_column(Float(53))
-    samples: Mapped[int]

@@ -16,7 +16,7 @@ from backend.context.record import (
     recorded_left_out,
 )
 from backend.reasons import Reason
-from backend.turns.composing import Built
+from backend.turns.assemble import Built
 
 MOST_LEFT_OUT = 200
 """Things left out that a record lists one by one."""
@@ -24,23 +24,23 @@ MOST_LEFT_OUT = 200
 
 def record_of(built: Built) -> ContextRecord:
     """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
-    gathered, assembled = built.gathered, built.assembled
+    loaded, assembled = built.loaded, built.assembled
     record = ContextRecord(
-        model=built.spec.id,
-        tokenizer=built.unit.tokenizer,
-        ratio=round(built.ratio, 4),
-        budgets=recorded_budget(built.limits),
+        model=built.window.spec.id,
+        tokenizer=built.window.unit.tokenizer,
+        ratio=round(built.window.ratio, 4),
+        budgets=recorded_budget(built.window.limits),
         totals=Totals(**built.totals),
         items=[recorded_item(item) for item in assembled.items],
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
         left_out=_recorded_left_out(assembled.left_out),
-        memory_first=gathered.settings.memory_placement == "before_history",
+        memory_first=loaded.settings.memory_placement == "before_history",
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
     )
     record.notes += built.notes
-    if built.estimated:
+    if built.window.is_estimated:
         record.notes.append("the chat's stored counts are being made anew for this model")
     older = _older(built)
     if older is not None:
@@ -65,12 +65,12 @@ def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
 
 
 def _recorded_history(built: Built) -> RecordedHistory | None:
-    history, leaf = built.assembled.history, built.gathered.target.leaf
+    history, leaf = built.assembled.history, built.loaded.target.leaf
     if leaf is None or not history.positions:
         return None
     first, last = history.positions[0], history.positions[-1]
     present = frozenset(history.positions)
-    continued, gap = built.gathered.target.continued, built.assembled.gap
+    continued, gap = built.loaded.target.continued, built.assembled.gap
     return RecordedHistory(
         leaf_id=leaf.id,
         first=first,
@@ -79,7 +79,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         tokens=built.assembled.history_tokens,
         without=[place for place in range(first, last + 1) if place not in present],
         cut=len(history.messages[-1].text) if continued else None,
-        names=built.unit.names,
+        names=built.window.unit.names,
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
     )
@@ -88,11 +88,11 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
 def _older(built: Built) -> RecordedLeftOut | None:
     """What lies before the kept history, as one entry."""
     history = built.assembled.history
-    leaf = built.gathered.target.leaf
+    leaf = built.loaded.target.leaf
     first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
     if first <= 0 or leaf is None:
         return None
-    tokens = max(0, built.path_tokens - sum(history.tokens))
+    tokens = max(0, built.loaded.path_tokens - sum(history.tokens))
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"
@@ -101,11 +101,11 @@ def _older(built: Built) -> RecordedLeftOut | None:
 
 def _to_real(record: ContextRecord, built: Built) -> None:
     """Turn the record's counts into the model's tokens."""
-    if built.ratio == 1:
+    if built.window.ratio == 1:
         return
     for item in (*record.items, *record.retrieved):
-        item.tokens = built.to_model_tokens(item.tokens)
+        item.tokens = built.window.to_model_tokens(item.tokens)
     for left_out in record.left_out:
-        left_out.tokens = built.to_model_tokens(left_out.tokens)
+        left_out.tokens = built.window.to_model_tokens(left_out.tokens)
     if record.history is not None:
-        record.history.tokens = built.to_model_tokens(record.history.tokens)
+        record.history.tokens = built.window.to_model_tokens(record.history.tokens)

@@ -20,7 +20,7 @@ from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search_request import Memory, SearchRequest
 from backend.reasons import Reason
-from backend.turns.gather import Gathered, Reach
+from backend.turns.load import HistoryStart, LoadedChat
 from backend.turns.lore_placement import PlacedLore
 
 MAX_ITEMS = 40
@@ -60,44 +60,44 @@ class Remembered:
 
 
 def ask_for(
-    identity: Identity, gathered: Gathered, line: str | None, reach: Reach
+    identity: Identity, loaded: LoadedChat, line: str | None, start: HistoryStart
 ) -> SearchRequest | None:
     """What to look for, and where; None where there is nothing to look in or for.
 
-    A chat's own messages are looked through only where they lie before `reach`.
+    A chat's own messages are looked through only where they lie before `start`.
     """
-    chain: Sequence[MemorySettings] = (gathered.settings.memory, identity.settings.memory)
+    chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
     limit = first_set(chain, "max_items", MAX_ITEMS)
     if not first_set(chain, "enabled", default=True) or limit == 0:
         return None
     weights: SourceWeights = first_set(chain, "weights", SourceWeights())
     parts: list[ScopePart] = []
     kinds: list[Kind] = []
-    by_keys = {"keys", None} if gathered.lore.settings.mode == "keys" else {"keys"}
-    books = [book.book_id for book in gathered.lore.books if book.modes - by_keys]
+    by_keys = {"keys", None} if loaded.lore.settings.mode == "keys" else {"keys"}
+    books = [book.book_id for book in loaded.lore.books if book.modes - by_keys]
     if books and weights.lore:
         parts.append(ScopePart(containers=books, kinds=("lore",)))
         kinds.append("lore")
-    if gathered.chat.chronicle_id is not None and weights.event:
-        parts.append(ScopePart(containers=[gathered.chat.chronicle_id], kinds=("event",)))
+    if loaded.chat.chronicle_id is not None and weights.event:
+        parts.append(ScopePart(containers=[loaded.chat.chronicle_id], kinds=("event",)))
         kinds.append("event")
-    if reach.first_position and weights.message:
+    if start.first_position and weights.message:
         parts.append(
             ScopePart(
-                containers=[gathered.chat.id],
-                before_position=reach.first_position,
+                containers=[loaded.chat.id],
+                before_position=start.first_position,
                 kinds=("message", "scene"),
             )
         )
         kinds.append("message")
-    recent = [each.text for each in gathered.recent[-2:]]
+    recent = [each.text for each in loaded.recent[-2:]]
     text = line or (recent.pop() if recent else "")
     if not parts or not text.strip():
         return None
     return SearchRequest(
         text=text,
         context="\n".join(recent),
-        names=[gathered.speaker.name, *gathered.others, gathered.user_name],
+        names=[loaded.speaker.name, *loaded.others, loaded.user_name],
         parts=parts,
         kinds=kinds,
         weights={"lore": weights.lore, "message": weights.message, "event": weights.event},

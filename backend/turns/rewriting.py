@@ -13,32 +13,32 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import Activated, Outcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.scripting.reading import KINDS, ready_scripts, running_scripts
-from backend.turns.gather import Gathered, text_of
+from backend.turns.load import LoadedChat, text_of
 from backend.turns.macro_fields import macros_of
 
 
 async def scripts_of(
-    session: AsyncSession, identity: Identity, engine: ScriptEngine, gathered: Gathered
+    session: AsyncSession, identity: Identity, engine: ScriptEngine, loaded: LoadedChat
 ) -> Scripts | None:
     """The scripts of a turn: the account's, then those of the character that speaks."""
-    speaker = gathered.speaker
+    speaker = loaded.speaker
     own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
     scripts = await running_scripts(session, identity, own)
     if not scripts:
         return None
-    return ready_scripts(engine, identity.user_id, scripts, _macros(gathered))
+    return ready_scripts(engine, identity.user_id, scripts, _macros(loaded))
 
 
-def rewritten(identity: Identity, gathered: Gathered) -> Gathered:
-    """What was gathered, with its texts as the scripts leave them. CPU-bound.
+def rewritten(identity: Identity, loaded: LoadedChat) -> LoadedChat:
+    """What was loaded, with its texts as the scripts leave them. CPU-bound.
 
     The line that is to be stored is changed for good; that one, the line that is answered again,
     and the last messages are as the model gets them.
     """
-    scripts, target = gathered.scripts, gathered.target
+    scripts, target = loaded.scripts, loaded.target
     if scripts is None:
-        return gathered
-    line = gathered.line
+        return loaded
+    line = loaded.line
     said = line
     if line is not None:
         line = said = scripts.run(line, "user", "stored", depth=0)
@@ -46,14 +46,14 @@ def rewritten(identity: Identity, gathered: Gathered) -> Gathered:
         said = text_of(identity, target.line)
     if said is not None:
         said = scripts.run(said, "user", "prompt", depth=0)
-    last = len(gathered.recent) - (said is None)
+    last = len(loaded.recent) - (said is None)
     recent = [
         replace(each, text=scripts.run(each.text, KINDS[each.role], "prompt", depth=last - at))
         if each.role in KINDS
         else each
-        for at, each in enumerate(gathered.recent)
+        for at, each in enumerate(loaded.recent)
     ]
-    return replace(gathered, line=line, said=said, recent=recent)
+    return replace(loaded, line=line, said=said, recent=recent)
 
 
 def sent_texts(
@@ -84,12 +84,12 @@ def sent_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], 
     return replace(outcome, activated=[sent(entry) for entry in outcome.activated])
 
 
-def _macros(gathered: Gathered) -> MacroContext:
+def _macros(loaded: LoadedChat) -> MacroContext:
     return macros_of(
-        gathered.speaker.card,
-        char=gathered.speaker.name,
-        user=gathered.user_name,
-        persona=gathered.persona,
+        loaded.speaker.card,
+        char=loaded.speaker.name,
+        user=loaded.user_name,
+        persona=loaded.persona,
         chat_seed=0,
         message_seed=0,
     )

@@ -29,7 +29,7 @@ from backend.generation.model import (
     TokenUsage,
 )
 from backend.logs import get_logger
-from backend.turns.composing import Built
+from backend.turns.assemble import Built
 from backend.turns.events import Progress, SegmentKind, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.vault.sealing import Sealer
@@ -98,7 +98,7 @@ class TurnRun:
 
         A reply of which they would leave nothing stays as it is.
         """
-        scripts = self.built.gathered.scripts
+        scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
             return
         scripts = scripts.renewed()
@@ -202,7 +202,7 @@ class TurnRun:
 
     async def _listen_to_model(self) -> None:
         transcript = self.progress.transcript
-        stream = self.model.stream(self.built.prompt, self.built.sampling)
+        stream = self.model.stream(self.built.prompt, self.built.window.sampling)
         async with contextlib.aclosing(stream):
             async for piece in stream:
                 match piece:
@@ -321,7 +321,7 @@ class RunRegistry:
 
 def _report(run: TurnRun) -> None:
     """One line in the log and one more in the metrics for a turn that is over."""
-    spec, usage = run.built.spec, run.usage
+    spec, usage = run.built.window.spec, run.usage
     TURNS.labels(provider=spec.provider, state=run.outcome).inc()
     log.info(
         "turn.finished",

@@ -34,9 +34,8 @@ from backend.logs import get_logger
 from backend.quotas.concurrency import ConcurrencyLimit
 from backend.quotas.tokens import add_tokens
 from backend.turns import repository
-from backend.turns.beginning import TurnBeginner
+from backend.turns.assemble import Built
 from backend.turns.builder import Check, PromptBuilder
-from backend.turns.composing import Built
 from backend.turns.errors import (
     ChatChangedError,
     TurnIdReusedError,
@@ -49,6 +48,7 @@ from backend.turns.progress import stored_progress
 from backend.turns.runs import RunRegistry, TurnRun
 from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
 from backend.turns.spending import tokens_of
+from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
 from backend.vault.sealing import Sealer, digest
 
@@ -99,7 +99,7 @@ class TurnService:
         self._messages = message_service
         self._name_of = name_of
         self._store = store
-        self._beginner = TurnBeginner(database, registry, pool)
+        self._starter = TurnStarter(database, registry, pool)
         self._limit = limit
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
@@ -142,7 +142,7 @@ class TurnService:
             tried=tried,
             suggestions=suggestions,
         )
-        line = built.gathered.line
+        line = built.loaded.line
         if line is not None and line != request.text:
             if not line.strip():
                 raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
@@ -186,7 +186,7 @@ class TurnService:
                 look = check if attempt or request.turn_id else None
                 built = await self._build(identity, chat_id, request, check=look)
                 try:
-                    run = await self._beginner.begin(identity, built, turn_id, fingerprint)
+                    run = await self._starter.start(identity, built, turn_id, fingerprint)
                 except IntegrityError:
                     # Another turn came first, and the next look will say which.
                     continue
@@ -292,8 +292,8 @@ class TurnService:
             built = await self._build(
                 identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
             )
-            model = self._registry.get(built.spec.id)
-            answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.sampling)
+            model = self._registry.get(built.window.spec.id)
+            answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.window.sampling)
         spent = tokens_of(answer.usage, counted=built.assembled.tokens)
         async with self._database.write() as session:
             await add_tokens(session, identity.user_id, spent)
@@ -326,7 +326,7 @@ class TurnService:
 
     def _recount_if_needed(self, run: TurnRun) -> None:
         """Move a chat's stored counts to its model's vocabulary, behind the scenes."""
-        if not run.built.estimated:
+        if not run.built.window.is_estimated:
             return
         task = asyncio.create_task(self._recount(run))
         self._recounts.add(task)
@@ -335,7 +335,9 @@ class TurnService:
     async def _recount(self, run: TurnRun) -> None:
         try:
             await run.finished.wait()
-            await recount(self._database, self._pool, run.sealer, run.chat_id, run.built.unit)
+            await recount(
+                self._database, self._pool, run.sealer, run.chat_id, run.built.window.unit
+            )
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
 

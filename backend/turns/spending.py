@@ -18,6 +18,6 @@ def spent_tokens(run: TurnRun) -> int:
     if run.usage is None and run.outcome == "failed" and not transcript.length:
         return 0  # the provider refused it
     said = transcript.joined("text") + transcript.joined("thinking")
-    tokenizer = get_tokenizer(run.built.unit.tokenizer)
+    tokenizer = get_tokenizer(run.built.window.unit.tokenizer)
     counted = 0 if run.usage else run.built.assembled.tokens + tokenizer.count(said)
     return tokens_of(run.usage, counted=counted)

@@ -30,9 +30,10 @@ from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.tokens import get_tokenizer
+from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.tokens import add_tokens
-from backend.turns import ratios, repository
+from backend.turns import repository
 from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.progress import completed_event, cut_off
@@ -135,7 +136,7 @@ class TurnStore:
         counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
         record = await asyncio.to_thread(seal_record, run) if is_reply else None
         problem = _problem(run)
-        usage = describe_usage(run.usage, run.built.spec.id) if run.usage else None
+        usage = describe_usage(run.usage, run.built.window.spec.id) if run.usage else None
         saved = False
         spent = await asyncio.to_thread(spent_tokens, run)
         async with self._database.write() as session:
@@ -166,8 +167,8 @@ class TurnStore:
                 await ratios.learn(
                     session,
                     run.user_id,
-                    run.built.spec,
-                    run.built.unit.tokenizer,
+                    run.built.window.spec,
+                    run.built.window.unit.tokenizer,
                     counted=run.built.assembled.tokens,
                     reported=run.usage.prompt_tokens,
                 )
@@ -238,7 +239,7 @@ class TurnStore:
             session,
             run.sealer,
             message,
-            before=run.built.gathered.lore.timed,
+            before=run.built.loaded.lore.timed,
             after=run.built.timed,
         )
         chat.updated_at = now()
@@ -250,9 +251,9 @@ class TurnStore:
             run,
             chat,
             read_settings(run.sealer, chat),
-            path_tokens=run.built.path_tokens + message.tokens,
+            path_tokens=run.built.loaded.path_tokens + message.tokens,
             history_budget=run.built.history_budget,
-            count_unit=run.built.gathered.chat.count_unit,
+            count_unit=run.built.loaded.chat.count_unit,
         )
         return True
 
@@ -321,7 +322,7 @@ def _segments(run: TurnRun) -> str:
 def _progress_row(run: TurnRun) -> dict[str, Any]:
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
-    unit = CountUnit.parse(run.built.gathered.chat.count_unit)
+    unit = CountUnit.parse(run.built.loaded.chat.count_unit)
     more = get_tokenizer(unit.tokenizer).count(run.unstored_text)
     return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
 
@@ -339,8 +340,8 @@ def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
 
 def _count_reply(run: TurnRun, text: str) -> dict[str, int]:
     """Counts of the reply in the unit of its prompt and in that of its chat."""
-    units = {str(run.built.unit), run.built.gathered.chat.count_unit}
-    name = run.built.gathered.speaker.name
+    units = {str(run.built.window.unit), run.built.loaded.chat.count_unit}
+    name = run.built.loaded.speaker.name
     return {unit: CountUnit.parse(unit).count(name, text) for unit in units}
 
 

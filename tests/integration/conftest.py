@@ -12,7 +12,7 @@ import warnings
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 import pytest
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     for name in {"database_url", "shared_url"} & set(metafunc.fixturenames) - chosen:
         kinds = ["sqlite", pytest.param("postgres", marks=postgres)]
-        scope = "module" if name == "shared_url" else "function"
+        scope: Literal["module", "function"] = "module" if name == "shared_url" else "function"
         metafunc.parametrize(name, kinds, indirect=True, scope=scope)
 
 

@@ -15,7 +15,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.recount import recount
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
-from backend.turns import ratios
+from backend.llm import ratios
 from backend.turns.builder import PromptBuilder
 from tests.fakes.gemini_server import MODEL_ID as GEMINI
 from tests.fakes.gemini_server import GeminiServer

@@ -12,8 +12,8 @@ from backend.database.engine import Database
 from backend.generation.model import ModelSpec
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.tokens import SHARED_BOUNDS
-from backend.turns import ratios
-from backend.turns.models import TokenRatio
+from backend.llm import ratios
+from backend.llm.models import TokenRatio
 from tests.support.server import Running, running
 
 pytestmark = pytest.mark.anyio

@@ -23,8 +23,8 @@ BLINDER = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=bytes(32)))
 DENSE = np.ones(4, dtype=np.float32)
 
 
-def read(text: str, *cast: str, context: str = "", things: tuple[str, ...] = ()) -> ParsedQuery:
-    return parsed_query.read(text, cast=cast, now=NOW, context=context, things=things)
+def read(text: str, *cast: str, context: str = "") -> ParsedQuery:
+    return parsed_query.read(text, cast=cast, now=NOW, context=context)
 
 
 def test_who_takes_part_is_named_and_is_not_what_is_looked_for() -> None:
@@ -73,14 +73,6 @@ def test_what_was_said_before_counts_for_less() -> None:
     weights = parsed_query.term_weights(reading, reading.terms, TERMS)
     assert weights["bridg"] == 1
     assert weights["tower"] == parsed_query.CONTEXT_WEIGHT
-
-
-def test_names_of_things_that_occur_count_for_more() -> None:
-    reading = read("the silver moonblade", things=("Moonblade", "Sunspear"))
-    weights = parsed_query.term_weights(reading, reading.terms, TERMS)
-    assert reading.boosted == ["Moonblade"]
-    assert weights["moonblad"] == parsed_query.NAME_WEIGHT
-    assert weights["silver"] == 1
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.context.macros import MacroLimitError
 from backend.errors import PreconditionFailedError
 from backend.generation.registry import UnknownModelError
+from backend.openings.service import OpeningService
 from backend.turns.errors import OpeningTooLongError
-from backend.turns.opening import OpeningService
 from backend.wire import EXAMPLE, PATCHES, RAISES, etag
 
 

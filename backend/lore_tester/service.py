@@ -1,51 +1,45 @@
-"""Trying a lorebook on a text: `POST /lorebooks/{lorebook_id}/test`."""
+"""Trying a lorebook on a text, as a turn would scan it."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
 from uuid import UUID
 
-import msgspec
-from litestar import Controller, post
-from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.middleware import NEEDS
 from backend.accounts.service import AccountService
 from backend.characters.cards.model import Card
-from backend.characters.errors import CharacterNotFoundError
-from backend.chats.errors import ChatNotFoundError
 from backend.chats.service import ChatService
 from backend.chats.settings import ChatSettings
 from backend.context.macros import MacroBudget, Variables
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.generation.model import Role
-from backend.generation.registry import UnknownModelError
-from backend.generation.sampling import SettingNotTakenError
+from backend.lore_tester.schemas import (
+    MAX_CHARACTERS,
+    LoreMatch,
+    LoreTest,
+    LoreTestRequest,
+    MissedEntry,
+    TestedEntry,
+)
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
-from backend.lorebooks.errors import LorebookNotFoundError
-from backend.reasons import FoundIn, Reason, told
-from backend.turns.builder import Measure, PromptBuilder
+from backend.reasons import FoundIn, told
+from backend.turns.builder import PromptBuilder
 from backend.turns.counting import CountCache
-from backend.turns.gather import NARRATOR, Gathered, Gatherer
 from backend.turns.inputs import macros_for, scene_of
-from backend.turns.lore import GatheredLore, LoreReader
+from backend.turns.load import NARRATOR, ChatLoader, LoadedChat
+from backend.turns.lore import LoadedLore, LoreReader
 from backend.turns.lore_placement import LoreExpander, LoreScene, scan_of
 from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.prompt_context import PromptWindow
 from backend.turns.schemas import TurnRequest
-from backend.wire import EXAMPLE, PREVIEWS, RAISES
-
-MAX_MESSAGES = 100
-MAX_CHARACTERS = 100_000
-"""Of all messages together."""
 
 MAX_LISTED = 1_000
 """Entries that come in and are listed; the rest are counted."""
@@ -61,81 +55,6 @@ POSITIONS: tuple[Position, ...] = (
     "outlet",
 )
 """In the order in which they stand in a prompt."""
-
-Line = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
-
-
-class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Texts to try a lorebook on: messages, the newest last, as if they had just been said.
-
-    With `chat_id` they are said in that chat, by the user and the character in turns: its cast, its
-    names, its settings, and what is sticky or cools down there count. `seed` decides the draws; the
-    same seed makes the same ones.
-    """
-
-    texts: Annotated[list[Line], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
-    chat_id: UUID | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None = None
-
-
-class LoreMatch(msgspec.Struct, kw_only=True):
-    """A key in the text: which message, from 0, and which characters of it, in Unicode's NFC."""
-
-    key: str
-    is_secondary: bool
-    message: int
-    start: int
-    end: int
-
-
-class TestedEntry(msgspec.Struct, kw_only=True):
-    """An entry that would come in, and why: for programs, and in words.
-
-    `matches` are the first places of its keys in the text. `roll` is what was drawn where the entry
-    has a probability, in per cent: it comes in below that. `depth` is set where it counts.
-    """
-
-    id: UUID
-    title: str
-    reasons: list[Reason]
-    reason: str
-    matches: list[LoreMatch]
-    roll: float | None
-    tokens: int
-    position: Position
-    depth: int | None
-    role: Role
-    outlet: str
-    order: int
-
-
-class MissedEntry(msgspec.Struct, kw_only=True):
-    """An entry that nearly came in, and why it did not. `tokens` is 0 where none were counted."""
-
-    id: UUID
-    title: str
-    reasons: list[Reason]
-    reason: str
-    matches: list[LoreMatch]
-    roll: float | None
-    tokens: int
-
-
-class LoreTest(msgspec.Struct, kw_only=True):
-    """What would come in, in the order of the prompt, and what nearly would.
-
-    `tokens` is what it takes, `budget` what lore may take: of the chat, else of the account, or of
-    the book where that says less. `more` counts entries beyond those listed, `not_found` those of
-    which nothing is in the text. `notes` are about keys that could not be used.
-    """
-
-    entries: list[TestedEntry]
-    left_out: list[MissedEntry]
-    more: int
-    not_found: int
-    tokens: int
-    budget: int
-    notes: list[str]
 
 
 class LoreTester:
@@ -163,17 +82,17 @@ class LoreTester:
         """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
         if sum(map(len, request.texts)) > MAX_CHARACTERS:
             raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
-        measure, scan = await self._lore.with_books(
+        window, scan = await self._lore.with_books(
             identity, partial(self._read, identity, book_id, request)
         )
         if request.seed is not None:
             scan = replace(scan, seed=request.seed)
         # In a thread: patterns that can't be trusted may take a quarter of a second together.
-        return await self._pool.run(identity.user_id, partial(self._scan, scan, measure))
+        return await self._pool.run(identity.user_id, partial(self._scan, scan, window))
 
     async def _read(
         self, identity: Identity, book_id: UUID, request: LoreTestRequest
-    ) -> tuple[Measure, Scan]:
+    ) -> tuple[PromptWindow, Scan]:
         async with self._database.read() as session:
             if request.chat_id is None:
                 return await self._alone(session, identity, book_id, request)
@@ -186,8 +105,8 @@ class LoreTester:
         book_id: UUID,
         request: LoreTestRequest,
         chat_id: UUID,
-    ) -> tuple[Measure, Scan]:
-        gatherer = Gatherer(
+    ) -> tuple[PromptWindow, Scan]:
+        loader = ChatLoader(
             session,
             identity,
             user_name=self._accounts.name_of(identity),
@@ -196,28 +115,28 @@ class LoreTester:
         )
         # Said next, whatever the chat's last line is.
         turn = TurnRequest(text=request.texts[-1])
-        gathered = await gatherer.gather(chat_id, turn)
+        loaded = await loader.load(chat_id, turn)
         lore = await self._lore.read_one(
             session,
             identity,
             book_id,
-            chat=gathered.chat,
-            leaf=gathered.target.leaf,
-            overrides=(gathered.settings.lore, identity.settings.lore),
+            chat=loaded.chat,
+            leaf=loaded.target.leaf,
+            overrides=(loaded.settings.lore, identity.settings.lore),
         )
-        gathered = replace(gathered, lore=lore)
-        measure = await self._measure(session, identity, gathered.settings)
-        scene = scene_of(gathered, turn, request.texts[-1] or " ", is_quiet=False)
-        scene = replace(scene, lines=_lines(request.texts, _speakers(gathered)))
-        max_prompt = round(measure.budget.prompt * measure.ratio)
+        loaded = replace(loaded, lore=lore)
+        window = await self._window(session, identity, loaded.settings)
+        scene = scene_of(loaded, turn, request.texts[-1] or " ", is_quiet=False)
+        scene = replace(scene, lines=_lines(request.texts, _speakers(loaded)))
+        max_prompt = round(window.budget.prompt * window.ratio)
         macros = macros_for(
-            gathered,
-            measure.spec,
+            loaded,
+            window.spec,
             max_prompt=max_prompt,
-            max_response=measure.budget.reply_reserve,
+            max_response=window.budget.reply_reserve,
         )
-        expander = LoreExpander(macros, gathered.variables, MacroBudget())
-        return measure, self._scan_of(identity, lore, scene, measure, expander)
+        expander = LoreExpander(macros, loaded.variables, MacroBudget())
+        return window, self._scan_of(identity, lore, scene, window, expander)
 
     async def _alone(
         self,
@@ -225,7 +144,7 @@ class LoreTester:
         identity: Identity,
         book_id: UUID,
         request: LoreTestRequest,
-    ) -> tuple[Measure, Scan]:
+    ) -> tuple[PromptWindow, Scan]:
         """As in a chat without a character, in which nothing else was said."""
         lore = await self._lore.read_one(
             session,
@@ -235,7 +154,7 @@ class LoreTester:
             leaf=None,
             overrides=(identity.settings.lore,),
         )
-        measure = await self._measure(session, identity, ChatSettings())
+        window = await self._window(session, identity, ChatSettings())
         seed = seed_of(book_id)
         scene = LoreScene(
             lines=_lines(request.texts, ("", "")),
@@ -257,19 +176,19 @@ class LoreTester:
             message_seed=seed,
         )
         expander = LoreExpander(macros, Variables(), MacroBudget())
-        return measure, self._scan_of(identity, lore, scene, measure, expander)
+        return window, self._scan_of(identity, lore, scene, window, expander)
 
-    async def _measure(
+    async def _window(
         self, session: AsyncSession, identity: Identity, settings: ChatSettings
-    ) -> Measure:
-        return await self._builder.measure(session, identity, settings, self._chats.effective_model)
+    ) -> PromptWindow:
+        return await self._builder.window(session, identity, settings, self._chats.effective_model)
 
     def _scan_of(
         self,
         identity: Identity,
-        lore: GatheredLore,
+        lore: LoadedLore,
         scene: LoreScene,
-        measure: Measure,
+        window: PromptWindow,
         expander: LoreExpander,
     ) -> Scan:
         return scan_of(
@@ -277,59 +196,18 @@ class LoreTester:
             scene,
             semantic={},
             by_meaning=False,
-            context_tokens=measure.budget.prompt,
-            count=lambda text: self._counts.count(identity.user_id, measure.tokenizer, text),
-            vocabulary=measure.tokenizer,
+            context_tokens=window.budget.prompt,
+            count=lambda text: self._counts.count(identity.user_id, window.unit.tokenizer, text),
+            vocabulary=window.unit.tokenizer,
             expander=expander,
         )
 
-    def _scan(self, scan: Scan, measure: Measure) -> LoreTest:
-        return _answer(scan, self._lore.scan(scan), self._lore.finder(scan), measure)
+    def _scan(self, scan: Scan, window: PromptWindow) -> LoreTest:
+        return _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window)
 
 
-class LoreTesterController(Controller):
-    """Trying lorebooks."""
-
-    path = "/lorebooks/{lorebook_id:uuid}/test"
-    tags = ("Lorebooks",)
-
-    @post(
-        status_code=200,
-        opt={
-            NEEDS: "read",
-            PREVIEWS: True,
-            RAISES: (
-                LorebookNotFoundError,
-                ChatNotFoundError,
-                CharacterNotFoundError,
-                UnknownModelError,
-                SettingNotTakenError,
-            ),
-            EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
-        },
-        operation_id="testLorebook",
-        summary="Try a lorebook on a text",
-    )
-    async def test_lorebook(
-        self,
-        lorebook_id: FromPath[UUID],
-        data: JSONBody[LoreTestRequest],
-        identity: NamedDependency[Identity],
-        lore_tester: NamedDependency[LoreTester],
-    ) -> LoreTest:
-        """Which entries a text would bring in, by which keys, and which it nearly would.
-
-        It is the scan that fills prompts, of this lorebook alone, linked or not. Only the text is
-        looked at, no message of a chat; nobody searches by meaning; nothing is stored.
-        """
-        return await lore_tester.test(identity, lorebook_id, data)
-
-
-CONTROLLERS = (LoreTesterController,)
-
-
-def _speakers(gathered: Gathered) -> tuple[str, str]:
-    return gathered.user_name, gathered.speaker.name
+def _speakers(loaded: LoadedChat) -> tuple[str, str]:
+    return loaded.user_name, loaded.speaker.name
 
 
 def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
@@ -345,12 +223,12 @@ def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLi
     ]
 
 
-def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, measure: Measure) -> LoreTest:
+def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWindow) -> LoreTest:
     book = scan.books[0]
     last = len(scan.messages) - 1
 
     def to_model_tokens(tokens: int) -> int:
-        return round(tokens * measure.ratio)
+        return round(tokens * window.ratio)
 
     def matches(entry: CompiledEntry) -> list[LoreMatch]:
         return [

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.database.upsert import upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
-from backend.turns.models import TokenRatio
+from backend.llm.models import TokenRatio
 
 RELOAD_EVERY = 30.0
 """Seconds for which a ratio is not read again: other processes learn as well, slowly."""

@@ -18,7 +18,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
-from backend.turns.composing import Built
+from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress
 from backend.turns.models import Turn
@@ -27,7 +27,7 @@ from backend.turns.runs import TurnRun
 from backend.turns.store import LEASE, save_variables
 
 
-class TurnBeginner:
+class TurnStarter:
     """Stores turns that may start."""
 
     def __init__(self, database: Database, registry: ModelRegistry, pool: CpuPool) -> None:
@@ -35,7 +35,7 @@ class TurnBeginner:
         self._database = database
         self._registry = registry
 
-    async def begin(
+    async def start(
         self,
         identity: Identity,
         built: Built,
@@ -47,13 +47,13 @@ class TurnBeginner:
         None when the chat changed since the prompt was built. Raises `IntegrityError` when another
         turn came first, `NotContinuableError`.
         """
-        gathered, target = built.gathered, built.gathered.target
+        loaded, target = built.loaded, built.loaded.target
         line_draft = await self._line_draft(identity, built)
         async with self._database.write() as session:
             chat = await chats.get_chat(
-                session, gathered.chat.id, owner_id=identity.user_id, lock=True
+                session, loaded.chat.id, owner_id=identity.user_id, lock=True
             )
-            if _version(chat) != _version(gathered.chat):
+            if _version(chat) != _version(loaded.chat):
                 return None
             turn = Turn(
                 id=turn_id,
@@ -61,7 +61,7 @@ class TurnBeginner:
                 chat_id=chat.id,
                 kind=target.kind,
                 state="running",
-                model=built.spec.id,
+                model=built.window.spec.id,
                 request_digest=fingerprint,
                 totals=msgspec.json.encode(built.totals).decode(),
                 lease_until=now() + LEASE,
@@ -75,7 +75,7 @@ class TurnBeginner:
                 turn.user_message_id = line.id
                 await tree.attach(session, chat, line, parent=parent)
                 await save_variables(
-                    session, identity.sealer, chat, gathered.variables, built.variables
+                    session, identity.sealer, chat, loaded.variables, built.variables
                 )
             reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
@@ -87,20 +87,20 @@ class TurnBeginner:
 
     async def _line_draft(self, identity: Identity, built: Built) -> SealedDraft | None:
         """The user's line, sealed and counted before the transaction, which waits for no thread."""
-        gathered = built.gathered
-        if gathered.line is None:
+        loaded = built.loaded
+        if loaded.line is None:
             return None
         draft = MessageDraft(
             role="user",
-            author=gathered.user_name,
-            text=gathered.line,
-            persona_id=gathered.persona_id,
+            author=loaded.user_name,
+            text=loaded.line,
+            persona_id=loaded.persona_id,
         )
-        unit = CountUnit.parse(gathered.chat.count_unit)
+        unit = CountUnit.parse(loaded.chat.count_unit)
         return await self._pool.run(
             identity.user_id,
             partial(sealed_draft, identity.sealer, draft, unit=unit),
-            size=len(gathered.line),
+            size=len(loaded.line),
         )
 
     async def _reply_row(
@@ -112,7 +112,7 @@ class TurnBeginner:
         parent: Message | None,
     ) -> Message | None:
         """The row that the reply is written into; a continued reply's own."""
-        target, speaker = built.gathered.target, built.gathered.speaker
+        target, speaker = built.loaded.target, built.loaded.speaker
         if target.kind == "impersonate":
             return None
         if target.continued is not None:
@@ -155,11 +155,11 @@ class TurnBeginner:
             turn_id=turn.id,
             user_id=identity.user_id,
             chat_id=turn.chat_id,
-            kind=built.gathered.target.kind,
+            kind=built.loaded.target.kind,
             reply_id=turn.reply_id,
             sealer=sealer,
             key_mode=identity.key_mode,
-            model=self._registry.get(built.spec.id),
+            model=self._registry.get(built.window.spec.id),
             built=built,
             progress=progress,
             prefix=prefix,

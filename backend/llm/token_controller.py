@@ -13,7 +13,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.turns.ratios import ratio_of
+from backend.llm.ratios import ratio_of
 from backend.wire import EXAMPLE, PREVIEWS, RAISES
 
 MAX_TEXTS = 100

@@ -30,7 +30,7 @@ from backend.enrichment.summary.stored import StoredSummary, current_summary
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
 from backend.turns.authors_note import authors_note
-from backend.turns.lore import GatheredLore, LoreReader
+from backend.turns.lore import LoadedLore, LoreReader
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, TargetFinder
 
@@ -68,7 +68,7 @@ class RecentLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class LoadedChat:
     """Everything about a chat that a prompt is made of, but its history.
 
     `user_lines` counts the user's lines before this turn's, where the author's note goes by them.
@@ -87,7 +87,7 @@ class Gathered:
     target: Target
     variables: Variables
     recent: Sequence[RecentLine]
-    lore: GatheredLore
+    lore: LoadedLore
     note: AuthorsNote
     note_reason: ReasonKind
     user_lines: int = 0
@@ -102,9 +102,14 @@ class Gathered:
         """How many characters take part."""
         return len(self.member_ids)
 
+    @property
+    def path_tokens(self) -> int:
+        """Stored tokens of the whole path."""
+        return self.target.leaf.path_tokens if self.target.leaf else 0
+
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class HistoryStart:
     """Where the kept history begins: lines behind so many tokens from the root, if there are any.
 
     `first_position` is the first line's; None where the whole path is kept.
@@ -114,7 +119,7 @@ class Reach:
     first_position: int | None = None
 
 
-class Gatherer:
+class ChatLoader:
     """Reads what a turn needs, through a session of the caller's, for one user.
 
     A preview need not have anything to answer.
@@ -135,7 +140,7 @@ class Gatherer:
         self._user_name = user_name
         self._is_preview = is_preview
 
-    async def gather(self, chat_id: UUID, request: TurnRequest) -> Gathered:
+    async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
         """Read the chat, its cast and the place in its tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
@@ -170,7 +175,7 @@ class Gatherer:
         )
         note, note_reason = authors_note(settings.authors_note, speaker.card)
         quoted = QUOTED if self._may_quote(settings, speaker.card, persona, note) else EXCHANGE
-        return Gathered(
+        return LoadedChat(
             chat=chat,
             settings=settings,
             speaker=speaker,
@@ -195,24 +200,26 @@ class Gatherer:
             line=request.text,
         )
 
-    async def reach(self, gathered: Gathered, *, budget: int) -> Reach:
+    async def history_start(self, loaded: LoadedChat, *, budget: int) -> HistoryStart:
         """Where history begins that fits `budget` stored tokens."""
-        leaf = gathered.target.leaf
+        leaf = loaded.target.leaf
         from_sum = eviction_point(leaf.path_tokens, budget) if leaf else 0
         if leaf is None or from_sum == 0:
-            return Reach()
-        first = await chats.first_behind(self._session, gathered.chat.id, from_sum=from_sum)
-        return Reach(from_sum, leaf.position + 1 if first is None else first)
+            return HistoryStart()
+        first = await chats.first_behind(self._session, loaded.chat.id, from_sum=from_sum)
+        return HistoryStart(from_sum, leaf.position + 1 if first is None else first)
 
-    async def history(self, gathered: Gathered, reach: Reach, *, authors: bool) -> StoredLines:
+    async def history(
+        self, loaded: LoadedChat, start: HistoryStart, *, authors: bool
+    ) -> StoredLines:
         """The lines from where the kept history begins to the leaf."""
-        leaf = gathered.target.leaf
+        leaf = loaded.target.leaf
         if leaf is None:
             return StoredLines()
         return await chats.active_lines(
             self._session,
-            gathered.chat.id,
-            from_sum=reach.from_sum,
+            loaded.chat.id,
+            from_sum=start.from_sum,
             to_position=leaf.position,
             authors=authors,
         )
@@ -333,11 +340,6 @@ def author_of(identity: Identity, message: Message) -> str:
 def text_of(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-def card_name(card: Card) -> str:
-    """What `{{char}}` stands for: the nickname, where there is one."""
-    return card.nickname or card.name
 
 
 def _decoded(data: bytes | None) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,8 @@ from backend.context.budget import Budget, eviction_point, joined, step_of
 from backend.context.errors import ContextOverflowError
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason
-from backend.turns.fitting import fit, reading_from
+from backend.turns.history import fit, reading_from
+from backend.turns.prompt_context import PromptContext
 
 
 @dataclass(frozen=True)
@@ -60,51 +63,32 @@ class Scene:
         return [always] if self.summary is None else [always, summary]
 
 
-@dataclass(frozen=True)
-class Read:
+def read(scene: Scene) -> PromptContext:
     """What a turn reads of a scene, as `PromptBuilder` does."""
-
-    scene: Scene
-    widest: int = field(init=False)
-    lines: StoredLines = field(init=False)
-    history: History = field(init=False)
-
-    def __post_init__(self) -> None:
-        scene = self.scene
-        widest = math.floor(scene.budget.for_history(0) / scene.scale)
+    widest = math.floor(scene.budget.for_history(0) / scene.scale)
+    begin = eviction_point(scene.path_tokens, widest)
+    if scene.summarised is not None:
         begin = reading_from(
-            eviction_point(scene.path_tokens, widest),
+            begin,
             summarised=scene.summarised,
             path_tokens=scene.path_tokens,
             budget=scene.budget,
             scale=scene.scale,
         )
-        read = [line for line in scene.lines if not line.hidden and line.start >= begin]
-        positions, counted = [line.position for line in read], [line.counted for line in read]
-        messages = [PromptMessage("user", str(line.position)) for line in read]
-        lines = StoredLines(positions=positions, tokens=[line.tokens for line in read])
-        for name, value in (
-            ("widest", widest),
-            ("lines", lines),
-            ("history", History(messages, counted, positions)),
-        ):
-            object.__setattr__(self, name, value)
-
-    @property
-    def budget(self) -> Budget:
-        return self.scene.budget
-
-    @property
-    def scale(self) -> float:
-        return self.scene.scale
-
-    @property
-    def path_tokens(self) -> int:
-        return self.scene.path_tokens
-
-    @property
-    def summarised(self) -> int | None:
-        return self.scene.summarised
+    lines = [line for line in scene.lines if not line.hidden and line.start >= begin]
+    positions, counted = [line.position for line in lines], [line.counted for line in lines]
+    messages = [PromptMessage("user", str(line.position)) for line in lines]
+    summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
+    loaded: Any = SimpleNamespace(summary=summary, path_tokens=scene.path_tokens)
+    window: Any = SimpleNamespace(budget=scene.budget, scale=scene.scale)
+    return PromptContext(
+        loaded=loaded,
+        window=window,
+        widest=widest,
+        line=None,
+        lines=StoredLines(positions=positions, tokens=[line.tokens for line in lines]),
+        history=History(messages, counted, positions),
+    )
 
 
 def words(text: str) -> int:
@@ -147,7 +131,7 @@ def has_summary(fixed: Plan) -> bool:
 @given(scenes(scales=(1.0, 0.8, 1.25)))
 def test_between_a_summary_and_the_oldest_kept_line_there_is_never_a_gap(scene: Scene) -> None:
     try:
-        fixed, history, left_out = fit(Read(scene), scene.items, count=words)
+        fixed, history, left_out = fit(read(scene), scene.items, count=words)
     except ContextOverflowError:
         assert scene.always > scene.budget.prompt - 8
         return
@@ -165,7 +149,7 @@ def test_between_a_summary_and_the_oldest_kept_line_there_is_never_a_gap(scene: 
 @given(scenes())
 def test_history_that_reaches_back_to_a_summary_needs_no_truncation(scene: Scene) -> None:
     try:
-        fixed, history, _ = fit(Read(scene), scene.items, count=words)
+        fixed, history, _ = fit(read(scene), scene.items, count=words)
     except ContextOverflowError:
         return
     assembled = assemble(fixed, history, count=words, render_omitted=str)
@@ -179,12 +163,12 @@ def test_history_that_reaches_back_to_a_summary_needs_no_truncation(scene: Scene
 def test_a_summary_that_is_left_out_leaves_the_prompt_as_it_would_be_without(scene: Scene) -> None:
     without = Scene(scene.lines, scene.budget, scene.scale, scene.always, None, 0)
     try:
-        fixed, history, left_out = fit(Read(scene), scene.items, count=words)
+        fixed, history, left_out = fit(read(scene), scene.items, count=words)
     except ContextOverflowError:
         with pytest.raises(ContextOverflowError):
-            fit(Read(without), without.items, count=words)
+            fit(read(without), without.items, count=words)
         return
-    plain, plain_history, nothing = fit(Read(without), without.items, count=words)
+    plain, plain_history, nothing = fit(read(without), without.items, count=words)
     assert not nothing
     if left_out:
         assert (fixed, history) == (plain, plain_history)
@@ -200,10 +184,10 @@ def test_history_reaches_back_to_a_summary_out_of_what_retrieval_may_take() -> N
     lines = [Line(place, 10, 10, hidden=False, start=10 * place) for place in range(50)]
     budget = Budget(total=400, history=200, retrieval=200, reply_reserve=1, min_tail_messages=4)
     scene = Scene(lines, budget, 1.0, always=10, summary=24, words=10)
-    _, history, left_out = fit(Read(scene), scene.items, count=words)
+    _, history, left_out = fit(read(scene), scene.items, count=words)
     assert (history.positions[0], left_out) == (25, [])
     too_far = Scene(lines, budget, 1.0, always=10, summary=4, words=10)
-    fixed, history, left_out = fit(Read(too_far), too_far.items, count=words)
+    fixed, history, left_out = fit(read(too_far), too_far.items, count=words)
     assert not has_summary(fixed)
     assert history.positions[0] == 31
     assert left_out[0].reasons == [Reason("summary_too_old", count=4)]
@@ -213,7 +197,7 @@ def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming
     line = Line(0, 10, 10, hidden=False, start=0)
     budget = Budget(total=100, history=50, retrieval=0, reply_reserve=1, min_tail_messages=4)
     scene = Scene([line], budget, 1.0, always=50, summary=0, words=90)
-    fixed, history, left_out = fit(Read(scene), scene.items, count=words)
+    fixed, history, left_out = fit(read(scene), scene.items, count=words)
     assert not has_summary(fixed)
     assert history.positions == [0]
     assert left_out[0].reasons == [Reason("summary_no_room", count=4)]
