@@ -35,14 +35,15 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import open_enrichment
 from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summary.service import SummaryService
-from backend.enrichment.summary.stored import copy_summaries, drop_summaries
+from backend.enrichment.summary.stored import ChatSummaries
+from backend.events import Participants
 from backend.generation.registry import (
     DemoConfig,
     GeminiConfig,
     ModelRegistry,
     OpenAICompatibleConfig,
 )
-from backend.http import forget_requests
+from backend.http import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, stoppable_kinds
@@ -136,7 +137,8 @@ async def build_services(
     """Make every part, on a database whose tables are up to date."""
     instance = await load_instance_keys(database, root)
     registry = registry or build_registry(settings)
-    queue, open_keys, pool = JobQueue(database, root), OpenKeys(), CpuPool()
+    participants = Participants(RequestCaches())
+    queue, open_keys, pool = JobQueue(database, root), OpenKeys(participants), CpuPool()
     open_keys.on_arrival(queue.wake)
     sessions = SessionService(database, root, settings, open_keys)
     activity = ActivityLog(database)
@@ -148,7 +150,7 @@ async def build_services(
         settings,
         kdf=kdf,
         open_keys=open_keys,
-        farewell=index.forget_owner,
+        participants=participants,
     )
     quotas = Quotas(
         database,
@@ -157,7 +159,9 @@ async def build_services(
     )
     check_chats = partial(quotas.check_added, CHATS)
     check_entries = partial(quotas.check_added, LOREBOOK_ENTRIES)
-    joining, lore_of_chats = ChatChronicles(index), ChatLore(index, check_added=check_entries)
+    joining = ChatChronicles(index)
+    # The chronicle first: its book is copied where the copy has a chronicle of its own.
+    participants.add(index, joining, ChatLore(index, check_added=check_entries), ChatSummaries())
     chats = ChatService(
         database,
         registry,
@@ -165,37 +169,42 @@ async def build_services(
         index,
         pool=pool,
         chronicle=joining.choose,
-        before_delete=(joining.leave, lore_of_chats.leave),
-        # The chronicle first: its book is copied where the copy has a chronicle of its own.
-        copy_along=(joining.copy, lore_of_chats.copy, copy_summaries),
+        participants=participants,
         check_added=check_chats,
     )
     regexes = RegexProcess()
     engine = ScriptEngine(regexes)
-    scripts = ScriptService(database, engine, pool, name_of=accounts.name_of)
+    scripts = ScriptService(database, engine, pool, accounts=accounts)
     messages = MessageService(
-        database, settings, index, pool=pool, scripts=scripts, on_shown=[drop_summaries]
+        database, settings, index, pool=pool, scripts=scripts, participants=participants
     )
     sources = (MessageSource(), LoreSource(), ChronicleSource())
     memory = await open_memory(settings, database, queue, index, sources, pool)
     lore = LoreReader(pool, regexes)
     counts = CountCache()
-    for forget in (memory.forget, lore.forget, counts.forget):
-        open_keys.on_departure(forget)
-    open_keys.on_departure(lambda _: forget_requests())
+    participants.add(memory, lore, counts)
     prompts = load_prompts()
     behind = open_enrichment(settings, database, registry, prompts, memory, pool)
-    builder = PromptBuilder(database, prompts, settings, counts, lore, memory.search, engine, pool)
+    builder = PromptBuilder(
+        database,
+        prompts,
+        settings,
+        counts,
+        lore,
+        memory.search,
+        engine,
+        pool,
+        chats=chats,
+        accounts=accounts,
+    )
     turns = TurnService(
         database,
         builder,
         registry,
-        chats,
         messages,
         TurnStore(database, index, EnrichmentOutbox(queue)),
         quotas.turns,
         pool=pool,
-        name_of=accounts.name_of,
     )
     contexts = ContextService(database, builder, turns, pool)
     recount = NightlyRecount(database, queue)
@@ -250,7 +259,7 @@ async def build_services(
             chats,
             pool=pool,
             scripts=engine,
-            name_of=accounts.name_of,
+            accounts=accounts,
             longest_message=settings.max_message_chars,
         ),
         turns=turns,

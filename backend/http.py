@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, cast
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import msgspec
 from litestar import Request, Response
@@ -192,10 +193,13 @@ _REMEMBERED: tuple[Any, ...] = (
 cookies. Litestar has no public way to tell it not to."""
 
 
-def forget_requests() -> None:
-    """Drop what is kept of the addresses and cookies of requests, all users' together."""
-    for each in _REMEMBERED:
-        each.cache_clear()
+class RequestCaches:
+    """What Litestar and we keep of the addresses and cookies of requests, all users' together."""
+
+    def user_signed_out(self, _: UUID) -> None:
+        """Drop it all."""
+        for each in _REMEMBERED:
+            each.cache_clear()
 
 
 def _is_readable(scope: Scope) -> bool:

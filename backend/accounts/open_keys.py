@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from backend.accounts.events import UserSignedOut
 from backend.accounts.identity import Identity
+from backend.events import Participants
 from backend.vault.sealing import Sealer
 
 STAYS_SECONDS = 300.0
@@ -31,22 +33,24 @@ class OpenKeys:
     """Sealers of recently seen users, so that work of theirs can be done while they are here.
 
     Args:
+        participants: Those who hear that a user left.
         clock: Seconds that only go up.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        participants: Participants | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._participants = participants or Participants()
         self._clock = clock
         self._keys: dict[UUID, OpenKey] = {}
         self._listeners: list[Callable[[], None]] = []
-        self._farewells: list[Callable[[UUID], None]] = []
 
     def on_arrival(self, listener: Callable[[], None]) -> None:
         """Have a function called whenever a user comes who was not here."""
         self._listeners.append(listener)
-
-    def on_departure(self, listener: Callable[[UUID], None]) -> None:
-        """Have a function called with each user who leaves, to drop what it keeps in the clear."""
-        self._farewells.append(listener)
 
     def seen(self, identity: Identity) -> None:
         """Somebody asked for something. Who may only look lends no key to work that writes."""
@@ -67,8 +71,8 @@ class OpenKeys:
     def drop(self, user_id: UUID) -> None:
         """Forget a user's key: at sign-out, at a new password, at the account's end."""
         self._keys.pop(user_id, None)
-        for farewell in self._farewells:
-            farewell(user_id)
+        for part in self._participants.of(UserSignedOut):
+            part.user_signed_out(user_id)
 
     def users(self) -> list[UUID]:
         """Whose keys are here. Keys that have stayed long enough are forgotten."""

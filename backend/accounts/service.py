@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -21,6 +20,7 @@ from backend.accounts.errors import (
     WrongCredentialsError,
     WrongRecoveryCodeError,
 )
+from backend.accounts.events import AccountDeleted
 from backend.accounts.identity import Identity
 from backend.accounts.key_slots import wrap_directly
 from backend.accounts.keyring import DEFAULT_KEY_MODE, UserKey, new_data_key, wrap_derivation_key
@@ -36,6 +36,7 @@ from backend.accounts.user_keys import lock_account, make_room, renew_user_key
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.events import Participants
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
@@ -63,10 +64,6 @@ class Unlocked:
         return UserKey(self.user_key, self.user.key_generation)
 
 
-Farewell = Callable[[AsyncSession, UUID], Awaitable[None]]
-"""What else has to be seen to when an account goes, in the transaction that ends its keys."""
-
-
 class AccountService:
     """Makes accounts and opens them. Sessions are made by `SessionService` from what this opens."""
 
@@ -79,9 +76,9 @@ class AccountService:
         *,
         kdf: PasswordKdf,
         open_keys: OpenKeys | None = None,
-        farewell: Farewell | None = None,
+        participants: Participants | None = None,
     ) -> None:
-        self._farewell = farewell
+        self._participants = participants or Participants()
         self._database = database
         self._open_keys = open_keys or OpenKeys()
         self._root = root
@@ -299,8 +296,8 @@ class AccountService:
             if user.is_administrator and others and not user.is_disabled:
                 await _keep_one_administrator(session)
             await delete_jobs(session, user_id)
-            if self._farewell is not None:
-                await self._farewell(session, user_id)
+            for part in self._participants.of(AccountDeleted):
+                await part.account_deleted(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))
         self._open_keys.drop(user_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 from uuid import UUID
@@ -14,6 +14,7 @@ from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
+from backend.chats.events import MessageShown
 from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
@@ -25,6 +26,7 @@ from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ConflictError
+from backend.events import Participants
 from backend.generation.model import Role
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
@@ -58,10 +60,6 @@ class MessageScripts(Protocol):
         ...
 
 
-OnShown = Callable[[AsyncSession, Identity, Message], Awaitable[None]]
-"""What is to be done when a message is taken into prompts again, in the same transaction."""
-
-
 class MessageService:
     """What a user does with the messages of a chat's tree."""
 
@@ -73,11 +71,11 @@ class MessageService:
         *,
         pool: CpuPool,
         scripts: MessageScripts,
-        on_shown: Sequence[OnShown] = (),
+        participants: Participants | None = None,
     ) -> None:
         self._pool = pool
         self._scripts = scripts
-        self._on_shown = on_shown
+        self._participants = participants or Participants()
         self._database = database
         self._index = index
         self._max_chars = settings.max_message_chars
@@ -196,8 +194,8 @@ class MessageService:
             was_hidden = message.hidden
             await tree.set_hidden(session, message, hidden=hidden)
             if was_hidden and not hidden:
-                for on_shown in self._on_shown:
-                    await on_shown(session, identity, message)
+                for part in self._participants.of(MessageShown):
+                    await part.message_shown(session, identity, message)
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import COPIED, MessageDraft, PathCopier, sealed_draft
 from backend.chats.errors import MessageBusyError
+from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -30,6 +31,7 @@ from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.events import Participants
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
@@ -52,21 +54,14 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     )
 
 
-CopyAlong = Callable[[AsyncSession, Identity, UUID, UUID, Mapping[UUID, UUID]], Awaitable[None]]
-"""What else a copy of a chat takes along: given the chat, its copy, and the messages' copies."""
-
-
 ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitable[UUID]]
 """Sees to it that a chronicle is the chat owner's; None asks for a new one, for this chat."""
-
-BeforeDelete = Callable[[AsyncSession, Identity, Chat], Awaitable[None]]
-"""What is to be done before a chat goes, in the same transaction."""
 
 
 class ChatService:
     """What a user does with chats as wholes."""
 
-    def __init__(  # noqa: PLR0913  # the application hooks in what chats do not know
+    def __init__(
         self,
         database: Database,
         registry: ModelRegistry,
@@ -75,15 +70,13 @@ class ChatService:
         *,
         pool: CpuPool,
         chronicle: ChooseChronicle,
-        before_delete: Sequence[BeforeDelete] = (),
-        copy_along: Sequence[CopyAlong] = (),
+        participants: Participants | None = None,
         check_added: CheckAdded = unlimited,
     ) -> None:
         self._check_added = check_added
         self._pool = pool
         self._chronicle = chronicle
-        self._before_delete = before_delete
-        self._copy_along = copy_along
+        self._participants = participants or Participants()
         self._database = database
         self._index = index
         self._registry = registry
@@ -253,8 +246,8 @@ class ChatService:
         """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            for before_delete in self._before_delete:
-                await before_delete(session, identity, chat)
+            for part in self._participants.of(ChatDeleted):
+                await part.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
@@ -266,7 +259,7 @@ class ChatService:
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`,
         `StorageQuotaExceededError`, and `MessageBusyError` while the message is being written; and
-        what `copy_along` raises.
+        what `chat_copied` of others raises.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -301,8 +294,8 @@ class ChatService:
             _add_members(session, fork_id, members.get(source.id, []))
             copied = await _copy_path(session, sealer, message, fork_id)
             fork.leaf_id = copied[message.id]
-            for copy_along in self._copy_along:
-                await copy_along(session, identity, source.id, fork_id, copied)
+            for part in self._participants.of(ChatCopied):
+                await part.chat_copied(session, identity, source.id, fork_id, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
 

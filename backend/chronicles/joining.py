@@ -55,7 +55,7 @@ class ChatChronicles:
         fields = ChronicleFields(name=name.strip() or UNNAMED)
         return (await make_chronicle(session, identity, fields)).id
 
-    async def leave(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+    async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         """Before a chat goes: its events that do not count for a message of it go with it.
 
         What counts stays for good: the database forgets which of the chat's messages it is from.
@@ -77,7 +77,7 @@ class ChatChronicles:
                 session, identity, kind=KIND, container_id=chronicle_id, source_ids=noted
             )
 
-    async def copy(
+    async def chat_copied(
         self,
         session: AsyncSession,
         identity: Identity,

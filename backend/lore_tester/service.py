@@ -181,7 +181,7 @@ class LoreTester:
     async def _window(
         self, session: AsyncSession, identity: Identity, settings: ChatSettings
     ) -> PromptWindow:
-        return await self._builder.window(session, identity, settings, self._chats.effective_model)
+        return await self._builder.window(session, identity, settings)
 
     def _scan_of(
         self,

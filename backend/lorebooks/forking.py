@@ -37,7 +37,7 @@ class ChatLore:
         self._outbox = outbox
         self._check_added = check_added
 
-    async def copy(
+    async def chat_copied(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -60,7 +60,7 @@ class ChatLore:
         entries = await self._copy_book(session, identity, source_id, fork_id, copied)
         await _copy_states(session, identity.sealer, source_id, fork_id, copied, entries)
 
-    async def leave(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+    async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         """Before a chat goes: entries that come from a branch of it which was left go with it.
 
         Those that count go on counting, for good: the database forgets which chat they are from.

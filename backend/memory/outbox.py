@@ -99,7 +99,7 @@ class IndexOutbox:
             key=self._queue.grant(holder.sealer, holder.key_mode) if holder else None,
         )
 
-    async def forget_owner(self, session: AsyncSession, user_id: UUID) -> None:
+    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
         job = NewJob(
             kind=FORGET, payload={"owner_id": str(user_id)}, dedupe_key=f"{FORGET}/{user_id}"

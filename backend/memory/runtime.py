@@ -74,7 +74,7 @@ class MemoryRuntime:
         await self.reconciler.schedule()
         self.is_prepared = True
 
-    def forget(self, user_id: UUID) -> None:
+    def user_signed_out(self, user_id: UUID) -> None:
         """Drop what is kept in the clear of a user who leaves."""
         self.blinders.forget(user_id)
         if self.embedder is not None:

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.service import AccountService
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
@@ -42,7 +43,7 @@ class OpeningService:
         *,
         pool: CpuPool,
         scripts: ScriptEngine,
-        name_of: Callable[[Identity], str],
+        accounts: AccountService,
         longest_message: int,
     ) -> None:
         self._scripts = scripts
@@ -50,7 +51,7 @@ class OpeningService:
         self._pool = pool
         self._database = database
         self._chats = chats
-        self._name_of = name_of
+        self._accounts = accounts
 
     async def open(self, identity: Identity, new: NewChat) -> ChatView:
         """Make a chat; the first character's greetings become its first message and its swipes.
@@ -82,7 +83,7 @@ class OpeningService:
                 if persona_id
                 else None
             )
-        user = persona.name if persona else self._name_of(identity)
+        user = persona.name if persona else self._accounts.name_of(identity)
         greetings: list[MessageDraft] = []
         if first is not None:
             is_group = len(new.character_ids) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from sqlalchemy.orm import undefer
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_SCRIPTS, User
+from backend.accounts.service import AccountService
 from backend.characters.repository import find_names, find_persona
 from backend.chats import repository as chats
 from backend.chats.models import Chat
@@ -42,7 +43,7 @@ MAX_BYTES = 500_000
 class ScriptService:
     """What a user does with regex scripts, and what they do with messages.
 
-    `name_of` is what an account is called where no persona is chosen.
+    Where no persona is chosen, `{{user}}` is the account's name.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class ScriptService:
         engine: ScriptEngine,
         pool: CpuPool,
         *,
-        name_of: Callable[[Identity], str],
+        accounts: AccountService,
     ) -> None:
         self._database = database
         self._engine = engine
         self._pool = pool
-        self._name_of = name_of
+        self._accounts = accounts
 
     async def read(self, identity: Identity) -> tuple[list[RegexScript], int]:
         """The account's scripts, and their revision: 0 where none were ever set."""
@@ -86,7 +87,7 @@ class ScriptService:
 
     async def test(self, identity: Identity, test: ScriptTest) -> ScriptTested:
         """Try scripts on a text."""
-        context = names_alone(user=self._name_of(identity), char=test.character)
+        context = names_alone(user=self._accounts.name_of(identity), char=test.character)
         scripts = ready_scripts(self._engine, identity.user_id, test.scripts, context)
         return await self._pool.run(identity.user_id, partial(_tested, scripts, test))
 
@@ -145,7 +146,7 @@ class ScriptService:
         persona = persona_id and await find_persona(
             session, persona_id, owner_id=owner_id, sealer=sealer
         )
-        user = persona.name if persona else self._name_of(identity)
+        user = persona.name if persona else self._accounts.name_of(identity)
         return {
             speaker: ready_scripts(
                 self._engine,

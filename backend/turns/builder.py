@@ -11,15 +11,16 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.service import AccountService
 from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
 from backend.chats.counting import CountUnit
+from backend.chats.service import ChatService
 from backend.chats.settings import ChatSettings
 from backend.context.assembly import Item
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.generation.model import ModelSpec
-from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
 from backend.lorebooks.activation.outcome import lore_reserve
@@ -43,9 +44,6 @@ from backend.turns.schemas import TurnRequest
 MOST_ALWAYS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
 
-ModelChooser = Callable[[Identity, ChatSettings], tuple[ModelSpec, Sampling]]
-"""What `ChatService.effective_model` does."""
-
 SCANNED: tuple[Kind, ...] = ("lore",)
 """Of these the scan of the lorebooks has the texts at hand, and knows which of them count."""
 
@@ -55,7 +53,7 @@ Check = Callable[[AsyncSession], Awaitable[None]]
 class PromptBuilder:
     """Builds the prompt of the turn that would come now."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
         prompts: PromptLibrary,
@@ -65,7 +63,12 @@ class PromptBuilder:
         search: MemorySearch,
         scripts: ScriptEngine,
         pool: CpuPool,
+        *,
+        chats: ChatService,
+        accounts: AccountService,
     ) -> None:
+        self._chats = chats
+        self._accounts = accounts
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
@@ -81,8 +84,6 @@ class PromptBuilder:
         chat_id: UUID,
         request: TurnRequest,
         *,
-        user_name: str,
-        choose_model: ModelChooser,
         check: Check | None = None,
         tried: BudgetSettings | None = None,
         suggestions: int = 0,
@@ -104,8 +105,6 @@ class PromptBuilder:
                     chat_id,
                     request,
                     search,
-                    user_name=user_name,
-                    choose_model=choose_model,
                     check=check,
                     tried=tried,
                 )
@@ -123,8 +122,6 @@ class PromptBuilder:
         request: TurnRequest,
         search: Searching,
         *,
-        user_name: str,
-        choose_model: ModelChooser,
         check: Check | None,
         tried: BudgetSettings | None,
     ) -> PromptContext:
@@ -138,7 +135,7 @@ class PromptBuilder:
             loader = ChatLoader(
                 session,
                 identity,
-                user_name=user_name,
+                user_name=self._accounts.name_of(identity),
                 lore=self._lore,
                 is_preview=tried is not None,
             )
@@ -147,7 +144,7 @@ class PromptBuilder:
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
             window = await self.window(
-                session, identity, loaded.settings, choose_model, loaded=loaded, tried=tried
+                session, identity, loaded.settings, loaded=loaded, tried=tried
             )
             # What is always sent seldom leaves less than history may take: lines are read for
             # that, while memory is searched, and cut once what is always sent is known.
@@ -206,13 +203,12 @@ class PromptBuilder:
         session: AsyncSession,
         identity: Identity,
         settings: ChatSettings,
-        choose_model: ModelChooser,
         *,
         loaded: LoadedChat | None = None,
         tried: BudgetSettings | None = None,
     ) -> PromptWindow:
         """How prompts of a chat with these settings are counted, and what they may take."""
-        spec, sampling = choose_model(identity, settings)
+        spec, sampling = self._chats.effective_model(identity, settings)
         tokenizer = best_tokenizer(spec.tokenizer)
         has_names = loaded is not None and loaded.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)

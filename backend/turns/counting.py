@@ -48,7 +48,7 @@ class CountCache:
                 self._counts.popitem(last=False)
         return found
 
-    def forget(self, user_id: UUID) -> None:
+    def user_signed_out(self, user_id: UUID) -> None:
         """Drop what is kept of a user."""
         with self._lock:
             for key in [each for each in self._counts if each[0] == user_id]:

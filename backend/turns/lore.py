@@ -171,7 +171,7 @@ class LoreReader:
         """What finds the places of keys in the messages of a scan that is over."""
         return PlaceFinder(replace(scan, evaluator=self._regexes))
 
-    def forget(self, user_id: UUID) -> None:
+    def user_signed_out(self, user_id: UUID) -> None:
         """Drop a user's books."""
         self._cache.forget(user_id)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -23,7 +23,6 @@ from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.recount import recount
 from backend.chats.repository import get_chat
-from backend.chats.service import ChatService
 from backend.context.record import Totals
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
@@ -78,26 +77,22 @@ class Prepared:
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(  # noqa: PLR0913  # the application hands it its parts
+    def __init__(  # the application hands it its parts
         self,
         database: Database,
         builder: PromptBuilder,
         registry: ModelRegistry,
-        chat_service: ChatService,
         message_service: MessageService,
         store: TurnStore,
         limit: ConcurrencyLimit,
         *,
         pool: CpuPool,
-        name_of: Callable[[Identity], str],
     ) -> None:
         self._pool = pool
         self._database = database
         self._builder = builder
         self._registry = registry
-        self._chats = chat_service
         self._messages = message_service
-        self._name_of = name_of
         self._store = store
         self._starter = TurnStarter(database, registry, pool)
         self._limit = limit
@@ -136,8 +131,6 @@ class TurnService:
             identity,
             chat_id,
             request,
-            user_name=self._name_of(identity),
-            choose_model=self._chats.effective_model,
             check=check,
             tried=tried,
             suggestions=suggestions,

@@ -101,65 +101,76 @@ async def store_summary(
     await upsert(session, ChatSummary, row, key=["id"], update=again)
 
 
-async def drop_summaries(session: AsyncSession, identity: Identity, message: Message) -> None:
-    """Drop the summaries through a message and below it that nobody edited: they do not tell it.
+class ChatSummaries:
+    """Keeps summaries with their chats, in the transactions that change the chats."""
 
-    The job behind the next reply writes them anew.
-    """
-    await session.execute(
-        delete(ChatSummary).where(
-            ChatSummary.id.in_(select(subtree(message.id).c.id)),
-            ChatSummary.user_id == identity.user_id,
-            ~ChatSummary.is_edited,
+    async def message_shown(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> None:
+        """Drop the summaries through the message and below it that nobody edited.
+
+        They do not tell of it; the job behind the next reply writes them anew.
+        """
+        await session.execute(
+            delete(ChatSummary).where(
+                ChatSummary.id.in_(select(subtree(message.id).c.id)),
+                ChatSummary.user_id == identity.user_id,
+                ~ChatSummary.is_edited,
+            )
         )
-    )
 
+    async def chat_copied(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        copy_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Copy a chat's summaries, and how far the agent has read, along the copied path.
 
-async def copy_summaries(
-    session: AsyncSession,
-    identity: Identity,
-    source_id: UUID,
-    fork_id: UUID,
-    copied: Mapping[UUID, UUID],
-) -> None:
-    """Copy a chat's summaries, and how far the agent has read, along the copied path.
-
-    `copied` leads from messages to their copies.
-    """
-    sealer = identity.sealer
-    owner = {"user_id": sealer.user_id, "chat_id": fork_id}
-    summaries = await session.scalars(
-        select(ChatSummary)
-        .join(Message, Message.id == ChatSummary.id)
-        .where(ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _TELLS_ALL)
-    )
-    rows: list[dict[str, Any]] = [
-        {
-            **owner,
-            "id": copied[row.id],
-            "position": row.position,
-            "is_edited": row.is_edited,
-            "sealed_summary": sealer.seal(
-                CHAT_SUMMARY, copied[row.id], sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary)
-            ),
-            "created_at": row.created_at,
-            # Not before the copied message's, which is as new.
-            "updated_at": now(),
-        }
-        for row in summaries
-        if row.id in copied
-    ]
-    if rows:
-        await session.execute(insert(ChatSummary), rows)
-    table = Base.metadata.tables[EnrichmentMark.__tablename__]
-    marks = await session.execute(
-        select(table).where(table.c.chat_id == source_id, table.c.user_id == sealer.user_id)
-    )
-    read = [
-        {**row, **owner, "id": copied[row["id"]]} for row in marks.mappings() if row["id"] in copied
-    ]
-    if read:
-        await session.execute(insert(table), read)
+        `copied` leads from messages to their copies.
+        """
+        sealer = identity.sealer
+        owner = {"user_id": sealer.user_id, "chat_id": copy_id}
+        summaries = await session.scalars(
+            select(ChatSummary)
+            .join(Message, Message.id == ChatSummary.id)
+            .where(
+                ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _TELLS_ALL
+            )
+        )
+        rows: list[dict[str, Any]] = [
+            {
+                **owner,
+                "id": copied[row.id],
+                "position": row.position,
+                "is_edited": row.is_edited,
+                "sealed_summary": sealer.seal(
+                    CHAT_SUMMARY,
+                    copied[row.id],
+                    sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
+                ),
+                "created_at": row.created_at,
+                # Not before the copied message's, which is as new.
+                "updated_at": now(),
+            }
+            for row in summaries
+            if row.id in copied
+        ]
+        if rows:
+            await session.execute(insert(ChatSummary), rows)
+        table = Base.metadata.tables[EnrichmentMark.__tablename__]
+        marks = await session.execute(
+            select(table).where(table.c.chat_id == source_id, table.c.user_id == sealer.user_id)
+        )
+        read = [
+            {**row, **owner, "id": copied[row["id"]]}
+            for row in marks.mappings()
+            if row["id"] in copied
+        ]
+        if read:
+            await session.execute(insert(table), read)
 
 
 def _summaries(owner_id: UUID, chat_id: UUID) -> Select[*tuple[Any, ...]]:

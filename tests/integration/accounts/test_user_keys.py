@@ -23,6 +23,7 @@ from backend.accounts.rotation import GRACE
 from backend.accounts.sessions import SessionService
 from backend.chats.models import Chat, Message
 from backend.database.base import now
+from backend.events import Participants
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
@@ -490,11 +491,18 @@ async def test_a_turn_that_runs_meanwhile_stores_its_reply(
         await settled(server)
 
 
+class Keeper:
+    def __init__(self) -> None:
+        self.heard: list[UUID] = []
+
+    def user_signed_out(self, user_id: UUID) -> None:
+        self.heard.append(user_id)
+
+
 async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Running) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
-        elsewhere = OpenKeys()
-        farewells: list[UUID] = []
-        elsewhere.on_departure(farewells.append)
+        keeper = Keeper()
+        elsewhere = OpenKeys(Participants(keeper))
         parts = either.parts
         sessions = SessionService(parts.database, ROOT, parts.settings, elsewhere)
         user_id = UUID(ada.user["id"])
@@ -505,7 +513,7 @@ async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Runni
             await forget(ada)
             await sessions.forget_ended()
             assert elsewhere.get(user_id) is None
-        assert farewells == [user_id, user_id]
+        assert keeper.heard == [user_id, user_id]
 
 
 def end_other(other: Account) -> Act:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -32,6 +33,9 @@ from backend.scripting.service import ScriptService
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
+
+ALL_ARE_ADA: Any = SimpleNamespace(name_of=lambda _: "Ada")
+"""Accounts, as far as regex scripts ask for them."""
 
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
 
@@ -156,7 +160,7 @@ class Grove:
             index,
             pool=pool,
             scripts=ScriptService(
-                database, ScriptEngine(RegexProcess()), pool, name_of=lambda _: "Ada"
+                database, ScriptEngine(RegexProcess()), pool, accounts=ALL_ARE_ADA
             ),
         )
         self.pool = pool

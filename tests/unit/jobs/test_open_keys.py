@@ -41,7 +41,7 @@ class Seconds:
 
 def test_a_key_stays_for_some_minutes_after_the_last_request() -> None:
     clock = Seconds()
-    keys, ada = OpenKeys(clock), somebody()
+    keys, ada = OpenKeys(clock=clock), somebody()
     keys.seen(ada)
     clock.at = STAYS_SECONDS - 1
     keys.seen(ada)
@@ -55,7 +55,7 @@ def test_a_key_stays_for_some_minutes_after_the_last_request() -> None:
 
 def test_who_comes_is_told_of_once_until_they_have_gone() -> None:
     clock, arrivals = Seconds(), list[int]()
-    keys, ada = OpenKeys(clock), somebody()
+    keys, ada = OpenKeys(clock=clock), somebody()
     keys.on_arrival(lambda: arrivals.append(1))
     keys.seen(ada)
     keys.seen(ada)
