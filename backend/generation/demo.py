@@ -2,25 +2,30 @@
 
 The user's last line can command it (`/demo help` says how), so that everything around a model,
 its failures included, can be tried without one. For the chronicle's agent and for summaries it
-answers by simple rules (`_demo_tools`).
+answers by simple rules (`_demo_agent`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 from backend.generation._configs import DemoConfig
-from backend.generation._demo_script import Script, script_for
-from backend.generation._demo_tools import calls, summary, triage
-from backend.generation._schema_sample import sample
+from backend.generation._demo_agent import calls, last_line, summary, triage
 from backend.generation.model import (
     Finish,
     FinishReason,
     ModelEmptyReplyError,
+    ModelError,
+    ModelInterruptedError,
+    ModelRateLimitError,
     ModelSpec,
+    ModelUnavailableError,
     Piece,
     Prompt,
     StructuredAnswer,
@@ -43,14 +48,40 @@ DEMO_SPEC = ModelSpec(
     accepts=frozenset(SAMPLING_FIELDS),
 )
 
-_CHARACTERS_A_TOKEN = 4
+_COMMAND = re.compile(
+    r"^(?:[^\n:/]{1,80}:\s*)?/demo(?:\s+([a-z-]+))?(?:\s+(\d{1,7}))?", re.MULTILINE
+)
+"""At the head of a line, after the speaker's name where the prompt puts one."""
 
-_NEXT_LINES = (
+_CHARACTER = re.compile(r"\bYou are ([A-Z][^\n.,;:(]{0,60})")
+_OPENING = "*{name} looks up, as if the words had come from far away.* You said: “{quote}”"
+_EXPLANATION = (
+    "But I am only Talekeeper's demo model: no language model wrote this, and I can't follow the "
+    "story. For real replies, set TALEKEEPER_GEMINI_API_KEY to a key from Google AI Studio, or "
+    "TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS to a server of yours, start "
+    "Talekeeper again, and choose the model in the chat's settings."
+)
+_HELP = (
+    "I am Talekeeper's demo model. A line that begins with /demo and one of these words commands "
+    "me: slow (a tenth of the pace), think (aloud, before the reply), long N (N words, with those "
+    "that follow it among them), fail, fail-midway, cut (I break off), silent (I say nothing), "
+    "rate-limit."
+)
+_THOUGHTS = "The user wants a reply. I am the demo model: there is nothing to weigh, only to show."
+_STORY = "and then the rain came down on the old harbour while a door closed softly behind the last"
+_NEXT_LINES = [
     "I look around and ask what happened here.",
     "“Tell me more,” I say, and take a step closer.",
     "I say nothing, and wait to see what they do next.",
-    "I reach for the door. “We should go. Now.”",
-)
+]
+_FAILURES: Mapping[str, Callable[[], ModelError]] = {
+    "fail": partial(ModelUnavailableError, "The demo model was told to fail."),
+    "fail-midway": partial(ModelUnavailableError, "The demo model was told to fail midway."),
+    "cut": partial(ModelInterruptedError, "The demo model was told to break off."),
+    "rate-limit": partial(ModelRateLimitError, "The demo was told so.", retry_after=30),
+}
+_WORDS_BEFORE_FAILING = 8
+_COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
 
 
 class DemoModel:
@@ -64,24 +95,26 @@ class DemoModel:
     async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""
         told = summary(prompt)
-        script = script_for(prompt) if told is None else Script(words=told.split())
-        rhythm = _Rhythm(self._delay * script.pace)
-        for word in _spaced(script.thoughts):
-            await rhythm.beat()
-            yield ThinkingPiece(word)
-        limits = _Limits(sampling)
-        for said, word in enumerate(_spaced(script.words)):
-            if script.error is not None and said == script.fails_after:
-                raise script.error()
-            if not (allowed := limits.admit(word)):
-                break
-            await rhythm.beat()
-            yield TextPiece(allowed)
-        if not limits.tokens:
+        command, words = ("", told.split()) if told is not None else _reply(prompt)
+        thoughts = re.findall(r" ?[^ ]+", _THOUGHTS) if command == "think" else []
+        pieces, finish = _limited(words, sampling)
+        said: list[Piece] = [*map(ThinkingPiece, thoughts), *map(TextPiece, pieces)]
+        fails_at = _WORDS_BEFORE_FAILING if command in {"fail-midway", "cut"} else 0
+        delay = self._delay * (10 if command == "slow" else 1)
+        clock = asyncio.get_running_loop().time
+        beat = clock()
+        for number, piece in enumerate(said):
+            if command in _FAILURES and number == fails_at:
+                failure = _FAILURES[command]
+                raise failure()
+            # At even distances: a late word does not delay those after it.
+            beat += delay
+            await asyncio.sleep(max(0.0, beat - clock()))
+            yield piece
+        if not pieces:
             raise ModelEmptyReplyError("The demo model was told to say nothing.")
-        thinking = len(script.thoughts)
-        yield _usage(prompt, completion=limits.tokens + thinking, thinking=thinking)
-        yield Finish(limits.finish)
+        yield _usage(prompt, len(said), thinking=len(thoughts))
+        yield Finish(finish)
 
     async def call_tools(
         self,
@@ -91,10 +124,10 @@ class DemoModel:
     ) -> ToolAnswer:
         """See `ChatModel`. The tools of the chronicle's agent, and no others."""
         if made := calls(prompt, tools):
-            usage = _usage(prompt, completion=len(made))
+            usage = _usage(prompt, len(made))
             return ToolAnswer(text="", calls=made, usage=usage, finish="tool_calls")
         text = "The demo model does not call these tools."
-        usage = _usage(prompt, completion=len(text.split()))
+        usage = _usage(prompt, len(text.split()))
         return ToolAnswer(text=text, calls=(), usage=usage, finish="stop")
 
     async def structured(
@@ -103,66 +136,48 @@ class DemoModel:
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. Triage of new lines by simple rules; else a value that is made up."""
-        value = triage(prompt, schema)
-        made = sample(schema, _NEXT_LINES) if value is None else value
-        return StructuredAnswer(made, _usage(prompt, completion=1))
+        """See `ChatModel`. Triage of new lines, or lines that the user could say next."""
+        is_triage = "significant" in schema.get("properties", {})
+        value = triage(prompt, schema) if is_triage else {"lines": _NEXT_LINES}
+        return StructuredAnswer(value, _usage(prompt, 1))
 
 
-class _Rhythm:
-    """Beats at even distances: a late one does not delay those after it."""
-
-    def __init__(self, delay: float) -> None:
-        self._delay = delay
-        self._clock = asyncio.get_running_loop().time
-        self._next = self._clock()
-
-    async def beat(self) -> None:
-        """Wait for the next beat; without a delay, only let others run."""
-        self._next += self._delay
-        await asyncio.sleep(max(0.0, self._next - self._clock()))
+def _limited(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
+    """What may be said, as pieces, and why it ends there; a word counts as a token."""
+    text = " ".join(words)
+    text = text[
+        : min((at for stop in sampling.stop or () if (at := text.find(stop)) >= 0), default=None)
+    ]
+    pieces: list[str] = re.findall(r" ?[^ ]+", text)
+    most = sampling.max_output_tokens
+    is_cut = most is not None and len(pieces) > most
+    return pieces[:most], "length" if is_cut else "stop"
 
 
-class _Limits:
-    """Ends a reply at `max_output_tokens` (a word counts as one) and at a stop sequence."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._most = math.inf if sampling.max_output_tokens is None else sampling.max_output_tokens
-        self._stops = sampling.stop or ()
-        self._longest_stop = max(map(len, self._stops), default=0)
-        self._tail = ""
-        self._stopped = False
-        self.tokens = 0
-        self.finish: FinishReason = "stop"
-
-    def admit(self, word: str) -> str:
-        """As much of `word` as may still be said: nothing, once the reply is over."""
-        if self._stopped:
-            return ""
-        if self.tokens >= self._most:
-            self.finish = "length"
-            return ""
-        said = len(self._tail)
-        text = self._tail + word
-        cuts = [cut for stop in self._stops if (cut := text.find(stop)) >= 0]
-        self._stopped = bool(cuts)
-        self._tail = text[-self._longest_stop :] if self._stops else ""
-        allowed = text[said : min(cuts, default=len(text))]
-        self.tokens += bool(allowed)
-        return allowed
+def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
+    """The command in the user's last line, if there is one, and the words of the reply."""
+    line = last_line(prompt)
+    command = _COMMAND.search(line)
+    if command and command[1] == "long":
+        told = line[command.end() :].partition("\n")[0].split()
+        count = min(int(command[2] or 200), 100_000)
+        return "long", islice(cycle([*told, *_STORY.split()]), count)
+    if command and (command[1] == "silent" or command[1] not in _COMMANDS):
+        return "", [] if command[1] == "silent" else _HELP.split()
+    system = "\n".join(each.text for each in prompt.messages if each.role == "system")
+    named = _CHARACTER.search(system)
+    quote = " ".join(line.split())
+    quote = quote if len(quote) <= 160 else f"{quote[:160].rstrip()}..."  # noqa: PLR2004
+    name = named[1].strip() if named else "The character"
+    reply = f"{_OPENING.format(name=name, quote=quote or '...')} {_EXPLANATION}"
+    return command[1] if command else "", reply.split()
 
 
-def _spaced(words: Iterable[str]) -> Iterator[str]:
-    """Each word but the first with a space before it."""
-    for index, word in enumerate(words):
-        yield f" {word}" if index else word
-
-
-def _usage(prompt: Prompt, *, completion: int, thinking: int = 0) -> TokenUsage:
+def _usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> TokenUsage:
     """An estimate by length: counting a full window would cost more than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
     return TokenUsage(
-        prompt_tokens=max(1, characters // _CHARACTERS_A_TOKEN),
+        prompt_tokens=max(1, characters // 4),
         completion_tokens=completion,
         thinking_tokens=thinking,
     )

@@ -19,7 +19,8 @@ from backend.chats.scenes import opens_scene
 from backend.chronicles.events import EventFields
 from backend.enrichment.cleaning import paragraphs
 from backend.enrichment.duplicates.wording import worded
-from backend.generation._demo_story import DemoLine, happenings, introductions
+from backend.generation._demo_agent import calls
+from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.memory.chunks import chunked
 from backend.memory.parsed_query import _pattern, without_names
@@ -137,8 +138,8 @@ def test_the_finder_looks_into_lists_classes_and_functions(tmp_path: Path) -> No
 
 
 def told(text: str) -> object:
-    lines = [DemoLine("#1", "Marlena", text)]
-    return happenings(lines), introductions(lines, [])
+    lines = f"<new_lines>\n#1 Marlena: {text}\n</new_lines>"
+    return calls(Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})])
 
 
 def compared(text: str) -> object:

@@ -90,12 +90,6 @@ async def test_what_a_speaker_did_becomes_an_event_about_the_speaker() -> None:
     ]
 
 
-async def test_of_two_who_talk_you_is_the_other_one() -> None:
-    lines = ("Marlena: Well?", "Jake: I give you my father's sword.")
-
-    assert await summaries(*lines) == ["Jake gives Marlena Jake's father's sword."]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -183,21 +177,6 @@ async def test_what_the_chronicle_knows_is_not_written_again() -> None:
     assert await summaries("Jake: I met Oslo. I found a key.", known=known) == ["Jake found a key."]
 
 
-async def test_a_name_that_comes_up_again_and_is_introduced_becomes_lore() -> None:
-    lines = (
-        "Marlena: Welcome to the Salty Sigil, an inn by the docks. Sit down.",
-        "Jake: So this is the Salty Sigil.",
-    )
-
-    (call,) = await called(*lines)
-
-    assert call.name == "create_lorebook_entry"
-    assert call.arguments["title"] == "Salty Sigil"
-    assert call.arguments["content"] == "Salty Sigil is an inn by the docks."
-    assert call.arguments["keys"] == ["Salty Sigil"]
-    assert "demo model" in call.arguments["because"]
-
-
 @pytest.mark.parametrize(
     ("line", "title", "content"),
     [
@@ -236,17 +215,6 @@ async def test_a_name_that_is_said_to_be_something_becomes_lore_at_once(
 )
 async def test_what_is_asked_or_supposed_or_is_no_name_is_no_lore_at_once(line: str) -> None:
     assert [call.name for call in await called(line)] == ["finish"]
-
-
-async def test_a_name_said_once_or_known_or_of_a_speaker_becomes_no_lore() -> None:
-    introduced = "Marlena: Welcome to the Salty Sigil, an inn by the docks."
-    again = "Jake: The Salty Sigil!"
-
-    assert [call.name for call in await called(introduced)] == ["finish"]
-    assert [
-        call.name for call in await called(introduced, again, lore="L1 Salty Sigil: an inn")
-    ] == ["finish"]
-    assert [call.name for call in await called("Jake: Jake is a knight. Jake!")] == ["finish"]
 
 
 async def test_it_makes_three_calls_at_most_and_keeps_the_weightiest() -> None:
