@@ -27,7 +27,7 @@ from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.logs import configure_logging
 from backend.settings import Settings
-from backend.web.files import FOLDER, INDEX, PageFiles
+from backend.web.controller import FOLDER, INDEX, PageFiles
 from scripts import _bench as bench
 
 NAME, PASSWORD = "bench", "a long bench password"

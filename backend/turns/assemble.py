@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 from uuid import UUID
+
+import msgspec
 
 from backend.accounts.identity import Identity
 from backend.context.assembly import Assembled, Item, LeftOut, assemble
@@ -46,7 +49,6 @@ from backend.turns.retrieval import (
 )
 from backend.turns.rewriting import sent_lore
 from backend.turns.schemas import TurnRequest
-from backend.turns.variables import kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,3 +308,30 @@ def _in_real_tokens(ratio: float) -> Generator[None]:
         yield
     except ContextOverflowError as error:
         raise error.scaled(ratio) from None
+
+
+MAX_BYTES: Final = 200_000
+"""What the variables of a chat may take as JSON, and what a user's may."""
+
+
+def kept(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
+    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
+    notes: list[str] = []
+    local = _within(before.local, after.local, "the chat's", notes)
+    global_ = _within(before.global_, after.global_, "the user's", notes)
+    return (Variables(local, global_) if notes else after), notes
+
+
+def _within(
+    before: Mapping[str, str], after: Mapping[str, str], whose: str, notes: list[str]
+) -> Mapping[str, str]:
+    if after is before:
+        return after
+    size = len(msgspec.json.encode(dict(after)))
+    if size <= MAX_BYTES:
+        return after
+    notes.append(
+        f"{whose} variables stay as they were: they would have {size:,} bytes, "
+        f"of {MAX_BYTES:,} allowed"
+    )
+    return before

@@ -2,16 +2,123 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import minify_html
 from litestar import Controller, HttpMethod, Request, Response, route
 from litestar.params import FromPath
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
 from backend.accounts.middleware import PUBLIC
 from backend.errors import NotFoundError
-from backend.web.files import PageFile, PageFiles
+
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+VERSION = b"{version}"
+"""What stands in the index for the version, which is part of every other file's address."""
+
+MEDIA_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+}
+"""What the page may consist of; a file of another kind is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is sent. `tag` is its `ETag`: a weak one, the same for both forms."""
+
+    media_type: str
+    plain: bytes
+    zipped: bytes
+    tag: str
+
+
+class PageFiles:
+    """All files of the page, in memory, without the comments and blanks of scripts and styles.
+
+    The version is a digest over all of them. It stands in their addresses, so a browser may keep
+    them for good, and a page that is open during an update never mixes old files with new ones
+    that it has: it asks for its own version, and is told that it is gone.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        contents = dict(_read(folder))
+        digest = hashlib.sha256()
+        for name, data in sorted(contents.items()):
+            digest.update(f"{name} {len(data)}\n".encode() + data)
+        self.version = digest.hexdigest()[:12]
+        document = contents.pop(INDEX).replace(VERSION, self.version.encode())
+        self.index = _packed(INDEX, document)
+        """The document at `/`, and nowhere else: it is the one that changes under its address."""
+        self._files = {name: _packed(name, data) for name, data in contents.items()}
+
+    def __iter__(self) -> Iterator[tuple[str, PageFile]]:
+        """Every file but the index, with its path."""
+        return iter(self._files.items())
+
+    def find(self, version: str, name: str) -> PageFile | None:
+        """A file of this version by its path below the folder."""
+        return self._files.get(name) if version == self.version else None
+
+
+def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*"):
+        if path.suffix in MEDIA_TYPES and path.is_file():
+            yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+Slimming = Callable[[str], str]
+
+_LEFT = re.compile(r"^/\*\*[\s\S]*?\*/\n|^//.*\n|/\* @__PURE__ \*/ ", re.MULTILINE)
+"""Comments that the minifier leaves, on lines of their own, and its notes to bundlers."""
+
+
+def _script(text: str) -> str:
+    return _LEFT.sub("", _inside("script", text, attributes=" type=module"))
+
+
+def _inside(tag: str, text: str, *, attributes: str = "") -> str:
+    """A script or a style sheet minified, as what an element of a document holds.
+
+    `minify_html` takes documents alone. What it does not understand it gives back as it is.
+    """
+    document = f"<{tag}{attributes}>{text}</{tag}>"
+    minified = minify_html.minify(document, minify_css=True, minify_js=True, keep_closing_tags=True)
+    return minified[minified.index(">") + 1 : minified.rindex("<")]
+
+
+SLIMMER: Mapping[str, Slimming] = {
+    ".css": lambda text: _inside("style", text),
+    ".js": _script,
+    ".json": lambda text: json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")),
+}
+"""What takes out what nothing but people read. Names stay as they are written."""
+
+
+def _packed(name: str, data: bytes) -> PageFile:
+    suffix = PurePosixPath(name).suffix
+    if suffix in SLIMMER:
+        data = SLIMMER[suffix](data.decode()).encode()
+    return PageFile(
+        media_type=MEDIA_TYPES[suffix],
+        plain=data,
+        zipped=gzip.compress(data, mtime=0),
+        tag=f'W/"{hashlib.sha256(data).hexdigest()[:20]}"',
+    )
+
 
 AnyRequest = Request[Any, Any, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backend.web.files import FOLDER, MEDIA_TYPES, PageFiles
+from backend.web.controller import FOLDER, MEDIA_TYPES, PageFiles
 from tests.support.server import Running, problem, running
 
 pytestmark = pytest.mark.anyio

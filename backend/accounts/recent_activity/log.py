@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -16,11 +17,48 @@ from backend.accounts import repository
 from backend.accounts.identity import Identity, TokenKind
 from backend.accounts.keyring import check_current, open_checked_sealer
 from backend.accounts.models import ACTIVITY_ADDRESS, ACTIVITY_ENTRY, ActivityEntry
-from backend.accounts.recent_activity.client import describe_client
 from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
+
+_BROWSERS = (
+    # The first that fits: most browsers name the ones that they descend from, too.
+    ("Firefox/", "Firefox"),
+    ("Edg", "Edge"),
+    ("OPR/", "Opera"),
+    ("Chrome/", "Chrome"),
+    ("CriOS/", "Chrome"),
+    ("Safari/", "Safari"),
+)
+_SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Windows", "Windows"),
+    ("Mac OS", "Mac"),
+    ("CrOS", "ChromeOS"),
+    ("Linux", "Linux"),
+)
+_PRODUCT = re.compile(r"[\w.-]{1,40}")
+
+
+def describe_client(user_agent: str) -> str:
+    """A browser and its system, such as `Firefox on Linux`, or the name of a program.
+
+    Versions are left out: they say more about a person than is needed to recognise a device.
+    """
+    browser = _first(_BROWSERS, user_agent)
+    system = _first(_SYSTEMS, user_agent)
+    if browser and system:
+        return f"{browser} on {system}"
+    product = _PRODUCT.match(user_agent)
+    return browser or system or (product[0] if product else "")
+
+
+def _first(names: tuple[tuple[str, str], ...], text: str) -> str:
+    return next((name for sign, name in names if sign in text), "")
+
 
 ADDRESSES_KEPT = timedelta(days=30)
 ENTRIES_KEPT = timedelta(days=365)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -11,6 +14,8 @@ from backend.accounts.identity import Identity
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
+from backend.enrichment.agent.agent import MOST_CALLS
+from backend.enrichment.agent.tools import EVENT_KINDS, TOOLS, TRIAGE_SCHEMA
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     OtherChronicleError,
@@ -18,12 +23,12 @@ from backend.enrichment.errors import (
     RebuildUnderWayError,
 )
 from backend.enrichment.outbox import REBUILD, lane_of
-from backend.enrichment.rebuild.estimating import estimate_cost
 from backend.enrichment.rebuild.replacing import RebuiltRange, entries_to_replace, events_to_replace
 from backend.enrichment.rebuild.state import RebuildState
 from backend.enrichment.run_work import find_reader
-from backend.enrichment.schemas import NewRebuild, RebuildEstimate
-from backend.enrichment.story import last_reply, plan_batches
+from backend.enrichment.schemas import AmountRange, NewRebuild, RebuildEstimate
+from backend.enrichment.story import EARLIER_LINES, EARLIER_TOKENS, last_reply, plan_batches
+from backend.enrichment.study import CHARACTERS_A_TOKEN
 from backend.errors import ValidationError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
@@ -31,6 +36,85 @@ from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
+
+LINE_MARK = 4
+"""Tokens of the mark before each line."""
+KNOWN = 1_500
+"""Tokens of what is near in memory: some events, some lore, some old lines."""
+ROUND = 400
+"""Tokens of one step of the loop: what the model called, and what it was answered."""
+DECISION = 60
+"""Tokens of the answer to the first question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Calls and tokens, from where nothing of note is found to where every batch takes all."""
+
+    calls: AmountRange
+    prompt_tokens: AmountRange
+    completion_tokens: AmountRange
+
+
+def estimate_cost(
+    batches: Sequence[Sequence[int]], prompts: PromptLibrary, *, most_writes: int, per_run: int
+) -> Cost:
+    """What it takes to study a chat's stretches.
+
+    Args:
+        batches: Of each stretch the tokens of its lines.
+        prompts: What the agent is told.
+        most_writes: How much one run may write.
+        per_run: Tokens that one run may take; its first call is always made.
+    """
+    kinds = ", ".join(EVENT_KINDS)
+    frame = prompts["enrichment/story"].render(
+        events=[], entries=[], messages=[], earlier=[], lines=[]
+    )
+    question = _tokens(
+        prompts["enrichment/triage"].render(kinds=kinds), frame, msgspec.json.encode(TRIAGE_SCHEMA)
+    )
+    task = _tokens(
+        prompts["enrichment/agent"].render(
+            kinds=kinds, most_writes=most_writes, most_calls=MOST_CALLS - 1
+        ),
+        frame,
+        *(msgspec.json.encode(tool.parameters) for tool in TOOLS),
+        *(tool.description for tool in TOOLS),
+    )
+    steps = MOST_CALLS - 1
+    least = most = 0
+    before: list[int] = []
+    for batch in batches:
+        lines = sum(batch) + LINE_MARK * len(batch) + _earlier(before)
+        first = question + lines
+        loop = steps * (task + lines + KNOWN) + ROUND * steps * (steps - 1) // 2
+        least += first
+        most += max(first, min(first + loop, per_run))
+        before = [*before, *batch][-EARLIER_LINES:]
+    count = len(batches)
+    return Cost(
+        calls=AmountRange(least=count, most=count * MOST_CALLS),
+        prompt_tokens=AmountRange(least=least, most=most),
+        completion_tokens=AmountRange(
+            least=count * DECISION, most=count * (DECISION + steps * ROUND)
+        ),
+    )
+
+
+def _earlier(tokens: Sequence[int]) -> int:
+    """Tokens of the lines that are shown before a batch."""
+    total = 0
+    for each in reversed(tokens):
+        if total + each > EARLIER_TOKENS:
+            break
+        total += each + LINE_MARK
+    return total
+
+
+def _tokens(*texts: str | bytes) -> int:
+    return sum(map(len, texts)) // CHARACTERS_A_TOKEN
+
 
 UNDER_WAY = ("queued", "waiting_key", "running")
 

@@ -28,7 +28,6 @@ from backend.enrichment.run_work import (
 from backend.enrichment.runs import note_done, note_failed
 from backend.enrichment.study import CHARACTERS_A_TOKEN, estimate
 from backend.enrichment.summary.parts import SummaryPart, find_goal, is_as_read, read_part
-from backend.enrichment.summary.prose import plain
 from backend.enrichment.summary.runs import OVERLONG, Said, run_row, sampling_for
 from backend.enrichment.summary.stored import (
     MAX_SUMMARY_CHARS,
@@ -53,6 +52,29 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
+
+_SENTENCE_ENDS = ".!?…。\n"
+
+
+def plain(text: str, limit: int) -> str:
+    """A model's text as it may stand in a prompt: no tags, no blank lines, `limit` characters.
+
+    Sections of a prompt stand in tags or between blank lines: what has neither can't end the one
+    that it stands in. What is longer ends with a sentence, where there is one, or with a word.
+    """
+    lines = (line.strip() for line in without_tags(text).split("\n"))
+    whole = "\n".join(line for line in lines if line)
+    return whole if len(whole) <= limit else _cut(whole, limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    head = text[: max(0, limit - 1)]
+    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
+    if end >= limit // 2:
+        return head[: end + 1].rstrip()
+    words = head.rsplit(None, 1)
+    return (words[0] if len(words) > 1 else head) + "…" if head else ""
+
 
 LEAST_STEP = 500
 """Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""

@@ -14,8 +14,10 @@ engine leaves it to the system when the log gets to the disk; `_sync` does not.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +30,6 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 from backend.logs import get_logger
 from backend.memory.index import edge_mapping as wire
 from backend.memory.index import payload as fields
-from backend.memory.index.edge_lock import locked
 from backend.memory.index.protocol import (
     Floats,
     Hit,
@@ -38,6 +39,32 @@ from backend.memory.index.protocol import (
     Query,
 )
 from backend.memory.index.scopes import check_dimensions, is_empty
+
+_PATIENCE = 2.0
+"""Seconds that a process which is just ending gets to let go."""
+
+
+def locked(path: Path) -> int:
+    """Lock a file for as long as the returned descriptor is open.
+
+    Waits in its thread. Raises `IndexUnavailableError`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise IndexUnavailableError(
+                f"Another process has the index open ({path}). An index in the data folder serves "
+                "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
+            ) from error
+        return descriptor
+
 
 log = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 
 from backend.accounts.models import ActivityEntry
 from backend.accounts.recent_activity import log
-from backend.accounts.recent_activity.client import describe_client
+from backend.accounts.recent_activity.log import describe_client
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem

@@ -14,9 +14,8 @@ from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.memory.embedding.cache import EmbeddingCache
-from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cached import CachedEmbedder, Retries
 from backend.memory.embedding.gemini import GeminiEmbedder
-from backend.memory.embedding.limits import Retries
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.models import Embedding

@@ -19,14 +19,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from backend.characters.cards import limits, structure
+from backend.characters.cards import limits, text
 from backend.characters.cards.assets import _unquoted, resolve
 from backend.characters.cards.errors import CardError, CardLimitError
 from backend.characters.cards.limits import Limit
 from backend.characters.cards.model import CardAsset
 from backend.characters.cards.png import with_texts
 from backend.characters.cards.reader import read_card
-from backend.characters.cards.structure import check_structure
+from backend.characters.cards.text import check_structure
 from backend.chronicles.errors import ChronicleFileError
 from backend.chronicles.files import read_file as read_chronicle
 from backend.lorebooks.errors import LoreFileError
@@ -70,8 +70,8 @@ def test_slices_are_allowed_what_the_whole_text_would_be(
     deepest, count = measured(data)
 
     with (
-        patch.object(structure, "JSON_DEPTH", Limit("json_depth", depth, "deep")),
-        patch.object(structure, "JSON_VALUES", Limit("json_values", values, "many")),
+        patch.object(text, "JSON_DEPTH", Limit("json_depth", depth, "deep")),
+        patch.object(text, "JSON_VALUES", Limit("json_values", values, "many")),
     ):
         allowed = is_allowed(data, slice_bytes)
 

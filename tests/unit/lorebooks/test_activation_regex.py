@@ -229,7 +229,7 @@ def test_a_scan_stops_trying_such_regexes_when_their_time_is_used_up(
 def test_a_scan_stops_searching_when_its_regexes_are_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backend.lorebooks.activation.searching.MAX_SCAN_WORK", 500)
+    monkeypatch.setattr("backend.lorebooks.activation.window.MAX_SCAN_WORK", 500)
     lore = book(*(entry(f"E{n}", f"/{n}?[a-c]/") for n in range(40)))
     outcome = scanned(lore, "aaa")
 

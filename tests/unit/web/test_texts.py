@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.quotas.definitions import QUOTAS
-from backend.web.files import FOLDER
+from backend.web.controller import FOLDER
 
 LITERAL = re.compile(r"\"([\w.-]+)\"|`([\w.-]*\$\{[^`]*)`")
 ASKED = re.compile(r"(?<![\w.])(?:t|has)\(\s*(?:\"([^\"]+)\"|`([^`]+)`)")
