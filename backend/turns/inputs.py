@@ -38,12 +38,12 @@ class InputMaker:
     ) -> None:
         self._prompts = prompts
         self._identity = identity
-        self._gathered = loaded
+        self._loaded = loaded
         self._unit = unit
 
     def inputs(self, request: TurnRequest, *, suggestions: int = 0) -> SectionInputs:
         """Everything that the fixed sections are made of; `suggestions` asks for so many lines."""
-        loaded = self._gathered
+        loaded = self._loaded
         card, settings = loaded.speaker.card, loaded.settings
         account = self._identity.settings
         depth = card.depth_prompt
@@ -84,7 +84,7 @@ class InputMaker:
 
     def _line(self, *, suggestions: int) -> tuple[str, str, str, ReasonKind]:
         """What stands as the user's line: (text, kind, title, reason)."""
-        loaded = self._gathered
+        loaded = self._loaded
         target = loaded.target
         if suggestions:
             prompt = self._prompts["assist/suggestions"].render(
