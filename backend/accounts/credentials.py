@@ -65,7 +65,7 @@ class Credentials:
             secret = await self._stretcher.stretch(kdf, normalise_password(password))
         except (msgspec.DecodeError, HashingError) as error:
             raise tampered(user) from error
-        if user.is_disabled or slot.root_version is None:
+        if user.is_disabled:
             raise WrongCredentialsError
         try:
             opened = open_slot(slot, secret=secret, root=self._root)

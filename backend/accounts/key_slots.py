@@ -13,15 +13,10 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.vault import envelopes
 from backend.vault.envelopes import EnvelopePlace, Opened
-from backend.vault.root import RootKeyError, RootKeys, RootSealBrokenError
+from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.slots import (
     SlotKind,
-    WrongSecretError,
-    rewrap_password,
-    unwrap_inner_password,
     unwrap_lent,
-    unwrap_with_password,
-    unwrap_with_secret,
     wrap_lent,
 )
 
@@ -52,31 +47,14 @@ def new_slot(
 
 
 def open_slot(slot: KeySlot, *, secret: bytes, root: RootKeys) -> Opened:
-    """The user key in a slot, whatever its form. Raises `WrongSecretError`, `RootKeyError`."""
-    if slot.generation is not None:
-        return envelopes.unwrap(
-            place_of(slot),
-            secret=secret,
-            blob=slot.wrapped,
-            root_version=slot.root_version or 0,
-            root=root,
-        )
-    kind = _kind(slot)
-    if kind != "password":
-        user_key = unwrap_with_secret(kind, slot.id, slot.user_id, secret=secret, blob=slot.wrapped)
-        return Opened(user_key, is_direct=False)
-    try:
-        user_key = unwrap_with_password(
-            slot.id,
-            slot.user_id,
-            stretched=secret,
-            blob=slot.wrapped,
-            root_version=slot.root_version or 0,
-            root=root,
-        )
-    except RootSealBrokenError as error:
-        raise WrongSecretError from error
-    return Opened(user_key, is_direct=False)
+    """The user key in a slot. Raises `WrongSecretError`, `RootKeyError`."""
+    return envelopes.unwrap(
+        place_of(slot),
+        secret=secret,
+        blob=slot.wrapped,
+        root_version=slot.root_version,
+        root=root,
+    )
 
 
 async def wrap_directly(
@@ -113,29 +91,14 @@ def carry_over(
             "standing", slot.id, slot.user_id, user_key=new_key, root=root
         )
         return
-    if slot.generation is not None:
-        wrapped = envelopes.readdress(
-            place_of(slot),
-            blob=slot.wrapped,
-            root_version=slot.root_version or 0,
-            old_key=old_key,
-            new_key=new_key,
-            root=root,
-        )
-    else:
-        first_blob = slot.wrapped
-        if slot.kind == "password":
-            first_blob = unwrap_inner_password(
-                slot.id,
-                slot.user_id,
-                blob=slot.wrapped,
-                root_version=slot.root_version or 0,
-                root=root,
-            )
-        place = EnvelopePlace(_kind(slot), slot.id, slot.user_id, generation)
-        wrapped = envelopes.bridge(
-            place, first_blob=first_blob, old_key=old_key, new_key=new_key, root=root
-        )
+    wrapped = envelopes.readdress(
+        place_of(slot),
+        blob=slot.wrapped,
+        root_version=slot.root_version,
+        old_key=old_key,
+        new_key=new_key,
+        root=root,
+    )
     slot.root_version, slot.wrapped = wrapped
     slot.generation = generation
 
@@ -143,8 +106,6 @@ def carry_over(
 def rewrap_under_root(slot: KeySlot, root: RootKeys) -> None:
     """Put a slot under the newest root key. Raises `RootKeyError`."""
     version = slot.root_version
-    if version is None:
-        return
     try:
         if slot.kind == "standing":
             user_key = unwrap_lent(
@@ -156,13 +117,9 @@ def rewrap_under_root(slot: KeySlot, root: RootKeys) -> None:
                 root=root,
             )
             wrapped = wrap_lent("standing", slot.id, slot.user_id, user_key=user_key, root=root)
-        elif slot.generation is not None:
+        else:
             place = place_of(slot)
             wrapped = envelopes.rewrap(place, blob=slot.wrapped, root_version=version, root=root)
-        else:
-            wrapped = rewrap_password(
-                slot.id, slot.user_id, blob=slot.wrapped, root_version=version, root=root
-            )
     except RootKeyError as error:
         raise type(error)(
             f"Slot {slot.id} ({slot.kind}) of {slot.user_id}: {error.detail}"

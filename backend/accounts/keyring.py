@@ -70,10 +70,6 @@ def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
 
 def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
     """The key that other keys are derived from. Raises `SealBrokenError`."""
-    if user.wrapped_derivation_key is None:
-        if user.key_generation:
-            raise SealBrokenError
-        return user_key
     return open_with(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,

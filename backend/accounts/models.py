@@ -34,8 +34,7 @@ class User(Base):
 
     `factors_digest` is over the ids of the second factors that are on, None if none is.
     `key_generation` counts the account's user keys. `newest_data_key` is the number of the data key
-    that came with the present one. Without `wrapped_derivation_key`, the user key itself is the
-    derivation key: so it is in generation 0, of accounts from before there was one.
+    that came with the present one.
     """
 
     __tablename__ = "users"
@@ -46,10 +45,10 @@ class User(Base):
     is_administrator: Mapped[bool] = mapped_column(default=False)
     is_disabled: Mapped[bool] = mapped_column(default=False)
     key_mode: Mapped[KeyMode] = mapped_column(String, default="per_job")
-    key_generation: Mapped[int] = mapped_column(default=0)
+    key_generation: Mapped[int] = mapped_column(default=1)
     factors_digest: Mapped[bytes | None]
     newest_data_key: Mapped[int] = mapped_column(default=0)
-    wrapped_derivation_key: Mapped[bytes | None]
+    wrapped_derivation_key: Mapped[bytes]
     settings_mac: Mapped[bytes]
     sealed_settings: Mapped[bytes | None]
     sealed_variables: Mapped[bytes | None]
@@ -82,7 +81,7 @@ class KeySlot(Base):
     """One wrapping of the user key: `kind` is a `SlotKind`.
 
     `lookup` is the SHA-256 of a token's secret. `kdf` belongs to passwords. `generation` is that of
-    the user key in an envelope; a slot without one is of an older form, or a standing slot.
+    the user key in an envelope; standing slots have none.
     """
 
     __tablename__ = "key_slots"
@@ -94,7 +93,7 @@ class KeySlot(Base):
     wrapped: Mapped[bytes]
     lookup: Mapped[bytes | None] = mapped_column(unique=True)
     kdf: Mapped[bytes | None]
-    root_version: Mapped[int | None]
+    root_version: Mapped[int]
     generation: Mapped[int | None]
     scope: Mapped[str] = mapped_column(default="")
     sealed_label: Mapped[bytes | None]

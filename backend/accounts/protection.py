@@ -56,13 +56,6 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
             parts.append((b"newest_data_key", self.newest_data_key.to_bytes(8, "big")))
         return digest(derive(user_key, "protection/2"), *(each for part in parts for each in part))
 
-    def first_mac(self, user_key: bytes) -> bytes:
-        """The form that accounts have whose user key was never changed: without a generation.
-
-        It knows of no second factors.
-        """
-        return digest(derive(user_key, "settings-mac"), self.key_mode.encode(), self.kdf)
-
 
 def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
     """Give an account the MAC of what its row has now."""
@@ -71,11 +64,7 @@ def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
 
 def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
     """Raise `TamperedAccountError` unless the account's protection is what its owner set."""
-    protection = Protection.of(user, kdf=kdf)
-    macs = [protection.mac(user_key)]
-    if protection.generation == 0 and not protection.factors:
-        macs.append(protection.first_mac(user_key))
-    if not any(compare_digest(mac, user.settings_mac) for mac in macs):
+    if not compare_digest(Protection.of(user, kdf=kdf).mac(user_key), user.settings_mac):
         raise tampered(user)
 
 

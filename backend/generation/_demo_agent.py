@@ -101,14 +101,14 @@ def summary(prompt: Prompt) -> str | None:
     text = last_line(prompt)
     wanted = _WORDS_WANTED.search(f"{system}\n{text}")
     most = int(wanted[1]) if wanted else 150
-    kept = _sentences(_section(text, "previous_summary").replace(SUMMARY_HEAD, ""))
+    kept: list[str] = _sentences(_section(text, "previous_summary").replace(SUMMARY_HEAD, ""))
     for _, speaker, said in _lines(_section(text, "new_lines") or text):
         first = _sentences(said)[:1]
         kept += [f"{speaker}: {each}" if speaker else each for each in first]
     while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:
         # Every other one goes, from the oldest: something of everything stays.
         half = max(1, len(kept) // 2)
-        kept = [*kept[:half][1::2], *kept[half:]]
+        kept = kept[:half][1::2] + kept[half:]
     return " ".join(" ".join([SUMMARY_HEAD, *kept]).split()[: most + 2])
 
 
@@ -204,4 +204,5 @@ def _lines(text: str) -> Iterator[tuple[str, str, str]]:
 def _sentences(text: str) -> list[str]:
     """A text's sentences, without the marks of speech and emphasis."""
     plain = re.sub(r"[*_\"“”]+", "", re.sub(r"\*([^*\n]+)\*", r"\1.", text))
-    return [each for found in _SENTENCE.finditer(plain) if (each := found.group().strip(" \t-"))]
+    found: list[str] = _SENTENCE.findall(plain)
+    return [each for sentence in found if (each := sentence.strip(" \t-"))]

@@ -98,7 +98,7 @@ class JobKeys:
                 root=self._root,
             )
         slot = people.standing.get(user.id)
-        if slot is None or slot.root_version is None or user.key_mode != "managed":
+        if slot is None or user.key_mode != "managed":
             return None
         if slot.expires_at is None or slot.expires_at <= at:
             return None

@@ -12,8 +12,6 @@ the root key:
   put in one of their own, to be sent the next user key, nor guess passwords against it.
 - `DIRECT`: the user key, sealed under HKDF of the slot's secret (60 bytes).
 - `ADDRESSED`: the user key, encrypted to the public key (80 bytes).
-- `BRIDGED`: the same, but the key pair comes from the user key of a slot that was made before there
-  were envelopes; that slot's own blob follows (60 bytes), and its secret opens it.
 
 Each part is bound to the slot, its user, and the generation of the user key.
 """
@@ -37,12 +35,11 @@ from backend.vault.sealing import (
     open_with,
     seal_with,
 )
-from backend.vault.slots import SlotKind, WrongSecretError, unwrap_with_secret
+from backend.vault.slots import SlotKind, WrongSecretError
 
-DIRECT, ADDRESSED, BRIDGED = 1, 2, 3
+DIRECT, ADDRESSED = 1, 2
 SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 SEALED_KEY_BYTES = NONCE_BYTES + KEY_BYTES + TAG_BYTES
-ADDRESSED_BYTES = KEY_BYTES + KEY_BYTES + TAG_BYTES
 _HEAD_BYTES = 1 + SEALED_KEY_BYTES
 _PURPOSE = "envelope"
 
@@ -101,13 +98,8 @@ def unwrap(
         if form == DIRECT:
             key = derive(secret, f"slot/{place.kind}")
             return Opened(open_with(key, inner, context=place.context()), is_direct=True)
-        encrypted, first_blob = inner[:ADDRESSED_BYTES], inner[ADDRESSED_BYTES:]
-        if form == BRIDGED:
-            secret = unwrap_with_secret(
-                place.kind, place.slot_id, place.user_id, secret=secret, blob=first_blob
-            )
         private_key = _private_key(place.kind, secret)
-        return Opened(SUITE.decrypt(encrypted, private_key, info=place.context()), is_direct=False)
+        return Opened(SUITE.decrypt(inner, private_key, info=place.context()), is_direct=False)
     except (SealBrokenError, RootSealBrokenError, InvalidTag) as error:
         raise WrongSecretError from error
 
@@ -132,49 +124,16 @@ def readdress(
     public_key = open_with(
         derive(old_key, _PURPOSE), content[1:_HEAD_BYTES], context=place.context()
     )
-    form, first_blob = ADDRESSED, b""
-    if content[0] == BRIDGED:
-        form, first_blob = BRIDGED, content[_HEAD_BYTES + ADDRESSED_BYTES :]
-    return _address(
-        place._replace(generation=place.generation + 1),
-        form,
-        public_key,
-        first_blob,
-        new_key=new_key,
-        root=root,
-    )
-
-
-def bridge(
-    place: EnvelopePlace, *, first_blob: bytes, old_key: bytes, new_key: bytes, root: RootKeys
-) -> Wrapped:
-    """An envelope for a slot that has none, around its own blob.
-
-    The place has the generation of the new user key; `first_blob` is what `wrap_with_secret` made
-    of the old one.
-    """
-    public_key = _private_key(place.kind, old_key).public_key().public_bytes_raw()
-    return _address(place, BRIDGED, public_key, first_blob, new_key=new_key, root=root)
+    following = place._replace(generation=place.generation + 1)
+    recipient = X25519PublicKey.from_public_bytes(public_key)
+    inner = SUITE.encrypt(new_key, recipient, info=following.context())
+    return _enclose(following, ADDRESSED, public_key, inner, user_key=new_key, root=root)
 
 
 def rewrap(place: EnvelopePlace, *, blob: bytes, root_version: int, root: RootKeys) -> Wrapped:
     """The same envelope under the newest root key. Raises `RootKeyError`."""
     content = _disclose(place, blob, root_version, root)
     return Wrapped(*root.wrap(content, context=place.context(), purpose=_PURPOSE))
-
-
-def _address(
-    place: EnvelopePlace,
-    form: int,
-    public_key: bytes,
-    first_blob: bytes,
-    *,
-    new_key: bytes,
-    root: RootKeys,
-) -> Wrapped:
-    recipient = X25519PublicKey.from_public_bytes(public_key)
-    inner = SUITE.encrypt(new_key, recipient, info=place.context()) + first_blob
-    return _enclose(place, form, public_key, inner, user_key=new_key, root=root)
 
 
 def _enclose(

@@ -19,7 +19,7 @@ from argon2.low_level import Type, hash_secret_raw
 
 from backend.errors import AppError
 from backend.vault.root import RootKeys
-from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
+from backend.vault.sealing import KEY_BYTES
 
 SlotKind = Literal["password", "recovery", "session", "api_key", "standing"]
 LentKind = Literal["standing", "job"]
@@ -64,68 +64,6 @@ class PasswordKdf(msgspec.Struct, frozen=True):
 
 DEFAULT_KDF = PasswordKdf(salt=b"\0" * 16)
 """Costs of a new password slot (`fresh()` gives it its salt)."""
-
-
-def wrap_with_secret(
-    kind: SlotKind, slot_id: UUID, user_id: UUID, *, secret: bytes, user_key: bytes
-) -> bytes:
-    """Wrap the user key under a random secret."""
-    return seal_with(
-        derive(secret, f"slot/{kind}"), user_key, context=_context(kind, slot_id, user_id)
-    )
-
-
-def unwrap_with_secret(
-    kind: SlotKind, slot_id: UUID, user_id: UUID, *, secret: bytes, blob: bytes
-) -> bytes:
-    """The user key. Raises `WrongSecretError`."""
-    try:
-        return open_with(
-            derive(secret, f"slot/{kind}"), blob, context=_context(kind, slot_id, user_id)
-        )
-    except SealBrokenError as error:
-        raise WrongSecretError from error
-
-
-def wrap_with_password(
-    slot_id: UUID, user_id: UUID, *, stretched: bytes, user_key: bytes, root: RootKeys
-) -> tuple[int, bytes]:
-    """Wrap the user key under a stretched password, and that under the root key.
-
-    Returns the root key's version and the blob: without the root key, a stolen table can't be
-    guessed at.
-    """
-    inner = wrap_with_secret("password", slot_id, user_id, secret=stretched, user_key=user_key)
-    return root.wrap(inner, context=_context("password", slot_id, user_id))
-
-
-def unwrap_with_password(
-    slot_id: UUID,
-    user_id: UUID,
-    *,
-    stretched: bytes,
-    blob: bytes,
-    root_version: int,
-    root: RootKeys,
-) -> bytes:
-    """The user key. Raises `WrongSecretError`, or `RootKeyError` without the right root key."""
-    inner = root.unwrap(root_version, blob, context=_context("password", slot_id, user_id))
-    return unwrap_with_secret("password", slot_id, user_id, secret=stretched, blob=inner)
-
-
-def unwrap_inner_password(
-    slot_id: UUID, user_id: UUID, *, blob: bytes, root_version: int, root: RootKeys
-) -> bytes:
-    """What lies under the root key in a password slot: the user key, under the password alone."""
-    return root.unwrap(root_version, blob, context=_context("password", slot_id, user_id))
-
-
-def rewrap_password(
-    slot_id: UUID, user_id: UUID, *, blob: bytes, root_version: int, root: RootKeys
-) -> tuple[int, bytes]:
-    """The same slot under the newest root key; the password is not needed for it."""
-    context = _context("password", slot_id, user_id)
-    return root.wrap(root.unwrap(root_version, blob, context=context), context=context)
 
 
 def wrap_lent(
@@ -204,5 +142,5 @@ def _lent_purpose(kind: LentKind, slot_id: UUID, user_id: UUID) -> str:
     return f"slot/{kind}/{slot_id.hex}/{user_id.hex}"
 
 
-def _context(kind: SlotKind | LentKind, slot_id: UUID, user_id: UUID) -> bytes:
+def _context(kind: LentKind, slot_id: UUID, user_id: UUID) -> bytes:
     return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes

@@ -15,7 +15,7 @@ from sqlalchemy import LargeBinary, Table, insert, select, update
 import backend
 from backend.accounts import repository
 from backend.accounts.keyring import open_sealer
-from backend.accounts.models import DataKey, User
+from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.names import load_instance_keys
 from backend.accounts.rotation_columns import SealedTable, described_tables
 from backend.accounts.service import AccountService
@@ -137,6 +137,8 @@ def _row(sealed: SealedTable, sealer: Sealer, made: dict[str, UUID], number: int
     }
     row_id = refers.get("id") or made.get(sealed.table.name) or new_id()
     row: dict[str, Any] = {**_plain(sealed.table, number), **refers, "id": row_id}
+    if sealed.table is KeySlot.__table__:
+        row |= {"kind": "standing", "root_version": 1}  # what a change of keys need not open
     for column in sealed.columns:
         row[column.name] = sealer.seal(
             sealed.place(column), row_id, f"{sealed.table.name}.{column.name} {number}"

@@ -7,16 +7,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from msgspec.json import decode as json_decode
 from sqlalchemy import select, update
 
-from backend.accounts.key_slots import open_slot
 from backend.accounts.models import DataKey, KeySlot, User
-from backend.accounts.protection import Protection
 from backend.chats.models import Message
-from backend.vault.slots import PasswordKdf
 from tests.support.logs import Logged
-from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem
+from tests.support.server import PASSWORD, Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -76,19 +72,6 @@ async def test_a_generation_that_other_hands_set_locks_the_account(
             problem(answer, 403, "account-tampered")
     await tamper(server, User, key_generation=1)
     ok(await ada.client.get(ME))
-
-
-async def test_a_mac_without_a_generation_holds_for_no_account_that_has_one(
-    server: Running, ada: Account
-) -> None:
-    async with server.parts.database.write() as session:
-        user = (await session.scalars(select(User))).one()
-        slot = (await session.scalars(select(KeySlot).where(KeySlot.kind == "password"))).one()
-        stretched = json_decode(slot.kdf or b"", type=PasswordKdf).stretch(PASSWORD)
-        user_key = open_slot(slot, secret=stretched, root=ROOT).user_key
-        first = Protection.of(user, kdf=slot.kdf).first_mac(user_key)
-    await tamper(server, User, settings_mac=first)
-    problem(await ada.client.get(ME), 403, "account-tampered")
 
 
 async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(

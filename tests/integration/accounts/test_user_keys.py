@@ -18,7 +18,6 @@ from backend.accounts.identity import Identity
 from backend.accounts.keyring import open_sealer
 from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.protection import Protection
 from backend.accounts.rotation import GRACE
 from backend.accounts.sessions import SessionService
 from backend.chats.models import Chat, Message
@@ -30,17 +29,11 @@ from backend.jobs.queue import NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
 from backend.vault.sealing import SealBrokenError, key_number
-from backend.vault.slots import (
-    recovery_secret,
-    token_secret,
-    wrap_with_password,
-    wrap_with_secret,
-)
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.memory import settled
 from tests.support.models import asking, held_back
-from tests.support.server import CHEAP_KDF, PASSWORD, ROOT, Account, Running, ok, problem, running
+from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -293,66 +286,6 @@ async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -
             assert before.derived(purpose) == after.derived(purpose)
         assert found
         assert ok(await ada.client.get("/api/v1/search", params=query))["items"] == found
-
-
-async def make_older(server: Running, account: Account, api_key: str) -> None:
-    """Bring an account to the form that it had before there were envelopes."""
-    identity = await identity_of(server, account)
-    user_id, user_key = identity.user_id, identity.user_key
-    secrets = {
-        "session": token_secret(token_of(account), "ts_"),
-        "api_key": token_secret(api_key, "tk_"),
-        "recovery": recovery_secret(account.recovery_code),
-    }
-    async with server.parts.database.write() as session:
-        user = await repository.get_user(session, user_id)
-        for slot in await session.scalars(select(KeySlot).where(KeySlot.user_id == user_id)):
-            slot.generation = None
-            if slot.kind == "password":
-                slot.kdf = CHEAP
-                user.settings_mac = Protection(
-                    generation=0, key_mode=user.key_mode, kdf=CHEAP
-                ).first_mac(user_key)
-                slot.root_version, slot.wrapped = wrap_with_password(
-                    slot.id,
-                    user_id,
-                    stretched=CHEAP_KDF.stretch(PASSWORD),
-                    user_key=user_key,
-                    root=ROOT,
-                )
-                continue
-            slot.root_version = None
-            slot.wrapped = wrap_with_secret(
-                slot.kind,  # type: ignore[arg-type]  # a column's text
-                slot.id,
-                user_id,
-                secret=secrets[slot.kind] or b"",
-                user_key=user_key,
-            )
-        user.key_generation = user.newest_data_key = 0
-        user.wrapped_derivation_key = None
-
-
-CHEAP = b'{"salt":"AAAAAAAAAAAAAAAAAAAAAA==","memory_kib":32,"passes":1,"lanes":1}'
-
-
-@pytest.mark.parametrize("act", ACTS)
-async def test_an_account_from_before_envelopes_loses_no_way_in(either: Running, act: str) -> None:
-    async with either.account("Ada") as ada:
-        await ada.new_chat(title="The lighthouse")
-        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
-        await make_older(either, ada, key["token"])
-        before = (await identity_of(either, ada)).sealer
-        await ACTS[act](ada)
-        await rotate_with(ada, act)
-        assert await titles(ada.client) == ["The lighthouse"]
-        async with either.program(key["token"]) as script:
-            assert await titles(script) == ["The lighthouse"]
-            assert await titles(script) == ["The lighthouse"]
-        ok(await log_in(either, NEW if act == "password" else PASSWORD), 201)
-        after = (await identity_of(either, ada)).sealer
-        assert before.derived("memory-terms") == after.derived("memory-terms")
-        ok(await recover(either, ada.recovery_code), 201)
 
 
 async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running) -> None:

@@ -91,7 +91,13 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
 async def sign_up(database: Database) -> Identity:
     """An account with random keys."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
-    user = User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b"")
+    user = User(
+        id=user_id,
+        name_lookup=user_id.bytes,
+        wrapped_name=b"",
+        wrapped_derivation_key=b"",
+        settings_mac=b"",
+    )
     async with database.write() as session:
         session.add(user)
     return Identity(

@@ -34,7 +34,12 @@ from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
-ALL_ARE_ADA: Any = SimpleNamespace(name_of=lambda _: "Ada")
+
+def called_ada(_: Identity) -> str:
+    return "Ada"
+
+
+ALL_ARE_ADA: Any = SimpleNamespace(name_of=called_ada)
 """Accounts, as far as regex scripts ask for them."""
 
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
@@ -44,7 +49,15 @@ async def sign_up(database: Database) -> Identity:
     """An account with random keys and no way in but this."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     async with database.write() as session:
-        session.add(User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b""))
+        session.add(
+            User(
+                id=user_id,
+                name_lookup=user_id.bytes,
+                wrapped_name=b"",
+                wrapped_derivation_key=b"",
+                settings_mac=b"",
+            )
+        )
     return Identity(
         user_id=user_id,
         slot_id=new_id(),

@@ -68,7 +68,9 @@ async def identity_of(
     """As the door makes one, with a session's slot behind it."""
     slot_id = slot_id or new_id()
     async with database.write() as session:
-        session.add(KeySlot(id=slot_id, user_id=person.id, kind="session", wrapped=b""))
+        session.add(
+            KeySlot(id=slot_id, user_id=person.id, kind="session", wrapped=b"", root_version=1)
+        )
     return Identity(
         user_id=person.id,
         slot_id=slot_id,
@@ -337,8 +339,8 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     path = tmp_path / "root.key"
     before = load_root_keys(path, create=True)
     await load_instance_keys(database, before)
-    ada = await new_person(database, "Ada")
-    ben = await new_person(database, "Ben", mode="managed")
+    ada = await new_person(database, "Ada", root=before)
+    ben = await new_person(database, "Ben", mode="managed", root=before)
     queue = JobQueue(database, before)
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     await put(queue, "again", user_id=ben.id, key=queue.grant(ben.sealer, "managed"))
@@ -349,7 +351,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
 
     result = await rotate_root_key(database, path=path, value=None, report=ignore)
 
-    assert (result.version, result.rewrapped, result.dropped) == (2, 4, (1,))
+    assert (result.version, result.rewrapped, result.dropped) == (2, 6, (1,))
     after = load_root_keys(path)
     assert after.versions == [2]
     job = await one(database, damaged)

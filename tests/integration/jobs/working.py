@@ -11,8 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from backend.accounts.keyring import new_data_key, open_sealer
-from backend.accounts.models import KeyMode, KeySlot, User
+from backend.accounts.key_slots import new_slot
+from backend.accounts.keyring import new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.models import KeyMode, User
 from backend.accounts.open_keys import OpenKeys
 from backend.accounts.protection import Protection
 from backend.database.base import new_id
@@ -37,7 +38,9 @@ class Person:
     sealer: Sealer
 
 
-async def new_person(database: Database, name: str, *, mode: KeyMode = "per_job") -> Person:
+async def new_person(
+    database: Database, name: str, *, mode: KeyMode = "per_job", root: RootKeys = ROOT
+) -> Person:
     """An account without a password that works: enough to own jobs."""
     user_id, user_key = new_id(), os.urandom(32)
     data_key = new_data_key(user_id, 1, user_key=user_key)
@@ -50,11 +53,22 @@ async def new_person(database: Database, name: str, *, mode: KeyMode = "per_job"
         newest_data_key=0,
         settings_mac=Protection(generation=0, key_mode=mode, kdf=b"").mac(user_key),
     )
+    wrap_derivation_key(user, os.urandom(32), user_key=user_key)
     async with database.write() as session:
         session.add(user)
         await session.flush()
         session.add(data_key)
-        session.add(KeySlot(user_id=user_id, kind="password", wrapped=b"", kdf=b""))
+        session.add(
+            new_slot(
+                "password",
+                user_id,
+                secret=os.urandom(32),
+                user_key=user_key,
+                generation=0,
+                root=root,
+                kdf=b"",
+            )
+        )
     return Person(user_id, user_key, open_sealer(user, [data_key], user_key=user_key))
 
 

@@ -48,7 +48,15 @@ async def sign_up(database: Database) -> Sealer:
     """A user with random keys."""
     user_id = new_id()
     async with database.write() as session:
-        session.add(User(id=user_id, name_lookup=user_id.bytes, wrapped_name=b"", settings_mac=b""))
+        session.add(
+            User(
+                id=user_id,
+                name_lookup=user_id.bytes,
+                wrapped_name=b"",
+                wrapped_derivation_key=b"",
+                settings_mac=b"",
+            )
+        )
     return Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=os.urandom(KEY_BYTES))
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from backend.vault.envelopes import EnvelopePlace, unwrap
 from backend.vault.root import RootKeys
 
-ROOT_KEY, USER_KEY, SECRET, OLD_KEY = (bytes(range(first, first + 32)) for first in (0, 32, 64, 96))
+ROOT_KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
 PLACE = EnvelopePlace(
     "api_key",
     UUID("ffeeddcc-bbaa-9988-7766-554433221100"),
@@ -39,14 +39,6 @@ ADDRESSED = (
     "2b64f404096cc41ee1252c412525da95b87ffbcb22bb66fc1bb5dfc809675c524468896cd3e5ca8f2b4c2b93"
     "6f68e8152e2d8e2083999ac8a95112304222a754d4ace28d512c6c3b85c0e409084f0ab21f736dab42eb8ee9"
     "46532ada26a7b482ce9f3f0a6ee1fe4095065418be75fab22bc11fecd5e5f3e5b1688de15b"
-)
-BRIDGED = (
-    "799f6f66ec6611d18b435548c6fc9b2afdaa83254ddb14cf4d09424cee7936b62a8f45c23dd285efb0e8ec83"
-    "efaf12660dd7e07d31d1ddc1af02d4ff56cca4db70be8b47fb1ccc0e087df857f213214e0873339a3136fa62"
-    "e18b40c14c13b1d050702e2630b80aca1e66221983428bd19e99bc3c242ce407d16148ff844578d028bfc441"
-    "e050969b9e2a87c9c3154da598a6dd35c58bd1e8eb9bb91b44993b5d1f836347cf437d65b7d18669b4c4e6cd"
-    "145606cb16f48d8f60bb2ba3028d40aa58b76ab7e0e15883a54a90d812b5ce1d53c57a5d6e9385500a598e3e"
-    "7535187377f43c7cdb"
 )
 
 
@@ -111,18 +103,7 @@ def test_an_addressed_envelope_can_be_opened_by_its_description_alone() -> None:
     assert hpke_open(private_key_from(SECRET), content[61:], CONTEXT) == USER_KEY
 
 
-def test_a_bridged_envelope_can_be_opened_by_its_description_alone() -> None:
-    content = content_of(BRIDGED)
-    first_context = b"slot/api_key/" + PLACE.slot_id.bytes + PLACE.user_id.bytes
-    old_key = gcm(hkdf(SECRET, "talekeeper/slot/api_key"), content[141:], first_context)
-
-    assert content[0] == 3
-    assert old_key == OLD_KEY
-    assert public_key_in(content) == private_key_from(OLD_KEY).public_key().public_bytes_raw()
-    assert hpke_open(private_key_from(OLD_KEY), content[61:141], CONTEXT) == USER_KEY
-
-
-@pytest.mark.parametrize("blob", [DIRECT, ADDRESSED, BRIDGED])
+@pytest.mark.parametrize("blob", [DIRECT, ADDRESSED])
 def test_what_was_stored_still_opens(blob: str) -> None:
     opened = unwrap(
         PLACE, secret=SECRET, blob=bytes.fromhex(blob), root_version=3, root=RootKeys({3: ROOT_KEY})

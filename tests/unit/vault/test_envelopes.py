@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 
 from backend.vault import envelopes
-from backend.vault.envelopes import EnvelopePlace, Wrapped, bridge, readdress, rewrap, unwrap, wrap
+from backend.vault.envelopes import EnvelopePlace, Wrapped, readdress, rewrap, unwrap, wrap
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, derive, open_with
-from backend.vault.slots import SlotKind, WrongSecretError, wrap_with_secret
+from backend.vault.slots import SlotKind, WrongSecretError
 
 SLOT, USER = UUID(int=1), UUID(int=2)
 SECRET = b"s" * 32
@@ -42,11 +42,6 @@ def next_one(wrapped: Wrapped, generation: int, kind: SlotKind = "session") -> W
     )
 
 
-def bridged(kind: SlotKind = "session") -> Wrapped:
-    first = wrap_with_secret(kind, SLOT, USER, secret=SECRET, user_key=KEYS[0])
-    return bridge(place(1, kind), first_blob=first, old_key=KEYS[0], new_key=KEYS[1], root=ROOT)
-
-
 def opened(
     wrapped: Wrapped, at: EnvelopePlace, *, secret: bytes = SECRET, root: RootKeys = ROOT
 ) -> bytes:
@@ -62,18 +57,17 @@ def addressed() -> Wrapped:
 FORMS: dict[str, Callable[[], Wrapped]] = {
     "direct": direct,
     "addressed": addressed,
-    "bridged": bridged,
 }
-GENERATIONS = {"direct": 1, "addressed": 2, "bridged": 1}
+GENERATIONS = {"direct": 1, "addressed": 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_secret_opens_every_generation(kind: SlotKind) -> None:
-    for wrapped in (direct(kind), bridged(kind)):
-        for generation in (1, 2, 3, 4):
-            if generation > 1:
-                wrapped = next_one(wrapped, generation, kind)  # noqa: PLW2901  # the next one
-            assert opened(wrapped, place(generation, kind)) == KEYS[generation]
+    wrapped = direct(kind)
+    for generation in (1, 2, 3, 4):
+        if generation > 1:
+            wrapped = next_one(wrapped, generation, kind)
+        assert opened(wrapped, place(generation, kind)) == KEYS[generation]
 
 
 def test_what_was_just_wrapped_opens_directly_and_what_was_sent_does_not() -> None:
@@ -177,6 +171,5 @@ def test_a_new_root_key_takes_over_an_envelope(form: str) -> None:
 
 def test_envelopes_have_the_sizes_that_they_are_described_with() -> None:
     sizes = {form: len(make().blob) - 28 for form, make in FORMS.items()}
-    assert sizes == {"direct": 121, "addressed": 141, "bridged": 201}
+    assert sizes == {"direct": 121, "addressed": 141}
     assert envelopes.SEALED_KEY_BYTES == 60
-    assert envelopes.ADDRESSED_BYTES == 80

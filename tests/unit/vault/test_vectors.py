@@ -26,13 +26,8 @@ from backend.vault.sealing import Column, Sealer, derive, digest, open_with
 from backend.vault.slots import (
     LentKind,
     PasswordKdf,
-    SlotKind,
     unwrap_lent,
-    unwrap_with_password,
-    unwrap_with_secret,
     wrap_lent,
-    wrap_with_password,
-    wrap_with_secret,
 )
 
 KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
@@ -47,24 +42,6 @@ PROTECTION = Protection(generation=7, key_mode="per_job", kdf=b"{}")
 BLOB = (
     "0100000007000102030405060708090a0b"
     "08c16f3ba096b63b4ec7f3e2c58147fff7c5c17dfd16ab4c96aba9c91973c8"
-)
-SLOTS: dict[SlotKind, str] = {
-    "recovery": (
-        "000102030405060708090a0bc7b919021753cc44fbea4e435c651e812a7da3a02a46234d7950834085976c4d"
-        "fb8dfeaf6bc1539e61b2685450760143"
-    ),
-    "session": (
-        "000102030405060708090a0b960722218d9db1ec568b7b6eaf23f5185131c6157a3d2e6d411a07d7c91491b4"
-        "c2b5a27ff65e606627d4dd48252ef0d8"
-    ),
-    "api_key": (
-        "000102030405060708090a0b89615bdd60cb5d6c72bea5ce12af64ff8ee9d94b6fa50e4b098a7871f7725dd5"
-        "6338722f71975aa07304be6a63b132c3"
-    ),
-}
-PASSWORD_SLOT = (
-    "000102030405060708090a0bec3694e0cb6737da1f3cb68a1c08e31cf4939366673e0fa10b4459dc569755c1"
-    "16c3478d2e0dad0f616fccf4323ee4d524458528d16a4bcdb88d4ae4bfc9f13038009932ea75b0b50d1eaef1"
 )
 LENT: dict[LentKind, str] = {
     "standing": (
@@ -113,26 +90,6 @@ def test_a_blob_can_be_opened_by_its_description_alone() -> None:
     assert AESGCM(KEY).decrypt(blob[5:17], blob[17:], associated).decode() == TEXT
 
 
-@pytest.mark.parametrize("kind", SLOTS)
-def test_a_slot_can_be_opened_by_its_description_alone(kind: SlotKind) -> None:
-    blob = bytes.fromhex(SLOTS[kind])
-    key = hkdf(SECRET, f"talekeeper/slot/{kind}")
-    associated = f"slot/{kind}/".encode() + ROW.bytes + USER.bytes
-
-    assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == USER_KEY
-
-
-def test_a_password_slot_can_be_opened_by_its_description_alone() -> None:
-    blob = bytes.fromhex(PASSWORD_SLOT)
-    associated = b"slot/password/" + ROW.bytes + USER.bytes
-    outer = AESGCM(hkdf(KEY, "talekeeper/wrapping"))
-    inner = AESGCM(hkdf(stretched(), "talekeeper/slot/password"))
-
-    once = outer.decrypt(blob[:12], blob[12:], associated)
-
-    assert inner.decrypt(once[:12], once[12:], associated) == USER_KEY
-
-
 def test_a_digest_is_an_hmac_over_parts_behind_their_lengths() -> None:
     message = b"\x00\x00\x00\x04name\x00\x00\x00\x05edith"
 
@@ -166,28 +123,6 @@ def test_a_sealed_text_keeps_its_form(counting: None) -> None:
     assert sealer.seal_bytes(CONTENT, ROW, TEXT.encode()).hex() == BLOB
     assert sealer.seal(CONTENT, ROW, TEXT).hex() == BLOB
     assert sealer.open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
-
-
-@pytest.mark.parametrize("kind", SLOTS)
-def test_a_slot_keeps_its_form(counting: None, kind: SlotKind) -> None:
-    wrapped = wrap_with_secret(kind, ROW, USER, secret=SECRET, user_key=USER_KEY)
-
-    assert wrapped.hex() == SLOTS[kind]
-    assert unwrap_with_secret(kind, ROW, USER, secret=SECRET, blob=wrapped) == USER_KEY
-
-
-def test_a_password_slot_keeps_its_form(counting: None) -> None:
-    version, wrapped = wrap_with_password(
-        ROW, USER, stretched=stretched(), user_key=USER_KEY, root=ROOT
-    )
-
-    assert (version, wrapped.hex()) == (3, PASSWORD_SLOT)
-    assert (
-        unwrap_with_password(
-            ROW, USER, stretched=stretched(), blob=wrapped, root_version=version, root=ROOT
-        )
-        == USER_KEY
-    )
 
 
 @pytest.mark.parametrize("kind", LENT)
@@ -225,12 +160,10 @@ def test_a_data_key_keeps_its_form(counting: None) -> None:
     )
 
     assert opened == KEY
-    assert (
-        open_sealer(
-            User(id=USER, key_generation=0, newest_data_key=0), [row], user_key=USER_KEY
-        ).open(CONTENT, ROW, bytes.fromhex(BLOB))
-        == TEXT
-    )
+    user = User(id=USER, key_generation=1, newest_data_key=7)
+    wrap_derivation_key(user, SECRET, user_key=USER_KEY)
+    sealer = open_sealer(user, [row], user_key=USER_KEY)
+    assert sealer.open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
 
 
 def test_a_derivation_key_keeps_its_form(counting: None) -> None:
@@ -254,7 +187,6 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a digest": digest(KEY, b"name", b"edith"),
         "a password, stretched at little cost": stretched(),
         "a password, stretched at full cost": full_cost.stretch(PASSWORD),
-        "the first form of the protection's MAC": PROTECTION.first_mac(USER_KEY),
         "the protection's MAC": PROTECTION.mac(USER_KEY),
         "a name's hash": instance.find_name(" Ædith "),
         "a throttle's hash": instance.find_throttle("account", "edith"),
@@ -268,9 +200,6 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         ),
         "a password, stretched at full cost": (
             "853b272a44db1421c02962669a55eb0994f3cab385ed1c4c79253eee19bab49e"
-        ),
-        "the first form of the protection's MAC": (
-            "09a2e5de71297a0589ec5149c7317b43892ea0867d4f99e72031c880b83252c9"
         ),
         "the protection's MAC": (
             "b6f7ec0eb1f1fd73c18ca8a8d179ee51a7b710a87eaf81741d6e21d1d6802ccc"
