@@ -1,7 +1,8 @@
 """Who takes part in what happens, in the order in which they were added.
 
-A package that something happens in says with a protocol of one method what others may do then; a
-part that has the method is called. `container` adds the parts.
+A package that something happens in says with a protocol of one method what others may do then. A
+part that has the method is called; those above that package inherit the protocol, so that types are
+checked. `container` adds the parts.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.bulk import add_all, all_events, set_all
@@ -29,7 +30,7 @@ MAX_NOTED = 1_000
 """Events whose going the index is told of one by one."""
 
 
-class ChatChronicles:
+class ChatChronicles(ChatCopied, ChatDeleted):
     """Keeps chats and their chronicles together, in the transactions that change the chats."""
 
     def __init__(self, outbox: IndexOutbox) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import Chat
 from backend.cpu_pool import unhurried
 from backend.database.base import new_id, now
@@ -30,7 +31,7 @@ AT_ONCE = 200
 """Entries that are read in one go."""
 
 
-class ChatLore:
+class ChatLore(ChatCopied, ChatDeleted):
     """Copies what a chat has of lorebooks, and takes along what goes with it."""
 
     def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:

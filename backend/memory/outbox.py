@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
 from backend.database.base import new_id
 from backend.jobs.queue import JobQueue, NewJob
@@ -36,7 +37,7 @@ class KeyHolder(Protocol):
         ...
 
 
-class IndexOutbox:
+class IndexOutbox(AccountDeleted):
     """Notes what the index does not show yet, and sees to it that somebody mends that."""
 
     def __init__(self, queue: JobQueue) -> None:

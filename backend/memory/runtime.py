@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
+from backend.accounts.events import UserSignedOut
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
@@ -35,7 +36,7 @@ log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class MemoryRuntime:
+class MemoryRuntime(UserSignedOut):
     """The parts of memory in one process."""
 
     database: Database

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from uuid import UUID
 
+from backend.accounts.events import UserSignedOut
 from backend.generation.tokens import get_tokenizer
 
 CAPACITY = 20_000
@@ -15,7 +16,7 @@ SHORT = 200
 """Below so many characters, counting costs no more than looking up."""
 
 
-class CountCache:
+class CountCache(UserSignedOut):
     """Token counts by user, vocabulary and content hash, the least recently used forgotten first.
 
     The hashes are under a key of this process: what was counted can't be guessed from them. Safe to

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.events import UserSignedOut
 from backend.accounts.identity import Identity
 from backend.accounts.settings import LoreOverrides, first_set
 from backend.chats import repository as chats
@@ -80,7 +81,7 @@ class LoadedLore:
         return min(max(wanted), DEEPEST_SCAN)
 
 
-class LoreReader:
+class LoreReader(UserSignedOut):
     """Reads a chat's books, compiled once a revision.
 
     `read` and `read_one` are called within an attempt of `with_books`.

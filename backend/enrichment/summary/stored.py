@@ -12,6 +12,7 @@ from sqlalchemy import Select, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.chats.events import ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
 from backend.chats.tree import subtree
 from backend.database.base import Base, now
@@ -101,7 +102,7 @@ async def store_summary(
     await upsert(session, ChatSummary, row, key=["id"], update=again)
 
 
-class ChatSummaries:
+class ChatSummaries(ChatCopied, MessageShown):
     """Keeps summaries with their chats, in the transactions that change the chats."""
 
     async def message_shown(
