@@ -1,6 +1,6 @@
 """The main views as the README shows them.
 
-    TEST_SCREENSHOTS=1 scripts/test tests/browser/test_screenshots.py
+    TEST_THOROUGH=1 TEST_SCREENSHOTS=1 scripts/test tests/browser/test_screenshots.py
 
 writes them into docs/screenshots/. Without it they are made all the same, and thrown away.
 """
@@ -25,7 +25,7 @@ from tests.fakes.scripted_server import Answer, Request
 from tests.support.browser import EXAMPLE_CARD, Account, signing_up
 from tests.support.process import serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.thorough]
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOREBOOK = DOCS / "example-lorebook.json"

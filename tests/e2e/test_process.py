@@ -50,7 +50,9 @@ def events_of(stream: str) -> list[tuple[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "order", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
+)
 def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_stream(
     tmp_path: Path, order: signal.Signals
 ) -> None:

@@ -23,7 +23,7 @@ from tests.integration.enrichment.storytelling import (
 from tests.support.process import serving
 from tests.support.server import Account, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.thorough]
 
 LONG = "The clock in the hall went on and on, and nobody minded it any more, for it rained. " * 60
 """Some thousand tokens."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.process import Served
+from tests.support.thorough import rounds
 
 pytestmark = [
     pytest.mark.generated,
@@ -20,7 +21,7 @@ pytestmark = [
 ]
 
 SHARDS = 4
-EXAMPLES, REQUESTS = 2, 40
+EXAMPLES, REQUESTS = rounds(1, 5), rounds(20, 200)
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ from tests.support.server import (
     running,
     text_of,
 )
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -70,15 +71,16 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
     return [event async for event in events]
 
 
-async def test_of_a_hundred_turns_at_once_each_gets_its_own_reply(
+async def test_of_many_turns_at_once_each_gets_its_own_reply(
     database_url: str, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": 100}
+    many = rounds(40, 100)
+    settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": many}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 30}}
         ok(await ada.client.patch("/api/v1/me/settings", json=brief))
-        chats = [(await ada.new_chat())["id"] for _ in range(100)]
-        lines = [f"My number is {number}, and no other." for number in range(100)]
+        chats = [(await ada.new_chat())["id"] for _ in range(many)]
+        lines = [f"My number is {number}, and no other." for number in range(many)]
         heard = await asyncio.gather(
             *(ada.turn(chat, text=line) for chat, line in zip(chats, lines, strict=True))
         )
