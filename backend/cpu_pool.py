@@ -4,8 +4,8 @@ What may take more than 10 ms of a processor goes through `CpuPool.run`: countin
 texts, reading files, making terms, scanning lorebooks, sealing many rows. The default executor is
 left to what has to go on meanwhile: storing replies, files, drivers.
 
-The work gets plain values and gives plain values back. Sessions, and rows that belong to one, stay
-on the loop.
+The work gets plain values, or rows that no session holds any more, which it only reads, and gives
+plain values back. Sessions, and rows that belong to one, stay on the loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Who takes part in what happens, in the order in which they were added.
 
-A package that something happens in says with a protocol of one method what others may do then. A
-part that has the method is called; those above that package inherit the protocol, so that types are
-checked. `container` adds the parts.
+A package that something happens in has a protocol of one method for it, such as
+`ChatCopied.chat_copied`. Every part that has a method of that name is called; those above that
+package inherit the protocol, so that types are checked. `container` makes the one list that all
+services share, and adds the parts as it makes them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,12 @@ async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict
 
 
 async def active_page(
-    session: AsyncSession, chat_id: UUID, *, before: int | None, limit: int
+    session: AsyncSession,
+    chat_id: UUID,
+    *,
+    before: int | None,
+    limit: int,
+    with_hidden: bool = True,
 ) -> list[Message]:
     """The end of the active path above position `before`, oldest first."""
     query = (
@@ -113,6 +118,8 @@ async def active_page(
     )
     if before is not None:
         query = query.where(Message.position < before)
+    if not with_hidden:
+        query = query.where(~Message.hidden)
     return list(await session.scalars(query))[::-1]
 
 

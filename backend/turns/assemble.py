@@ -104,7 +104,7 @@ class _Fields:
 
 
 class PromptAssembler:
-    """Puts prompts together; asks nobody for anything any more."""
+    """Puts prompts together from what was loaded alone: no database, no index."""
 
     def __init__(
         self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
@@ -178,7 +178,7 @@ class PromptAssembler:
                 memory_first=loaded.settings.memory_placement == "before_history",
             )
         left_out = [*assembled.left_out, *unsaid, *unread, *recalled.left_out, *placed.left_out]
-        variables, unkept = kept(loaded.variables, sections.variables)
+        variables, unkept = within_limits(loaded.variables, sections.variables)
         files = dict(sections.used)
         if unsaid:
             files.pop("sections/summary", None)
@@ -235,7 +235,7 @@ class PromptAssembler:
         *,
         count: Callable[[str], int],
     ) -> int:
-        """Tokens that history leaves to lore that was asked for: what it needs, up to a share."""
+        """Tokens that history leaves to pinned events and lore by key: at most a share."""
         needed = wanted(placed, recalled, count=count)
         if not needed:
             return 0
@@ -310,11 +310,11 @@ def _in_real_tokens(ratio: float) -> Generator[None]:
         raise error.scaled(ratio) from None
 
 
-MAX_BYTES: Final = 200_000
+MAX_VARIABLE_BYTES: Final = 200_000
 """What the variables of a chat may take as JSON, and what a user's may."""
 
 
-def kept(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
+def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
     """The variables after a prompt, each scope as it was where it is too large; and what to say."""
     notes: list[str] = []
     local = _within(before.local, after.local, "the chat's", notes)
@@ -328,10 +328,10 @@ def _within(
     if after is before:
         return after
     size = len(msgspec.json.encode(dict(after)))
-    if size <= MAX_BYTES:
+    if size <= MAX_VARIABLE_BYTES:
         return after
     notes.append(
         f"{whose} variables stay as they were: they would have {size:,} bytes, "
-        f"of {MAX_BYTES:,} allowed"
+        f"of {MAX_VARIABLE_BYTES:,} allowed"
     )
     return before

@@ -47,6 +47,9 @@ from backend.turns.schemas import (
 from backend.turns.service import TurnService
 from backend.vault.sealing import Sealer
 
+MANY = frozenset({"lore", "event", "memory"})
+"""Kinds of which a prompt holds several pieces."""
+
 LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
 
@@ -344,7 +347,8 @@ def _compare(
 
 
 def _identity(item: RecordedItem) -> tuple[str, str]:
-    return item.kind, item.title
+    """Of entries and memories there are many, and some share a title."""
+    return item.kind, str(item.source_id) if item.kind in MANY and item.source_id else item.title
 
 
 def _first(view: ContextView) -> int | None:

@@ -28,6 +28,7 @@ from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
+from backend.quotas.errors import QuotaExceededError
 from backend.quotas.service import Quotas
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
@@ -119,8 +120,15 @@ class TurnController(Controller):
         With `Accept: application/json` the answer is the turn once it is over. The turn goes on
         when the client hangs up: take it up again at `/turns/{turn_id}/events`.
         """
-        await quotas.check_tokens(identity.user_id)
-        prepared = await turns.prepare(identity, chat_id, data)
+        try:
+            await quotas.check_tokens(identity.user_id)
+            prepared = await turns.prepare(identity, chat_id, data)
+        except QuotaExceededError:
+            # What is sent again takes nothing more: it gives back the same turn.
+            again = await turns.find_again(identity, chat_id, data)
+            if again is None:
+                raise
+            prepared = again
         if prepared.run is not None:
             await turns.start(prepared.run)
         if _wants_json(request):

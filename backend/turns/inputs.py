@@ -24,7 +24,6 @@ from backend.turns.schemas import TurnRequest
 ASSISTS = {
     "continue": ("assist/continue", "Continue"),
     "impersonate": ("assist/impersonate", "Impersonate"),
-    "suggestions": ("assist/suggestions", "Suggestions"),
     "opening": ("assist/opening", "Opening"),
     "next": ("assist/next", "Next"),
 }

@@ -316,19 +316,21 @@ class ChatLoader:
         if target.leaf is None:
             return []
         rows = await chats.active_page(
-            self._session, target.leaf.chat_id, before=target.leaf.position + 1, limit=limit
+            self._session,
+            target.leaf.chat_id,
+            before=target.leaf.position + 1,
+            limit=limit,
+            with_hidden=False,
         )
-        sealer = self._identity.sealer
         return [
             RecentLine(
                 role=row.role,
                 author=author_of(self._identity, row),
                 position=row.position,
-                text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+                text=text_of(self._identity, row),
                 created_at=row.created_at,
             )
             for row in rows
-            if not row.hidden
         ]
 
 

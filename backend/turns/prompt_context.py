@@ -53,13 +53,14 @@ class PromptWindow:
 
 @dataclass(slots=True, kw_only=True)
 class PromptContext:
-    """Everything that a prompt is made of: first the chat is loaded, then memory is searched.
+    """Everything that one prompt is made of. Loading makes it, retrieving fills in the rest.
 
     Attributes:
+        loaded: The chat, its cast, its books, its place in the tree.
         widest: Stored tokens that the lines were read for; what is always sent may leave less.
         line: What the user says, where somebody says something new.
         lines: The history as it is stored, oldest first, down to the leaf.
-        history: The same, unsealed.
+        history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
         by_meaning: Whether it was looked for by meaning, too.
         notes: What there is to say about the search.

@@ -20,7 +20,7 @@ from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search_request import Memory, SearchRequest
 from backend.reasons import Reason
-from backend.turns.load import HistoryStart, LoadedChat
+from backend.turns.load import EXCHANGE, HistoryStart, LoadedChat
 from backend.turns.lore_placement import PlacedLore
 
 MAX_ITEMS = 40
@@ -90,7 +90,7 @@ def ask_for(
             )
         )
         kinds.append("message")
-    recent = [each.text for each in loaded.recent[-2:]]
+    recent = [each.text for each in loaded.recent[-EXCHANGE:]]
     text = line or (recent.pop() if recent else "")
     if not parts or not text.strip():
         return None

@@ -321,13 +321,15 @@ class RunRegistry:
 
 def _report(run: TurnRun) -> None:
     """One line in the log and one more in the metrics for a turn that is over."""
-    spec, usage = run.built.window.spec, run.usage
-    TURNS.labels(provider=spec.provider, state=run.outcome).inc()
+    spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
+    # Without a problem of the model's, it could not be stored, or was another process's by then.
+    state = "interrupted" if failed and run.problem is None else run.outcome
+    TURNS.labels(provider=spec.provider, state=state).inc()
     log.info(
         "turn.finished",
         turn_id=run.turn_id,
-        state=run.outcome,
-        problem=run.problem.slug if run.problem else None,
+        state=state,
+        problem=failed["type"].rpartition(":")[2] if failed else None,
         provider=spec.provider,
         model=spec.id,
         finish_reason=run.finish or None,

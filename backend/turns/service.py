@@ -148,8 +148,8 @@ class TurnService:
         A turn id that was used for the same request gives back that turn.
 
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`,
-        `ContextOverflowError`, `ChatNotFoundError` and what `PromptBuilder.build` raises. Nothing
-        is stored then.
+        `ChatChangedError`, `EmptyMessageError`, `MessageTooLongError`, `NotContinuableError` and
+        what `PromptBuilder.build` raises. Nothing is stored then.
         """
         if request.text is not None:
             self._messages.check_text(request.text)
@@ -159,6 +159,20 @@ class TurnService:
                 # Counted until it is over.
                 permit.until(prepared.run.finished)
             return prepared
+
+    async def find_again(
+        self, identity: Identity, chat_id: UUID, request: TurnRequest
+    ) -> Prepared | None:
+        """The turn that this very request began before; None where there is none.
+
+        Raises `TurnIdReusedError`.
+        """
+        if request.turn_id is None:
+            return None
+        fingerprint = _fingerprint(identity, chat_id, request)
+        async with self._database.read() as session:
+            is_known = await _is_replay(session, identity, request.turn_id, fingerprint)
+        return Prepared(request.turn_id, None) if is_known else None
 
     async def _prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
         turn_id = request.turn_id or new_id()
@@ -174,9 +188,9 @@ class TurnService:
 
         try:
             for attempt in range(ATTEMPTS):
-                # A new line in a quiet chat, the usual case, needs no look: the index on running
-                # turns refuses a second one.
-                look = check if attempt or request.turn_id else None
+                # A new line without an id needs no look: the index on running turns refuses a
+                # second one. Whatever else goes by the last message has to know that none runs.
+                look = check if attempt or request.turn_id or request.text is None else None
                 built = await self._build(identity, chat_id, request, check=look)
                 try:
                     run = await self._starter.start(identity, built, turn_id, fingerprint)

@@ -80,7 +80,7 @@ class TurnStarter:
             reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
-            run = self._run(identity, built, turn, reply if target.continued else None)
+            run = self._make_run(identity, built, turn, reply if target.continued else None)
             if reply is not None:
                 reply.status = "streaming"
             return run
@@ -136,7 +136,7 @@ class TurnStarter:
         await tree.attach(session, chat, reply, parent=parent)
         return reply
 
-    def _run(
+    def _make_run(
         self, identity: Identity, built: Built, turn: Turn, continued: Message | None
     ) -> TurnRun:
         sealer = identity.sealer

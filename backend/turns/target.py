@@ -15,7 +15,7 @@ from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.schemas import TurnRequest
 
-LineKind = Literal["user_line", "continue", "impersonate", "suggestions", "opening", "next"]
+LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

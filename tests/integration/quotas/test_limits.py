@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -204,7 +204,10 @@ async def test_turns_and_suggestions_at_once_are_limited(serve: Serve) -> None:
     async with OpenAIServer() as model, serve(max_turns_per_user=1, **asking(model)) as (_, ada):
         first, second = (await ada.new_chat())["id"], (await ada.new_chat())["id"]
         model.script(held_back(gate), held_back(gate))
-        async with turn_under_way(ada, first, text="Tell me.") as (_, events):
+        turn = {"text": "Tell me.", "turn_id": str(uuid4())}
+        async with turn_under_way(ada, first, **turn) as (_, events):
+            # The same turn, sent again, is found: it takes no place of its own.
+            again = asyncio.create_task(ada.turn(first, **turn))
             path, line = f"{API}/chats/{second}", {"text": "And me."}
             body = refused(await ada.client.post(f"{path}/turns", json=line), "turns")
             assert (body["limit"], body["used"], body["unit"]) == (1, 1, "at once")
@@ -212,6 +215,7 @@ async def test_turns_and_suggestions_at_once_are_limited(serve: Serve) -> None:
             assert await ada.messages(second) == []
             gate.opened.set()
             assert [event async for event in events][-1].name == "turn.completed"
+        assert (await again)[-1].name == "turn.completed"
         assert (await ada.turn(second, **line))[-1].name == "turn.completed"
 
 
@@ -407,7 +411,8 @@ async def test_a_rebuild_is_not_begun_while_too_many_jobs_wait_and_a_reply_still
 async def test_when_the_days_tokens_are_spent_turns_wait_for_midnight(serve: Serve) -> None:
     async with serve(max_tokens_per_day_per_user=300) as (server, ada):
         chat = (await ada.new_chat())["id"]
-        events = await ada.turn(chat, text="Hello. " * 20)
+        first = {"text": "Hello. " * 20, "turn_id": str(uuid4())}
+        events = await ada.turn(chat, **first)
         [usage] = [event.data for event in events if event.name == "usage"]
         spent = usage["prompt_tokens"] + usage["completion_tokens"]
         while spent < 300:
@@ -415,6 +420,7 @@ async def test_when_the_days_tokens_are_spent_turns_wait_for_midnight(serve: Ser
             [usage] = [event.data for event in events if event.name == "usage"]
             spent += usage["prompt_tokens"] + usage["completion_tokens"]
         before = await ada.messages(chat)
+        assert text_of(await ada.turn(chat, **first)) == before[1]["text"]
         path = f"{API}/chats/{chat}"
         body = refused(
             await ada.client.post(f"{path}/turns", json={"text": "More."}), "tokens_per_day"

@@ -90,6 +90,20 @@ async def test_a_world_info_file_s_places_come_up_where_they_are_spoken_of(
     assert reasons(context)["Salt Market"] == 'key "salt market" in message 2'
 
 
+async def test_hidden_messages_take_no_place_of_those_that_are_looked_through(
+    ada: Account, chat: str
+) -> None:
+    await linked(ada, chat, {"title": "Market", "content": "It is loud.", "keys": ["salt market"]})
+    await set_chat(ada, chat, lore={"scan_depth": 3})
+    await take_turn(ada, chat, text="I ask for the Salt Market.")
+    await take_turn(ada, chat, text="I wait.")
+    for message in (await ada.messages(chat))[-2:]:
+        path = f"/api/v1/messages/{message['id']}"
+        ok(await ada.client.patch(path, json={"hidden": True}))
+    context = await preview(ada, chat, "How much for the lantern?")
+    assert reasons(context)["Market"] == 'key "salt market" in message 2'
+
+
 async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -> None:
     character = await ada.new_character(
         description="She keeps an inn. {{outlet::weather}}",

@@ -125,6 +125,9 @@ async def test_a_second_turn_in_a_chat_is_refused_while_one_runs(
             refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Me!"})
             body = problem(refused, 409, "turn-in-progress")
             assert body["turn_id"] == first.data["turn_id"]
+            for other in ({"continue": True}, {}, {"impersonate": True}):
+                refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json=other)
+                assert problem(refused, 409, "turn-in-progress")["turn_id"] == body["turn_id"]
             stopped = await ada.client.post(f"/api/v1/turns/{first.data['turn_id']}/stop")
             assert stopped.status_code == 202
             rest = [event async for event in events]
