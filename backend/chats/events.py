@@ -21,7 +21,7 @@ class ChatCopied(Protocol):
         session: AsyncSession,
         identity: Identity,
         source_id: UUID,
-        copy_id: UUID,
+        fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
         """Copy what belongs to the chat; `copied` leads from messages to their copies."""

@@ -125,7 +125,7 @@ class ChatSummaries(ChatCopied, MessageShown):
         session: AsyncSession,
         identity: Identity,
         source_id: UUID,
-        copy_id: UUID,
+        fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
         """Copy a chat's summaries, and how far the agent has read, along the copied path.
@@ -133,7 +133,7 @@ class ChatSummaries(ChatCopied, MessageShown):
         `copied` leads from messages to their copies.
         """
         sealer = identity.sealer
-        owner = {"user_id": sealer.user_id, "chat_id": copy_id}
+        owner = {"user_id": sealer.user_id, "chat_id": fork_id}
         summaries = await session.scalars(
             select(ChatSummary)
             .join(Message, Message.id == ChatSummary.id)
