@@ -1,7 +1,7 @@
 """Every environment variable that Talekeeper reads, read once.
 
 Each field is `TALEKEEPER_` and its name in capitals; a `.env` file in the working directory is read
-as well. docs/configuration.md is the same list for people, and a test holds the two together.
+as well. docs/configuration.md is made from the comments and texts here.
 """
 
 from __future__ import annotations
@@ -9,11 +9,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-Names = Annotated[tuple[str, ...], NoDecode]
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:
+    return value if value and value.get_secret_value().strip() else None
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A comma-separated list."""
+
+Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
 
 MIN_TOTAL = 1024
 """Smallest total budget, in tokens."""
@@ -27,423 +47,220 @@ class Settings(BaseSettings):
     )
 
     # Where things are
-    data_dir: Path = Field(
-        Path("data"), description="Folder for the SQLite database, the root key and the lock file."
-    )
-    database_url: str = Field(
-        "",
-        description=(
-            "SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite "
-            "in the data folder."
-        ),
-    )
-    database_pool_size: int = Field(
-        10, ge=1, le=200, description="Connections kept open to read (and, on PostgreSQL, write)."
-    )
+    data_dir: Path = Path("data")
+    """Folder for the SQLite database, the root key and the lock file."""
+    database_url: str = ""
+    """SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite in the
+    data folder."""
+    database_pool_size: int = Field(10, ge=1, le=200)
+    """Connections kept open to read (and, on PostgreSQL, write)."""
 
     # The root key
-    root_key: SecretStr | None = Field(
-        None,
-        description=(
-            "The root key: 32 bytes in base64, or `version:base64` pairs separated by commas, "
-            "newest first. Takes precedence over the file."
-        ),
-    )
-    root_key_file: Path | None = Field(
-        None,
-        description=(
-            "File with the root key, one `version:base64` a line; made on first start. "
-            "Default: `root.key` in the data folder. Keep a copy, and keep it out of backups of "
-            "the database."
-        ),
-    )
+    root_key: Secret = None
+    """The root key: 32 bytes in base64, or `version:base64` pairs separated by commas, newest
+    first. Takes precedence over the file."""
+    root_key_file: Path | None = None
+    """File with the root key, one `version:base64` a line; made on first start. Default: `root.key`
+    in the data folder. Keep a copy, and keep it out of backups of the database."""
 
     # The door
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    public_origin: str = Field(
-        "",
-        description=(
-            "Origin under which browsers reach this server, such as `https://tales.example`. "
-            "Where it is https, cookies are for https alone, and plain http is refused. Empty: the "
-            "request's own host."
-        ),
-    )
-    allowed_hosts: Names = Field(
-        (),
-        description=(
-            "Further names under which the API answers, without ports, such as `tales.lan`. It "
-            "always answers to `localhost`, to IP addresses, and to the public origin's name."
-        ),
-    )
-    trusted_proxies: Names = Field(
-        ("127.0.0.1",),
-        description="Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.",
-    )
-    registration: Literal["closed", "invitation", "open"] = Field(
-        "invitation",
-        description=(
-            "Who may sign up after the first account: nobody, holders of an invitation, everybody."
-        ),
-    )
-    session_idle_days: float = Field(
-        30, gt=0, le=3650, description="A session unused for this long has ended."
-    )
-    session_absolute_days: float = Field(
-        180, gt=0, le=3650, description="A session ends this long after it began, used or not."
-    )
-    metrics: Literal["off", "loopback", "everyone"] = Field(
-        "loopback", description="Who may read `/metrics`."
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    public_origin: str = ""
+    """Origin under which browsers reach this server, such as `https://tales.example`. Where it is
+    https, cookies are for https alone, and plain http is refused. Empty: the request's own host."""
+    allowed_hosts: Names = ()
+    """Further names under which the API answers, without ports, such as `tales.lan`. It always
+    answers to `localhost`, to IP addresses, and to the public origin's name."""
+    trusted_proxies: Names = ("127.0.0.1",)
+    """Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    registration: Literal["closed", "invitation", "open"] = "invitation"
+    """Who may sign up after the first account: nobody, holders of an invitation, everybody."""
+    session_idle_days: float = Field(30, gt=0, le=3650)
+    """A session unused for this long has ended."""
+    session_absolute_days: float = Field(180, gt=0, le=3650)
+    """A session ends this long after it began, used or not."""
+    metrics: Literal["off", "loopback", "everyone"] = "loopback"
+    """Who may read `/metrics`."""
 
     # Connections
-    max_connections: int = Field(
-        1_000,
-        ge=0,
-        description=(
-            "Connections, event streams among them, from which on requests are answered with 503; "
-            "`/health` still answers. 0 is no limit."
-        ),
-    )
-    header_bytes: int = Field(
-        65_536, ge=1024, description="Largest head of a request: its line and headers."
-    )
-    header_seconds: float = Field(
-        20, gt=0, description="A request's head has to be complete after this long."
-    )
-    body_seconds: float = Field(
-        30,
-        gt=0,
-        description=(
-            "A request's body has to be complete after this long, and a second more for each of "
-            "the bytes below that came."
-        ),
-    )
-    body_bytes_per_second: int = Field(
-        2_048, ge=1, description="Slowest pace at which a body may come, after that."
-    )
-    keep_alive_seconds: float = Field(
-        15, ge=1, description="A connection without a request is closed after this long."
-    )
+    max_connections: int = Field(1_000, ge=0)
+    """Connections, event streams among them, from which on requests are answered with 503;
+    `/health` still answers. 0 is no limit."""
+    header_bytes: int = Field(65_536, ge=1024)
+    """Largest head of a request: its line and headers."""
+    header_seconds: float = Field(20, gt=0)
+    """A request's head has to be complete after this long."""
+    body_seconds: float = Field(30, gt=0)
+    """A request's body has to be complete after this long, and a second more for each of the bytes
+    below that came."""
+    body_bytes_per_second: int = Field(2_048, ge=1)
+    """Slowest pace at which a body may come, after that."""
+    keep_alive_seconds: float = Field(15, ge=1)
+    """A connection without a request is closed after this long."""
 
     # Models
-    default_model: str = Field(
-        "",
-        description=(
-            "Model of users who chose none. Empty: the first Gemini model where there is a key, "
-            "else the first OpenAI-compatible one, else `demo`."
-        ),
-    )
-    gemini_api_key: SecretStr | None = Field(
-        None, description="Key for Gemini, from Google AI Studio."
-    )
-    gemini_models: Names = Field(
-        ("gemini-2.5-flash", "gemini-2.5-pro", "gemini-2.5-flash-lite"),
-        description="Gemini models on offer.",
-    )
-    gemini_base_url: str = Field("", description="Another address for Gemini's API.")
-    openai_base_url: str = Field(
-        "",
-        description="An OpenAI-compatible server's base URL, such as `http://127.0.0.1:8080/v1`.",
-    )
-    openai_api_key: SecretStr | None = Field(
-        None, description="Key for the OpenAI-compatible server, where it wants one."
-    )
-    openai_models: Names = Field((), description="Its models on offer.")
-    openai_context_window: int = Field(
-        32_768, ge=1024, description="Context window of its models, in tokens."
-    )
-    openai_max_output_tokens: int = Field(
-        8_192, ge=1, description="Longest reply of its models, in tokens."
-    )
-    model_silence_seconds: float = Field(
-        60, gt=0, le=3600, description="A model that says nothing for this long has failed."
-    )
-    demo_tokens_per_second: float = Field(
-        50, ge=0, description="Pace of the demo model; 0 is as fast as it goes."
-    )
+    default_model: str = ""
+    """Model of users who chose none. Empty: the first Gemini model where there is a key, else the
+    first OpenAI-compatible one, else `demo`."""
+    gemini_api_key: Secret = None
+    """Key for Gemini, from Google AI Studio."""
+    gemini_models: Names = ("gemini-2.5-flash", "gemini-2.5-pro", "gemini-2.5-flash-lite")
+    """Gemini models on offer."""
+    gemini_base_url: str = ""
+    """Another address for Gemini's API."""
+    openai_base_url: str = ""
+    """An OpenAI-compatible server's base URL, such as `http://127.0.0.1:8080/v1`."""
+    openai_api_key: Secret = None
+    """Key for the OpenAI-compatible server, where it wants one."""
+    openai_models: Names = ()
+    """Its models on offer."""
+    openai_context_window: int = Field(32_768, ge=1024)
+    """Context window of its models, in tokens."""
+    openai_max_output_tokens: int = Field(8_192, ge=1)
+    """Longest reply of its models, in tokens."""
+    model_silence_seconds: float = Field(60, gt=0, le=3600)
+    """A model that says nothing for this long has failed."""
+    demo_tokens_per_second: float = Field(50, ge=0)
+    """Pace of the demo model; 0 is as fast as it goes."""
 
     # Embeddings
-    embedder: Literal["auto", "none", "gemini", "openai", "local"] = Field(
-        "auto",
-        description=(
-            "What turns texts into vectors. `auto`: Gemini where there is a key, else a model on "
-            "this machine where `TALEKEEPER_EMBEDDING_MODEL_PATH` is set and fastembed is "
-            "installed, else `none`: search by keywords alone."
-        ),
-    )
-    embedding_model: str = Field(
-        "",
-        description=(
-            "Its model. Empty: `gemini-embedding-001` for Gemini, what is in the folder for "
-            "`local`; `openai` needs one."
-        ),
-    )
-    embedding_dimension: int | None = Field(
-        None,
-        ge=8,
-        le=8192,
-        description=(
-            "Length of the vectors that the provider is asked for. Empty: 768 for Gemini, the "
-            "model's own elsewhere."
-        ),
-    )
-    embedding_model_path: Path | None = Field(
-        None,
-        description=(
-            "Folder with an ONNX model and its tokenizer, for `local`. Nothing is downloaded."
-        ),
-    )
-    embedding_base_url: str = Field(
-        "",
-        description=(
-            "Base URL of an OpenAI-compatible embeddings server, for `openai`. Empty: "
-            "`TALEKEEPER_OPENAI_BASE_URL`, with its key."
-        ),
-    )
-    embedding_api_key: SecretStr | None = Field(
-        None, description="Key for the embeddings server, where it wants one."
-    )
-    embedding_batch: int = Field(
-        100, ge=1, le=2048, description="Texts in one request; Gemini takes 100 at most."
-    )
-    embedding_timeout_seconds: float = Field(
-        5,
-        gt=0,
-        le=60,
-        description="Longest that a turn waits for its query's vector; then keywords do alone.",
-    )
-    embedding_threads: int = Field(
-        1, ge=1, le=256, description="Processor cores that `local` computes on."
-    )
+    embedder: Literal["auto", "none", "gemini", "openai", "local"] = "auto"
+    """What turns texts into vectors. `auto`: Gemini where there is a key, else a model on this
+    machine where `TALEKEEPER_EMBEDDING_MODEL_PATH` is set and fastembed is installed, else `none`:
+    search by keywords alone."""
+    embedding_model: str = ""
+    """Its model. Empty: `gemini-embedding-001` for Gemini, what is in the folder for `local`;
+    `openai` needs one."""
+    embedding_dimension: int | None = Field(None, ge=8, le=8192)
+    """Length of the vectors that the provider is asked for. Empty: 768 for Gemini, the model's own
+    elsewhere."""
+    embedding_model_path: Path | None = None
+    """Folder with an ONNX model and its tokenizer, for `local`. Nothing is downloaded."""
+    embedding_base_url: str = ""
+    """Base URL of an OpenAI-compatible embeddings server, for `openai`. Empty:
+    `TALEKEEPER_OPENAI_BASE_URL`, with its key."""
+    embedding_api_key: Secret = None
+    """Key for the embeddings server, where it wants one."""
+    embedding_batch: int = Field(100, ge=1, le=2048)
+    """Texts in one request; Gemini takes 100 at most."""
+    embedding_timeout_seconds: float = Field(5, gt=0, le=60)
+    """Longest that a turn waits for its query's vector; then keywords do alone."""
+    embedding_threads: int = Field(1, ge=1, le=256)
+    """Processor cores that `local` computes on."""
 
     # The index
-    qdrant_url: str = Field(
-        "",
-        description=(
-            "A Qdrant server, 1.19 or newer, such as `https://qdrant.example:6333`; `https` for "
-            "TLS. Empty: Qdrant Edge, in the data folder, for a single process."
-        ),
-    )
-    qdrant_api_key: SecretStr | None = Field(
-        None, description="Key for the Qdrant server, where it wants one."
-    )
-    qdrant_protocol: Literal["grpc", "http"] = Field(
-        "grpc", description="How to speak to the Qdrant server; HTTP where gRPC does not answer."
-    )
-    qdrant_grpc_port: int = Field(
-        6334, ge=1, le=65535, description="The Qdrant server's port for gRPC."
-    )
-    qdrant_timeout_seconds: int = Field(
-        10, ge=1, le=600, description="The Qdrant server has failed when it takes longer."
-    )
-    qdrant_collection_prefix: str = Field(
-        "talekeeper-",
-        pattern=r"^[A-Za-z0-9_-]{0,64}$",
-        description=(
-            "What collections' names on the Qdrant server begin with: for several installations "
-            "on one server."
-        ),
-    )
-    qdrant_shard_number: int = Field(
-        1, ge=1, le=1024, description="Shards of a collection that is made on the Qdrant server."
-    )
-    qdrant_replication_factor: int = Field(
-        1, ge=1, le=64, description="Copies of each shard, on a cluster of Qdrant servers."
-    )
-    qdrant_hnsw_m: int = Field(
-        16,
-        ge=0,
-        le=128,
-        description=(
-            "Edges of a point in the graph over one user's points, on the Qdrant server; 0 looks "
-            "at every vector."
-        ),
-    )
-    qdrant_quantization: Literal["off", "scalar", "binary"] = Field(
-        "off",
-        description=(
-            "Smaller copies of the vectors in the Qdrant server's memory: a quarter, or 1/32. "
-            "What they find is scored anew with the vectors themselves."
-        ),
-    )
-    qdrant_storage: Literal["memory", "disk"] = Field(
-        "memory", description="Where the Qdrant server keeps vectors and terms."
-    )
+    qdrant_url: str = ""
+    """A Qdrant server, 1.19 or newer, such as `https://qdrant.example:6333`; `https` for TLS.
+    Empty: Qdrant Edge, in the data folder, for a single process."""
+    qdrant_api_key: Secret = None
+    """Key for the Qdrant server, where it wants one."""
+    qdrant_protocol: Literal["grpc", "http"] = "grpc"
+    """How to speak to the Qdrant server; HTTP where gRPC does not answer."""
+    qdrant_grpc_port: int = Field(6334, ge=1, le=65535)
+    """The Qdrant server's port for gRPC."""
+    qdrant_timeout_seconds: int = Field(10, ge=1, le=600)
+    """The Qdrant server has failed when it takes longer."""
+    qdrant_collection_prefix: str = Field("talekeeper-", pattern=r"^[A-Za-z0-9_-]{0,64}$")
+    """What collections' names on the Qdrant server begin with: for several installations on one
+    server."""
+    qdrant_shard_number: int = Field(1, ge=1, le=1024)
+    """Shards of a collection that is made on the Qdrant server."""
+    qdrant_replication_factor: int = Field(1, ge=1, le=64)
+    """Copies of each shard, on a cluster of Qdrant servers."""
+    qdrant_hnsw_m: int = Field(16, ge=0, le=128)
+    """Edges of a point in the graph over one user's points, on the Qdrant server; 0 looks at every
+    vector."""
+    qdrant_quantization: Literal["off", "scalar", "binary"] = "off"
+    """Smaller copies of the vectors in the Qdrant server's memory: a quarter, or 1/32. What they
+    find is scored anew with the vectors themselves."""
+    qdrant_storage: Literal["memory", "disk"] = "memory"
+    """Where the Qdrant server keeps vectors and terms."""
 
     # Budgets, in tokens: what users start with
-    budget_total: int = Field(200_000, ge=MIN_TOTAL, description="Prompt and reply together.")
-    budget_history: int = Field(150_000, ge=0, description="Most that recent history may take.")
-    budget_retrieval: int = Field(
-        50_000, ge=0, description="Most that retrieved lore and memory may take."
-    )
-    budget_reply_reserve: int = Field(8_192, ge=1, description="Kept free for the reply.")
-    budget_min_tail_messages: int = Field(
-        8, ge=2, le=1000, description="Messages at the end that truncation spares first."
-    )
-    max_budget_total: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Largest total that users may set; 0 is no maximum. A larger one, set before or by "
-            "default, counts as this. History, lore and memory never take more than the total."
-        ),
-    )
-    max_budget_reply_reserve: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Largest reply reserve that users may set; 0 is no maximum. A larger one, set before "
-            "or by default, counts as this."
-        ),
-    )
+    budget_total: int = Field(200_000, ge=MIN_TOTAL)
+    """Prompt and reply together."""
+    budget_history: int = Field(150_000, ge=0)
+    """Most that recent history may take."""
+    budget_retrieval: int = Field(50_000, ge=0)
+    """Most that retrieved lore and memory may take."""
+    budget_reply_reserve: int = Field(8_192, ge=1)
+    """Kept free for the reply."""
+    budget_min_tail_messages: int = Field(8, ge=2, le=1000)
+    """Messages at the end that truncation spares first."""
+    max_budget_total: int = Field(0, ge=0)
+    """Largest total that users may set; 0 is no maximum. A larger one, set before or by default,
+    counts as this. History, lore and memory never take more than the total."""
+    max_budget_reply_reserve: int = Field(0, ge=0)
+    """Largest reply reserve that users may set; 0 is no maximum. A larger one, set before or by
+    default, counts as this."""
 
     # Quotas of one account: 0 is no limit
-    max_stored_bytes_per_user: int = Field(
-        10_000_000_000,
-        ge=0,
-        description=(
-            "Bytes of texts, pictures and what is kept beside them, and 200 for each row."
-        ),
-    )
-    max_chats_per_user: int = Field(10_000, ge=0, description="Chats.")
-    max_lorebook_entries_per_user: int = Field(
-        200_000, ge=0, description="Entries of all lorebooks together."
-    )
-    max_requests_per_minute_per_user: int = Field(
-        3_000,
-        ge=0,
-        description=(
-            "Requests that one account may send at once, and that come back in a minute; by each "
-            "process for itself. Event streams do not count."
-        ),
-    )
-    max_requests_at_once_per_user: int = Field(
-        8,
-        ge=0,
-        description=(
-            "Requests of one account that are worked on at once, in one process; others of the "
-            "account wait. Uploads and event streams have limits of their own."
-        ),
-    )
-    max_requests_per_minute_per_address: int = Field(
-        600,
-        ge=0,
-        description="The same for requests from one address that no account signed.",
-    )
-    max_turns_per_user: int = Field(
-        8,
-        ge=0,
-        le=10_000,
-        description="Turns and suggestions under way at once, in one process.",
-    )
-    max_previews_per_user: int = Field(
-        8,
-        ge=0,
-        description=(
-            "Previews of contexts, tests of lorebooks and token counts under way at once, in one "
-            "process."
-        ),
-    )
-    max_streams_per_user: int = Field(
-        64, ge=0, description="Event streams of turns and jobs open at once, in one process."
-    )
-    max_uploads_per_user: int = Field(
-        1,
-        ge=0,
-        description=(
-            "Files sent at once, in one process. Another one waits for up to 30 seconds before it "
-            "is refused."
-        ),
-    )
-    max_upload_bytes_per_user: int = Field(
-        67_108_864,
-        ge=0,
-        description=(
-            "Bytes of request bodies, files among them, that are read at once, in one process. One "
-            "request alone is always taken."
-        ),
-    )
-    max_queued_jobs_per_user: int = Field(
-        2_000,
-        ge=0,
-        description=(
-            "Jobs that are not over, from which on a user's own act enqueues no other. Work that "
-            "follows from a reply or a change is always taken."
-        ),
-    )
-    max_tokens_per_day_per_user: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Tokens of prompts and replies in a day, in UTC, from which on no turn, suggestion or "
-            "rebuild begins. What the agent and summaries take counts, but is not refused."
-        ),
-    )
+    max_stored_bytes_per_user: int = Field(10_000_000_000, ge=0)
+    """Bytes of texts, pictures and what is kept beside them, and 200 for each row."""
+    max_chats_per_user: int = Field(10_000, ge=0)
+    """Chats."""
+    max_lorebook_entries_per_user: int = Field(200_000, ge=0)
+    """Entries of all lorebooks together."""
+    max_requests_per_minute_per_user: int = Field(3_000, ge=0)
+    """Requests that one account may send at once, and that come back in a minute; by each process
+    for itself. Event streams do not count."""
+    max_requests_at_once_per_user: int = Field(8, ge=0)
+    """Requests of one account that are worked on at once, in one process; others of the account
+    wait. Uploads and event streams have limits of their own."""
+    max_requests_per_minute_per_address: int = Field(600, ge=0)
+    """The same for requests from one address that no account signed."""
+    max_turns_per_user: int = Field(8, ge=0, le=10_000)
+    """Turns and suggestions under way at once, in one process."""
+    max_previews_per_user: int = Field(8, ge=0)
+    """Previews of contexts, tests of lorebooks and token counts under way at once, in one
+    process."""
+    max_streams_per_user: int = Field(64, ge=0)
+    """Event streams of turns and jobs open at once, in one process."""
+    max_uploads_per_user: int = Field(1, ge=0)
+    """Files sent at once, in one process. Another one waits for up to 30 seconds before it is
+    refused."""
+    max_upload_bytes_per_user: int = Field(67_108_864, ge=0)
+    """Bytes of request bodies, files among them, that are read at once, in one process. One request
+    alone is always taken."""
+    max_queued_jobs_per_user: int = Field(2_000, ge=0)
+    """Jobs that are not over, from which on a user's own act enqueues no other. Work that follows
+    from a reply or a change is always taken."""
+    max_tokens_per_day_per_user: int = Field(0, ge=0)
+    """Tokens of prompts and replies in a day, in UTC, from which on no turn, suggestion or rebuild
+    begins. What the agent and summaries take counts, but is not refused."""
 
     # Limits on what comes in
-    max_message_chars: int = Field(
-        100_000, ge=1000, le=1_000_000, description="Longest line of a user's, in characters."
-    )
+    max_message_chars: int = Field(100_000, ge=1000, le=1_000_000)
+    """Longest line of a user's, in characters."""
 
     # Behind the reply
-    enrichment_model: str = Field(
-        "",
-        description=(
-            "Model of the agent that keeps chronicles, and of summaries, for users who chose none. "
-            "Empty: the smallest Gemini model where there is a key, else the default model."
-        ),
-    )
-    enrichment_max_writes: int = Field(
-        8, ge=0, le=100, description="Events and entries that one run of the agent may write."
-    )
-    enrichment_tokens_per_run: int = Field(
-        60_000, ge=1_000, description="Tokens that one run of the agent may take."
-    )
-    enrichment_tokens_per_day: int = Field(
-        2_000_000,
-        ge=0,
-        description="Tokens that work behind the reply may take of one user's in 24 hours.",
-    )
+    enrichment_model: str = ""
+    """Model of the agent that keeps chronicles, and of summaries, for users who chose none. Empty:
+    the smallest Gemini model where there is a key, else the default model."""
+    enrichment_max_writes: int = Field(8, ge=0, le=100)
+    """Events and entries that one run of the agent may write."""
+    enrichment_tokens_per_run: int = Field(60_000, ge=1_000)
+    """Tokens that one run of the agent may take."""
+    enrichment_tokens_per_day: int = Field(2_000_000, ge=0)
+    """Tokens that work behind the reply may take of one user's in 24 hours."""
 
     # Work in the background
-    job_workers: int = Field(
-        8, ge=0, le=256, description="Jobs that one process works on at once; 0 for none."
-    )
+    job_workers: int = Field(8, ge=0, le=256)
+    """Jobs that one process works on at once; 0 for none."""
 
     # Logs
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severity that is logged."
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="`auto` is `console` on a terminal and `json` elsewhere."
-    )
-
-    @field_validator(
-        "allowed_hosts", "trusted_proxies", "gemini_models", "openai_models", mode="before"
-    )
-    @classmethod
-    def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """`auto` is `console` on a terminal and `json` elsewhere."""
 
     @field_validator("embedding_dimension", "embedding_model_path", mode="before")
     @classmethod
     def _blank_is_absent(cls, value: object) -> object:
         return None if value == "" else value
-
-    @field_validator(
-        "gemini_api_key",
-        "openai_api_key",
-        "embedding_api_key",
-        "qdrant_api_key",
-        "root_key",
-        mode="after",
-    )
-    @classmethod
-    def _empty_is_absent(cls, value: SecretStr | None) -> SecretStr | None:
-        return value if value and value.get_secret_value().strip() else None
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:

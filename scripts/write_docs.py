@@ -9,12 +9,14 @@ A page holds such a part between two comments, `<!-- from the code: NAME -->` an
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args, get_origin
 
@@ -64,9 +66,10 @@ def render(page: str) -> str:
 def settings_tables() -> str:
     """A table for each group of settings, headed as the group is in the class."""
     parts: list[str] = []
+    texts = setting_texts()
     for heading, names in _setting_groups():
         rows = [
-            (f"`TALEKEEPER_{name.upper()}`", _default(field), _meaning(field))
+            (f"`TALEKEEPER_{name.upper()}`", _default(field), _meaning(texts[name], field))
             for name in names
             for field in [Settings.model_fields[name]]
         ]
@@ -151,6 +154,22 @@ def _setting_groups() -> list[tuple[str, list[str]]]:
     return groups
 
 
+def setting_texts() -> dict[str, str]:
+    """What stands below each field of `Settings`.
+
+    Pydantic's `use_attribute_docstrings` does the same, in 50 ms of every start.
+    """
+    [definition] = ast.parse(inspect.getsource(Settings)).body
+    texts: dict[str, str] = {}
+    for statements in pairwise(cast("ast.ClassDef", definition).body):
+        match statements:
+            case (ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text)))):
+                texts[name] = " ".join(text.split())
+            case _:
+                pass
+    return texts
+
+
 def _default(field: FieldInfo) -> str:
     value = field.get_default()
     if isinstance(value, tuple):
@@ -158,8 +177,8 @@ def _default(field: FieldInfo) -> str:
     return "" if value in {None, ""} else f"`{value}`"
 
 
-def _meaning(field: FieldInfo) -> str:
-    return " ".join(filter(None, [field.description, _choices(field), _range(field)]))
+def _meaning(text: str, field: FieldInfo) -> str:
+    return " ".join(filter(None, [text, _choices(field), _range(field)]))
 
 
 def _choices(field: FieldInfo) -> str:
