@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import InstanceKey
 from backend.accounts.passwords import normalise_name
+from backend.database.base import upsert
 from backend.database.engine import Database
-from backend.database.upsert import upsert
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
 

@@ -21,9 +21,8 @@ from backend.accounts.errors import TooManyAttemptsError
 from backend.accounts.models import KnownAddress, LoginFailures
 from backend.accounts.names import InstanceKeys
 from backend.accounts.passwords import normalise_name
-from backend.database.base import now
+from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.database.upsert import upsert
 
 LONGEST_DELAY = 900
 """Seconds."""

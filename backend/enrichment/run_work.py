@@ -19,8 +19,7 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
-from backend.database.base import new_id, now
-from backend.database.upsert import upsert
+from backend.database.base import new_id, now, upsert
 from backend.enrichment.agent.agent import Agent
 from backend.enrichment.daily_budget import check_daily_budget, spent_today
 from backend.enrichment.detail import RunDetail

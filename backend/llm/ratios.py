@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.upsert import upsert
+from backend.database.base import upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
 from backend.llm.models import TokenRatio

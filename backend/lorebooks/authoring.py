@@ -18,8 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from backend.chats.models import Chat, Message
-from backend.database.base import new_id
-from backend.database.upsert import upsert
+from backend.database.base import new_id, upsert
 from backend.lorebooks import repository
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LorebookNotFoundError

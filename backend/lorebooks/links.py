@@ -14,9 +14,8 @@ from backend.accounts.identity import Identity
 from backend.characters.repository import get_character, get_persona
 from backend.chats.models import Chat
 from backend.chats.repository import character_ids, get_chat
-from backend.database.base import new_id
+from backend.database.base import new_id, upsert
 from backend.database.engine import Database
-from backend.database.upsert import upsert
 from backend.lorebooks import repository, views
 from backend.lorebooks.entries import LinkSource
 from backend.lorebooks.errors import LorebookNotLinkedError

@@ -15,9 +15,8 @@ from sqlalchemy import delete, exists, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.database.base import new_id, now
+from backend.database.base import new_id, now, upsert
 from backend.database.engine import Database
-from backend.database.upsert import upsert
 from backend.memory.embedding.protocol import EmbedderSpec
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexState

@@ -19,7 +19,7 @@ from backend.accounts.settings import LoreOverrides, first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.cpu_pool import SMALL, CpuPool
-from backend.database.upsert import upsert
+from backend.database.base import upsert
 from backend.errors import ConflictError
 from backend.lorebooks.activation.cache import BookCache
 from backend.lorebooks.activation.compiled import CompiledBook, compile_book

@@ -10,8 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.context.record import move_texts
-from backend.database.base import new_id, now
-from backend.database.upsert import upsert
+from backend.database.base import new_id, now, upsert
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
 from backend.turns.recording import record_of
 from backend.turns.runs import TurnRun

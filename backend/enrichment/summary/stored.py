@@ -15,8 +15,7 @@ from backend.accounts.identity import Identity
 from backend.chats.events import ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
 from backend.chats.tree import subtree
-from backend.database.base import Base, now
-from backend.database.upsert import upsert
+from backend.database.base import Base, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
 from backend.vault.sealing import Sealer
 

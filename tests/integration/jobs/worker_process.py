@@ -12,9 +12,8 @@ import time
 from datetime import timedelta
 
 from backend.accounts.models import LoginFailures
-from backend.database.base import now
+from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.database.upsert import upsert
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
