@@ -48,8 +48,8 @@ from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTR
 from backend.openapi import openapi_config
 from backend.openings.controller import CONTROLLERS as OPENING_CONTROLLERS
 from backend.quotas.controller import CONTROLLERS as QUOTA_CONTROLLERS
+from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
-from backend.quotas.storage import fold_ledger
 from backend.scripting.controller import CONTROLLERS as SCRIPT_CONTROLLERS
 from backend.search import CONTROLLERS as SEARCH_CONTROLLERS
 from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS

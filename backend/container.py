@@ -62,7 +62,7 @@ from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.openings.service import OpeningService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES
-from backend.quotas.nightly import NightlyRecount
+from backend.quotas.ledgers import NightlyRecount
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
@@ -155,7 +155,7 @@ async def build_services(
     quotas = Quotas(
         database,
         settings,
-        counts={CHATS.name: count_chats, LOREBOOK_ENTRIES.name: count_all_entries},
+        counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries},
     )
     check_chats = partial(quotas.check_added, CHATS)
     check_entries = partial(quotas.check_added, LOREBOOK_ENTRIES)

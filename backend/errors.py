@@ -10,7 +10,8 @@ AppError
 
 A domain's errors subclass these beside the code that raises them. `status`, `slug` and `title`
 belong to the class; `detail` says what happened and what to do; `extra` holds members that a
-client can act on. The slug is stable: clients may match on `type`.
+client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`. The slug
+is stable: clients may match on `type`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class AppError(Exception):
         *,
         extra: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
+        retry_after: int | None = None,
     ) -> None:
+        if retry_after is not None:
+            detail = detail or f"Try again in {retry_after} seconds."
+            extra = {**(extra or {}), "retry_after": retry_after}
+            headers = {**(headers or {}), "Retry-After": str(retry_after)}
         super().__init__(detail or self.title)
         self.detail = detail
         self.extra = extra or {}

@@ -84,25 +84,11 @@ class TooManyAttemptsError(TooManyRequestsError):
 
     slug, title = "too-many-attempts", "Too many failed attempts"
 
-    def __init__(self, seconds: int) -> None:
-        super().__init__(
-            f"Try again in {seconds} seconds.",
-            extra={"retry_after": seconds},
-            headers={"Retry-After": str(seconds)},
-        )
-
 
 class BusyError(UnavailableError):
     """More people sign in or up at once than passwords can be checked for."""
 
     slug, title = "busy", "Too many people are signing in right now"
-
-    def __init__(self, *, seconds: int) -> None:
-        super().__init__(
-            f"Try again in {seconds} seconds.",
-            extra={"retry_after": seconds},
-            headers={"Retry-After": str(seconds)},
-        )
 
 
 class NameTakenError(ConflictError):

@@ -60,7 +60,7 @@ class Stretcher:
     async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
         """The stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
         if self._waiting >= MAX_WAITING:
-            raise BusyError(seconds=BUSY_SECONDS)
+            raise BusyError(retry_after=BUSY_SECONDS)
         self._waiting += 1
         try:
             await self._places.acquire()

@@ -61,7 +61,7 @@ class Allowance:
         ready_at = last_at + timedelta(seconds=delay)
         # Without a delay no attempt waits, not even one that asked before the one that came first.
         if delay and at < ready_at:
-            raise TooManyAttemptsError(int((ready_at - at).total_seconds()) + 1)
+            raise TooManyAttemptsError(retry_after=int((ready_at - at).total_seconds()) + 1)
         passed = max(0.0, (at - last_at).total_seconds())
         return max(0.0, failures - passed / self.forgiven_every) + 1
 

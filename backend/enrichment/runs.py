@@ -16,7 +16,7 @@ from backend.database.base import now
 from backend.enrichment.detail import RunDetail
 from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
-from backend.quotas.tokens import add_tokens
+from backend.quotas.ledgers import add_tokens
 from backend.vault.sealing import Sealer
 
 _DETAIL = msgspec.json.Decoder(RunDetail)

@@ -10,8 +10,7 @@ from backend.accounts.admin_controller import administrators_only
 from backend.accounts.errors import UserNotFoundError
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
-from backend.quotas.schemas import AccountUsage
-from backend.quotas.service import Quotas
+from backend.quotas.service import AccountUsage, Quotas
 from backend.wire import RAISES
 
 

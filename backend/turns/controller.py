@@ -28,7 +28,7 @@ from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.quotas.errors import QuotaExceededError
+from backend.quotas.definitions import QuotaExceededError
 from backend.quotas.service import Quotas
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (

@@ -30,8 +30,8 @@ from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
-from backend.quotas.concurrency import ConcurrencyLimit
-from backend.quotas.tokens import add_tokens
+from backend.quotas.ledgers import add_tokens
+from backend.quotas.limits import ConcurrencyLimit
 from backend.turns import repository
 from backend.turns.assemble import Built
 from backend.turns.builder import Check, PromptBuilder

@@ -32,7 +32,7 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.tokens import get_tokenizer
 from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
-from backend.quotas.tokens import add_tokens
+from backend.quotas.ledgers import add_tokens
 from backend.turns import repository
 from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn

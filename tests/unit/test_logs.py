@@ -17,9 +17,16 @@ from uuid import UUID
 import pytest
 import structlog
 
-from backend.logs import EVENT, FIELDS, bind_request, configure_logging, get_logger
-from backend.logs.exceptions import describe_exception
-from backend.logs.setup import Format, Level
+from backend.logs import (
+    EVENT,
+    FIELDS,
+    Format,
+    Level,
+    bind_request,
+    configure_logging,
+    describe_exception,
+    get_logger,
+)
 
 CANARY = "the-canary-sings-in-the-cellar"
 SENTENCE = f"She whispered: {CANARY}"

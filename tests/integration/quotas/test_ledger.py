@@ -12,14 +12,14 @@ from sqlalchemy import func, insert, literal, select, text, update
 from backend.chats.models import Message
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
-from backend.quotas.models import StorageLedger
-from backend.quotas.storage import (
+from backend.quotas.ledgers import (
     FOLD_FROM,
     counted_tables,
     fold_ledger,
     recount,
     stored_bytes,
 )
+from backend.quotas.models import StorageLedger
 from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed

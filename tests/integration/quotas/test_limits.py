@@ -17,7 +17,7 @@ from backend.database.base import now
 from backend.jobs.queue import NewJob, enqueue
 from backend.quotas import middleware
 from backend.quotas.definitions import QUOTAS
-from backend.quotas.storage import stored_bytes
+from backend.quotas.ledgers import stored_bytes
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.turns.following import turn_under_way
@@ -457,7 +457,7 @@ async def test_a_turn_that_is_stopped_is_not_free(serve: Serve) -> None:
 
 
 async def test_limits_that_are_off_refuse_nothing(serve: Serve) -> None:
-    off = {quota.setting: 0 for quota in QUOTAS}
+    off = {f"max_{quota.name}_per_user": 0 for quota in QUOTAS}
     async with serve(**off) as (_, ada):
         chat = (await ada.new_chat())["id"]
         await asyncio.gather(

@@ -6,9 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from backend.quotas.concurrency import ConcurrencyLimit
-from backend.quotas.definitions import UPLOAD_BYTES, UPLOADS
-from backend.quotas.errors import QuotaExceededError
+from backend.quotas.definitions import UPLOAD_BYTES, UPLOADS, QuotaExceededError
+from backend.quotas.limits import ConcurrencyLimit
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.quotas.service import RateLimit
+from backend.quotas.limits import RateLimit
 
 
 class Clock:

@@ -1,15 +1,62 @@
-"""How much of one account's work may be under way at once, in this process."""
+"""How much an account may ask a minute, and have under way at once, counted in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable
 from uuid import UUID
 
 from backend.errors import AppError
 from backend.quotas.definitions import Quota
+
+MINUTE = 60.0
+SWEEP_EVERY = 60.0
+"""Seconds between two looks for who has everything back, and so can be forgotten."""
+_ROUNDING = 1e-6
+
+
+class RateLimit:
+    """Lets `per_minute` requests through at once, and as many more in each minute; 0 is no limit.
+
+    Each request takes the minute's part that comes back evenly in its time; what is kept of
+    somebody is when all of it is back. With several processes, each counts what it serves itself.
+    """
+
+    def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._full_at: dict[Hashable, float] = {}
+        self._swept_at = clock()
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def take(self, key: Hashable) -> float:
+        """Count a request: 0.0; or the seconds until there is room for it, and none was counted."""
+        if not self.per_minute:
+            return 0.0
+        at = self._clock()
+        if at - self._swept_at >= SWEEP_EVERY:
+            self._swept_at = at
+            self._full_at = {each: full for each, full in self._full_at.items() if full > at}
+        full_at = max(at, self._full_at.get(key, at)) + MINUTE / self.per_minute
+        wait = full_at - at - MINUTE
+        if wait > _ROUNDING:
+            return wait
+        self._full_at[key] = full_at
+        return 0.0
+
+    def used(self, key: Hashable) -> int:
+        """Requests that are not back yet."""
+        return round(self.seconds_until_full(key) * self.per_minute / MINUTE)
+
+    def seconds_until_full(self, key: Hashable) -> float:
+        """Seconds until all of somebody's requests are back."""
+        at = self._clock()
+        return max(0.0, self._full_at.get(key, at) - at)
 
 
 class Permit:

@@ -1,11 +1,12 @@
-"""How many bytes each user stores: reading the ledger, keeping it short, checking it.
+"""What users store and spend: reading the ledgers, keeping them short, checking them at night.
 
-`database.stored_bytes` sets up the triggers that write it.
+`database.stored_bytes` sets up the triggers that write the ledger of stored bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, time, timedelta
 from uuid import UUID
 
 from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
@@ -13,10 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
 from backend.logs import get_logger
-from backend.quotas.models import StorageLedger
+from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 
@@ -28,9 +32,28 @@ FOLD_FROM = 64
 
 _FOLD_AT_ONCE = 5000
 
+RECOUNT = "quotas.recount"
+NIGHT = time(hour=4, tzinfo=UTC)
+DAYS_KEPT = timedelta(days=31)
+
 _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
     StorageLedger.user_id == bindparam("owner")
 )
+
+
+async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
+    """Note tokens as spent today."""
+    if tokens > 0:
+        row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
+        await session.execute(insert(TokenLedger).values(row))
+
+
+async def tokens_today(session: AsyncSession, user_id: UUID) -> int:
+    """Tokens that were spent today, in UTC."""
+    query = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
+        TokenLedger.user_id == user_id, TokenLedger.day == now().date()
+    )
+    return await session.scalar(query) or 0
 
 
 def counted_tables() -> Sequence[SealedTable]:
@@ -76,9 +99,15 @@ async def _fold(database: Database, user_id: UUID) -> int:
                 .execution_options(synchronize_session=False)
             )
         )
-        if gone and await session.scalar(select(exists().where(User.id == user_id))):
-            await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=sum(gone)))
+        if gone:
+            await _add_line(session, user_id, sum(gone))
     return len(gone)
+
+
+async def _add_line(session: AsyncSession, user_id: UUID, size: int) -> None:
+    """Add a line of so many bytes, unless the account is gone."""
+    if await session.scalar(select(exists().where(User.id == user_id))):
+        await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=size))
 
 
 async def recount(database: Database, user_id: UUID) -> int:
@@ -99,6 +128,42 @@ async def recount(database: Database, user_id: UUID) -> int:
     if drift:
         log.warning("storage.ledger_mended", user_id=user_id, bytes=drift)
         async with database.write() as session:
-            if await session.scalar(select(exists().where(User.id == user_id))):
-                await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=drift))
+            await _add_line(session, user_id, drift)
     return drift
+
+
+class NightlyRecount:
+    """The job that compares every user's ledger with the tables, and forgets old days."""
+
+    def __init__(self, database: Database, queue: JobQueue) -> None:
+        self._database = database
+        self._queue = queue
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        """What is done for each kind of job."""
+        return {RECOUNT: JobKind(self.run, needs_key=False)}
+
+    async def schedule(self) -> None:
+        """Put tonight's job into the queue, unless it is there."""
+        async with self._database.write() as session:
+            await self._queue.enqueue(session, _tonight())
+
+    async def run(self, job: RunningJob) -> None:
+        """Recount every user, and put the next night's job into the queue."""
+        async with self._database.read() as session:
+            users = list(await session.scalars(select(User.id).order_by(User.id)))
+        for number, user_id in enumerate(users):
+            await job.progress(number, len(users))
+            await recount(self._database, user_id)
+        async with job.finish() as session:
+            oldest = now().date() - DAYS_KEPT
+            await session.execute(delete(TokenLedger).where(TokenLedger.day < oldest))
+            await self._queue.enqueue(session, _tonight())
+
+
+def _tonight() -> NewJob:
+    at = datetime.combine(now().date(), NIGHT)
+    if at <= now():
+        at += timedelta(days=1)
+    return NewJob(kind=RECOUNT, dedupe_key=RECOUNT, run_after=at)
