@@ -129,7 +129,7 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
 
 
 def _dependencies(parts: Services) -> dict[str, Provide]:
-    found = {name: _part(parts, name) for name in Services.__dataclass_fields__}
+    found = {name: _part(parts, name) for name in vars(parts)}
     return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
 
 

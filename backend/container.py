@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from backend.accounts.middleware import AuthMiddleware
@@ -78,52 +77,157 @@ from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
+SOURCES = (MessageSource(), LoreSource(), ChronicleSource())
+"""Whose rows memory remembers."""
 
-@dataclass(frozen=True, slots=True)
+
 class Services:
-    """What a running Talekeeper is made of. Handlers get these by their field's name."""
+    """What a running Talekeeper is made of. Handlers get these by their attribute's name."""
 
-    settings: Settings
-    database: Database
-    cpu_pool: CpuPool
-    registry: ModelRegistry
-    queue: JobQueue
-    index: IndexOutbox
-    memory: MemoryRuntime
-    searching: SearchService
-    lore: LoreReader
-    quotas: Quotas
-    recount: NightlyRecount
-    instance: InstanceKeys
-    accounts: AccountService
-    sessions: SessionService
-    watch: SessionWatch
-    door: AuthMiddleware
-    activity: ActivityLog
-    second_factors: SecondFactorService
-    second_factor_gate: SecondFactorGate
-    profile: ProfileService
-    administration: AdministrationService
-    characters: CharacterService
-    personas: PersonaService
-    lorebooks: LorebookService
-    lore_entries: LoreEntryService
-    lorebook_links: LorebookLinkService
-    lore_tester: LoreTester
-    scripts: ScriptService
-    chronicles: ChronicleService
-    chronicle_events: EventService
-    chronicle_transfer: ChronicleTransfer
-    enrichment: EnrichmentService
-    summaries: SummaryService
-    chats: ChatService
-    messages: MessageService
-    opening: OpeningService
-    turns: TurnService
-    contexts: ContextService
-    jobs: JobService
-    kinds: Mapping[str, JobKind]
-    worker: Worker
+    def __init__(  # noqa: PLR0913, PLR0915, PLR0917  # everything is connected in one place
+        self,
+        settings: Settings,
+        root: RootKeys,
+        database: Database,
+        memory: MemoryRuntime,
+        queue: JobQueue,
+        pool: CpuPool,
+        instance: InstanceKeys,
+        registry: ModelRegistry,
+        kdf: PasswordKdf,
+    ) -> None:
+        self.settings = settings
+        self.database = database
+        self.memory = memory
+        self.queue = queue
+        self.cpu_pool = pool
+        self.instance = instance
+        self.registry = registry
+        self.index = index = memory.outbox
+
+        participants = Participants(RequestCaches())
+        open_keys = OpenKeys(participants)
+        open_keys.on_arrival(queue.wake)
+        self.sessions = SessionService(database, root, settings, open_keys)
+        self.watch = SessionWatch(self.sessions)
+        self.activity = ActivityLog(database)
+        self.door = AuthMiddleware(self.sessions, settings, instance, self.activity)
+        self.accounts = AccountService(
+            database,
+            root,
+            instance,
+            settings,
+            kdf=kdf,
+            open_keys=open_keys,
+            participants=participants,
+        )
+        self.second_factors = SecondFactorService(database, root, open_keys)
+        self.second_factor_gate = SecondFactorGate(
+            database, settings, Throttle(database, instance), self.accounts, self.activity
+        )
+        self.profile = ProfileService(
+            database, root, settings, registry, open_keys, find_persona=get_persona
+        )
+        self.administration = AdministrationService(database)
+        self.quotas = Quotas(
+            database, settings, counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries}
+        )
+        self.recount = NightlyRecount(database, queue)
+        check_entries = partial(self.quotas.check_added, LOREBOOK_ENTRIES)
+
+        regexes = RegexProcess()
+        engine = ScriptEngine(regexes)
+        self.scripts = ScriptService(database, engine, pool, accounts=self.accounts)
+        self.characters = CharacterService(
+            database,
+            CardBookService(index, check_added=check_entries),
+            pool=pool,
+            longest_message=settings.max_message_chars,
+        )
+        self.personas = PersonaService(database, pool)
+        self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
+        self.lore_entries = LoreEntryService(database, index, check_added=check_entries)
+        self.lorebook_links = LorebookLinkService(database)
+        self.lore = LoreReader(pool, regexes)
+        self.chronicles = ChronicleService(database, index)
+        self.chronicle_events = EventService(database, index)
+        self.chronicle_transfer = ChronicleTransfer(database, index, pool)
+
+        joining = ChatChronicles(index)
+        counts = CountCache()
+        # The chronicle first: its book is copied where the copy has a chronicle of its own.
+        participants.add(
+            index,
+            joining,
+            ChatLore(index, check_added=check_entries),
+            ChatSummaries(),
+            memory,
+            self.lore,
+            counts,
+        )
+        self.chats = ChatService(
+            database,
+            registry,
+            settings,
+            index,
+            pool=pool,
+            chronicle=joining.choose,
+            participants=participants,
+            check_added=partial(self.quotas.check_added, CHATS),
+        )
+        self.messages = MessageService(
+            database, settings, index, pool=pool, scripts=self.scripts, participants=participants
+        )
+        self.opening = OpeningService(
+            database,
+            self.chats,
+            pool=pool,
+            scripts=engine,
+            accounts=self.accounts,
+            longest_message=settings.max_message_chars,
+        )
+
+        prompts = load_prompts()
+        builder = PromptBuilder(
+            database,
+            prompts,
+            settings,
+            counts,
+            self.lore,
+            memory.search,
+            engine,
+            pool,
+            chats=self.chats,
+            accounts=self.accounts,
+        )
+        self.turns = TurnService(
+            database,
+            builder,
+            registry,
+            self.messages,
+            TurnStore(database, index, EnrichmentOutbox(queue)),
+            self.quotas.turns,
+            pool=pool,
+        )
+        self.contexts = ContextService(database, builder, self.turns, pool)
+        self.lore_tester = LoreTester(
+            database, builder, self.lore, counts, self.chats, self.accounts, pool
+        )
+        self.searching = SearchService(database, memory.search, SOURCES)
+
+        behind = open_enrichment(settings, database, registry, prompts, memory, pool)
+        self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
+        self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
+        self.kinds = {**memory.kinds, **behind.kinds, **self.recount.kinds}
+        self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
+        self.worker = build_worker(
+            settings,
+            queue,
+            JobKeys(database, root, open_keys),
+            self.kinds,
+            # Without a Qdrant server this process alone has the index open.
+            takes_queued=settings.embedded or not settings.qdrant_url,
+        )
 
 
 async def build_services(
@@ -137,144 +241,9 @@ async def build_services(
     """Make every part, on a database whose tables are up to date."""
     instance = await load_instance_keys(database, root)
     registry = registry or build_registry(settings)
-    participants = Participants(RequestCaches())
-    queue, open_keys, pool = JobQueue(database, root), OpenKeys(participants), CpuPool()
-    open_keys.on_arrival(queue.wake)
-    sessions = SessionService(database, root, settings, open_keys)
-    activity = ActivityLog(database)
-    index = IndexOutbox(queue)
-    accounts = AccountService(
-        database,
-        root,
-        instance,
-        settings,
-        kdf=kdf,
-        open_keys=open_keys,
-        participants=participants,
-    )
-    quotas = Quotas(
-        database,
-        settings,
-        counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries},
-    )
-    check_chats = partial(quotas.check_added, CHATS)
-    check_entries = partial(quotas.check_added, LOREBOOK_ENTRIES)
-    joining = ChatChronicles(index)
-    # The chronicle first: its book is copied where the copy has a chronicle of its own.
-    participants.add(index, joining, ChatLore(index, check_added=check_entries), ChatSummaries())
-    chats = ChatService(
-        database,
-        registry,
-        settings,
-        index,
-        pool=pool,
-        chronicle=joining.choose,
-        participants=participants,
-        check_added=check_chats,
-    )
-    regexes = RegexProcess()
-    engine = ScriptEngine(regexes)
-    scripts = ScriptService(database, engine, pool, accounts=accounts)
-    messages = MessageService(
-        database, settings, index, pool=pool, scripts=scripts, participants=participants
-    )
-    sources = (MessageSource(), LoreSource(), ChronicleSource())
-    memory = await open_memory(settings, database, queue, index, sources, pool)
-    lore = LoreReader(pool, regexes)
-    counts = CountCache()
-    participants.add(memory, lore, counts)
-    prompts = load_prompts()
-    behind = open_enrichment(settings, database, registry, prompts, memory, pool)
-    builder = PromptBuilder(
-        database,
-        prompts,
-        settings,
-        counts,
-        lore,
-        memory.search,
-        engine,
-        pool,
-        chats=chats,
-        accounts=accounts,
-    )
-    turns = TurnService(
-        database,
-        builder,
-        registry,
-        messages,
-        TurnStore(database, index, EnrichmentOutbox(queue)),
-        quotas.turns,
-        pool=pool,
-    )
-    contexts = ContextService(database, builder, turns, pool)
-    recount = NightlyRecount(database, queue)
-    kinds = {**memory.kinds, **behind.kinds, **recount.kinds}
-    return Services(
-        settings=settings,
-        database=database,
-        cpu_pool=pool,
-        registry=registry,
-        queue=queue,
-        index=index,
-        memory=memory,
-        searching=SearchService(database, memory.search, sources),
-        lore=lore,
-        quotas=quotas,
-        recount=recount,
-        instance=instance,
-        accounts=accounts,
-        sessions=sessions,
-        watch=SessionWatch(sessions),
-        door=AuthMiddleware(sessions, settings, instance, activity),
-        activity=activity,
-        second_factors=SecondFactorService(database, root, open_keys),
-        second_factor_gate=SecondFactorGate(
-            database, settings, Throttle(database, instance), accounts, activity
-        ),
-        profile=ProfileService(
-            database, root, settings, registry, open_keys, find_persona=get_persona
-        ),
-        administration=AdministrationService(database),
-        characters=CharacterService(
-            database,
-            CardBookService(index, check_added=check_entries),
-            pool=pool,
-            longest_message=settings.max_message_chars,
-        ),
-        personas=PersonaService(database, pool),
-        lorebooks=LorebookService(database, index, pool=pool, check_added=check_entries),
-        lore_entries=LoreEntryService(database, index, check_added=check_entries),
-        lorebook_links=LorebookLinkService(database),
-        scripts=scripts,
-        lore_tester=LoreTester(database, builder, lore, counts, chats, accounts, pool),
-        chronicles=ChronicleService(database, index),
-        chronicle_events=EventService(database, index),
-        chronicle_transfer=ChronicleTransfer(database, index, pool),
-        enrichment=EnrichmentService(database, queue, index, registry, settings, prompts),
-        summaries=SummaryService(database, in_prompt=contexts.has_summary),
-        chats=chats,
-        messages=messages,
-        opening=OpeningService(
-            database,
-            chats,
-            pool=pool,
-            scripts=engine,
-            accounts=accounts,
-            longest_message=settings.max_message_chars,
-        ),
-        turns=turns,
-        contexts=contexts,
-        jobs=JobService(queue, stoppable=stoppable_kinds(kinds)),
-        kinds=kinds,
-        worker=build_worker(
-            settings,
-            queue,
-            JobKeys(database, root, open_keys),
-            kinds,
-            # Without a Qdrant server this process alone has the index open.
-            takes_queued=settings.embedded or not settings.qdrant_url,
-        ),
-    )
+    queue, pool = JobQueue(database, root), CpuPool()
+    memory = await open_memory(settings, database, queue, IndexOutbox(queue), SOURCES, pool)
+    return Services(settings, root, database, memory, queue, pool, instance, registry, kdf)
 
 
 def build_worker(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import copy
 import gc
 import json
 import socket
@@ -149,14 +149,13 @@ class Applications:
         """An application made of these parts; it is given back unless the block fails."""
         guards = guarding(parts)
         if not self._free:
-            own = dataclasses.replace(parts)
+            own = copy.copy(parts)
             app = create_app(own)
             kept = [each for each in app.middleware if isinstance(each, ASGIMiddleware)]
             self._free.append((app, own, kept[-len(guards) :]))
         taken = self._free.pop()
         app, own, kept = taken
-        for field in dataclasses.fields(parts):
-            object.__setattr__(own, field.name, getattr(parts, field.name))
+        vars(own).update(vars(parts))
         for old, new in zip(kept, guards, strict=True):
             vars(old).update(vars(new))
         yield app
