@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backend.context.lines import line_text
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 
 NAMES = "+names"
+
+
+def line_text(author: str, text: str, *, names: bool) -> str:
+    """A message as the model gets it: its text, after its author's name where chats need names."""
+    return f"{author}: {text}" if names and author else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats import repository as chats
+from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
 from backend.context.assembly import History
 from backend.context.errors import ContextOverflowError
-from backend.context.lines import line_text
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,

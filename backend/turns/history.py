@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backend.accounts.identity import Identity
+from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.context.assembly import Counter, History, Item, LeftOut, Plan, plan
 from backend.context.budget import Budget, eviction_point, joined
 from backend.context.errors import ContextOverflowError
-from backend.context.lines import line_text
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason, ReasonKind
 from backend.turns.load import HistoryStart, LoadedChat

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from backend.accounts.identity import Identity
-from backend.chats.counting import CountUnit
-from backend.context.lines import line_text
+from backend.chats.counting import CountUnit, line_text
 from backend.context.macros import MacroContext
 from backend.context.sections import CardFields, Note, SectionInputs
 from backend.generation.model import ModelSpec, Role

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from hashlib import shake_256
+from struct import unpack
+from typing import Final, Literal
 
-from backend.context.macros.chance import draw
 from backend.context.macros.model import (
     MAX_CHARACTERS,
     MAX_DEPTH,
@@ -19,9 +20,26 @@ from backend.context.macros.model import (
     MacroLimitError,
     Variables,
 )
-from backend.context.macros.syntax import Block, Call, Conditional, Part, Parts, named, parse
-from backend.context.macros.table import MACROS, VARIABLE_SIGNS, Macro, Scope
-from backend.context.macros.variables import VariablesDraft, is_true
+from backend.context.macros.syntax import (
+    ARGUMENTS,
+    Block,
+    Call,
+    Conditional,
+    Part,
+    Parts,
+    named,
+    parse,
+    split,
+    split_operation,
+)
+from backend.context.macros.variables import is_true
+
+Scope = Literal["local", "global"]
+
+Run = Callable[["Invocation"], "str | None"]
+"""What a macro does. It returns its text, empty if it put it itself; None: stay as written."""
+
+VARIABLE_SIGNS: Final = frozenset({".", "$"})
 
 _LINE_BREAKS: Final = "\r\n"
 
@@ -31,53 +49,43 @@ _BRACES: Final = 16
 _OLD_MARK: Final = re.compile("<(?:user|bot|char)>", re.IGNORECASE | re.ASCII)
 
 
-def may_hold_macros(text: str) -> bool:
-    """Whether a text has to be read for macros. One that does not expands to itself."""
-    return "{{" in text or "<" in text or "\\{" in text or "\\}" in text
-
-
-def expand(
-    text: str, context: MacroContext, variables: Variables, *, place: str, budget: MacroBudget
-) -> Expansion:
-    """Expand the macros of one field. docs/macros.md lists them.
-
-    A field that macros put in (`description`) is expanded on its own, under its macro's name as
-    its place, and reads the same wherever it is put in. Within itself it stays as written.
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A macro. With fewer arguments than `fewest` or more than `most`, its braces are only braces.
 
     Args:
-        text: A field that a user wrote; never what a model wrote.
-        context: What the macros stand for.
-        variables: Left as they are; the new ones come back. A preview drops those.
-        place: The field's name, for draws and for errors. For a field that a macro stands for,
-            that macro's name as docs/macros.md spells it, so that draws agree. Distinct fields
-            need distinct places (`lore:<id>`), or equal macros in them draw the same.
-        budget: The request's: what all its fields may take together.
-
-    Returns:
-        The text (the same object where there is nothing to expand) and the variables (the same
-        object where none was written).
-
-    Raises:
-        MacroLimitError: If a limit is reached, the field's or the request's. Nothing of the field
-            is given back then.
-
-    Time is linear in `text`, the fields that it puts in and what comes out.
+        most: None is no end of arguments.
+        is_operation: Whether its argument is what follows a variable's sign: `hp += 2`.
+        is_ignored: Whether it means something elsewhere, and nothing here.
     """
-    if not may_hold_macros(text):
-        return Expansion(text, variables)
-    parts = _read(text, budget, place)
-    if all(isinstance(part, str) for part in parts):
-        plain = "".join(map(str, parts))
-        return Expansion(text if plain == text else plain, variables)
-    expander = _Expander(context, variables, place, budget)
-    expanded = expander.expand(parts, _Field(place), depth=0)
-    return Expansion(expanded, expander.variables())
 
+    name: str
+    run: Run
+    fewest: int = 0
+    most: int | None = 0
+    aliases: Sequence[str] = ()
+    is_operation: bool = False
+    is_ignored: bool = False
 
-def _read(text: str, budget: MacroBudget, place: str) -> Parts:
-    marks = text.count("}}") + sum(1 for _ in _OLD_MARK.finditer(text))
-    budget.spend(characters=len(text) + _BRACES * marks, place=place)
-    return parse(text)
+    def split_arguments(
+        self, argument: Parts | None, content: Parts | None = None
+    ) -> Sequence[Parts] | None:
+        """The arguments one by one, a block's content as the last of them.
+
+        None if they are too few or too many for this macro.
+        """
+        if self.most == 0 and (argument is not None or content is not None):
+            return None
+        if argument is None:
+            arguments: list[Parts] = []
+        elif self.is_operation:
+            arguments = split_operation(argument)
+        else:
+            arguments = split(argument, ARGUMENTS)
+        if content is not None:
+            arguments.append(content)
+        fits = self.most is None or len(arguments) <= self.most
+        return arguments if fits and len(arguments) >= self.fewest else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,109 +128,114 @@ class _Output:
         return "".join(self._pieces)
 
 
-class _Expander:
-    """One call of `expand`: what all its fields share, and what they have used of the limits."""
+class Expander:
+    """One field's expansion: what all its parts share, and what they have used of the limits."""
 
     def __init__(
-        self, context: MacroContext, variables: Variables, place: str, budget: MacroBudget
+        self,
+        macros: Mapping[str, Macro],
+        context: MacroContext,
+        variables: Variables,
+        *,
+        place: str,
+        budget: MacroBudget,
     ) -> None:
         self.context = context
-        self.drafts: dict[Scope, VariablesDraft] = {
-            "local": VariablesDraft(variables.local),
-            "global": VariablesDraft(variables.global_),
+        self.variables: dict[Scope, Mapping[str, str]] = {
+            "local": variables.local,
+            "global": variables.global_,
         }
+        self._changed: dict[Scope, dict[str, str]] = {}
+        self._macros = macros
         self._variables = variables
         self._place = place
         self._budget = budget
-        self._macros = 0
+        self._macro_count = 0
         self._characters = 0
         self._parsed: dict[str, Parts] = {}
 
-    def variables(self) -> Variables:
-        """The variables after the expansion; those that were handed in, if none was written."""
-        if not any(draft.written for draft in self.drafts.values()):
-            return self._variables
-        return Variables(self.drafts["local"].result(), self.drafts["global"].result())
-
-    def keep_within(self, most: int, amount: int, *, unit: str) -> None:
-        if amount > most:
-            raise MacroLimitError(place=self._place, limit=unit, most=most)
+    def run(self, text: str) -> Expansion:
+        """The field's text expanded, and the variables after it."""
+        parts = self._read(text)
+        if all(isinstance(part, str) for part in parts):
+            plain = "".join(map(str, parts))
+            return Expansion(text if plain == text else plain, self._variables)
+        expanded = self.expand(parts, _Field(self._place), depth=0)
+        if not self._changed:
+            return Expansion(expanded, self._variables)
+        return Expansion(expanded, Variables(self.variables["local"], self.variables["global"]))
 
     def expand(self, parts: Parts, within: _Field, *, depth: int) -> str:
+        """Parts as text of their own."""
         output = _Output()
         self.write(parts, output, within, depth=depth)
         return output.text()
 
     def expand_field(self, name: str, text: str, around: _Field, *, depth: int) -> str:
+        """A field that a macro stands for, read once."""
         if name not in self._parsed:
-            self._parsed[name] = _read(text, self._budget, self._place)
+            self._parsed[name] = self._read(text)
         within = _Field(name, around.around | {around.place})
         return self.expand(self._parsed[name], within, depth=depth)
 
     def write(self, parts: Sequence[Part], output: _Output, within: _Field, *, depth: int) -> None:
+        """Parts into a text that is being put together."""
         self.keep_within(MAX_DEPTH, depth, unit="levels of nesting")
         for part in parts:
             if isinstance(part, str):
                 self.spend(len(part))
                 output.write(part)
             elif isinstance(part, Call):
-                self._write_call(part, output, within, depth)
+                if not self._run(part, None, output, within, depth):
+                    self._budget.spend(characters=_BRACES, place=self._place)
+                    self.write(("{{", *part.inside, "}}"), output, within, depth=depth + 1)
             elif isinstance(part, Block):
-                self._write_block(part, output, within, depth)
+                if not self._run(part.call, part.content, output, within, depth):
+                    # Two calls, and what is between them.
+                    self.write((part.call, *part.body, part.closing), output, within, depth=depth)
             else:
                 self._write_conditional(part, output, within, depth)
 
+    def to_change(self, scope: Scope) -> dict[str, str]:
+        """The variables of a scope, copied before the first of them is changed."""
+        if scope not in self._changed:
+            self.spend(len(self.variables[scope]))
+            self.variables[scope] = self._changed[scope] = dict(self.variables[scope])
+        return self._changed[scope]
+
     def spend(self, characters: int) -> None:
+        """Take characters from the field's limit and the request's."""
         self._characters += characters
         self.keep_within(MAX_CHARACTERS, self._characters, unit="characters")
         self._budget.spend(characters=characters, place=self._place)
 
-    def write_variable(self, scope: Scope, name: str, value: str) -> None:
-        draft = self.drafts[scope]
-        # The first write copies all variables when the field is done.
-        self.spend(len(value) if draft.written else len(value) + len(draft.given))
-        draft.write(name, value)
+    def keep_within(self, most: int, amount: int, *, unit: str) -> None:
+        """Raise `MacroLimitError` if `amount` is more than `most`."""
+        if amount > most:
+            raise MacroLimitError(place=self._place, limit=unit, most=most)
 
-    def delete_variable(self, scope: Scope, name: str) -> None:
-        draft = self.drafts[scope]
-        if draft.has(name):
-            self.spend(0 if draft.written else len(draft.given))
-            draft.delete(name)
-
-    def _write_call(self, call: Call, output: _Output, within: _Field, depth: int) -> None:
-        macro = MACROS.get(call.name)
-        arguments = macro.split_arguments(call.argument) if macro else None
-        if macro is None or arguments is None:
-            self._budget.spend(characters=_BRACES, place=self._place)
-            self.write(("{{", *call.inside, "}}"), output, within, depth=depth + 1)
-            return
-        self._run(macro, call, arguments, output, within, depth)
-
-    def _write_block(self, block: Block, output: _Output, within: _Field, depth: int) -> None:
-        macro = MACROS.get(block.call.name)
-        arguments = macro.split_arguments(block.call.argument, block.content) if macro else None
-        if macro is None or arguments is None:  # two calls, and what is between them
-            self.write((block.call, *block.body, block.closing), output, within, depth=depth)
-            return
-        self._run(macro, block.call, arguments, output, within, depth)
+    def _read(self, text: str) -> Parts:
+        marks = text.count("}}") + sum(1 for _ in _OLD_MARK.finditer(text))
+        self._budget.spend(characters=len(text) + _BRACES * marks, place=self._place)
+        return parse(text)
 
     def _run(
-        self,
-        macro: Macro,
-        call: Call,
-        arguments: Sequence[Parts],
-        output: _Output,
-        within: _Field,
-        depth: int,
-    ) -> None:
+        self, call: Call, content: Parts | None, output: _Output, within: _Field, depth: int
+    ) -> bool:
+        """Run the macro that a call names; False if there is none that takes such arguments."""
+        macro = self._macros.get(call.name)
+        arguments = macro.split_arguments(call.argument, content) if macro else None
+        if macro is None or arguments is None:
+            return False
         self._count_macro()
         self.spend(call.end - call.start)  # arguments are read, whether they are expanded or not
         if macro.is_ignored:
             self._budget.ignored.add(macro.name)
-        value = macro.run(_Invocation(self, call, arguments, output, within, depth + 1))
+        value = macro.run(Invocation(self, call, arguments, output, within, depth + 1))
         value = call.source if value is None else value
         self.spend(len(value))
         output.write(value)
+        return True
 
     def _write_conditional(
         self, conditional: Conditional, output: _Output, within: _Field, depth: int
@@ -237,23 +250,23 @@ class _Expander:
         """The bare name of a macro stands for the macro: `{{if persona}}`."""
         if len(parts) == 1 and isinstance(parts[0], str):
             call = named(parts[0])
-            macro = MACROS.get(call.name)
+            macro = self._macros.get(call.name)
             is_named = call.argument is None or call.name in VARIABLE_SIGNS
             if macro and is_named and macro.split_arguments(call.argument) is not None:
                 parts = [call]
         return self.expand(parts, within, depth=depth)
 
     def _count_macro(self) -> None:
-        self._macros += 1
-        self.keep_within(MAX_MACROS, self._macros, unit="macros")
+        self._macro_count += 1
+        self.keep_within(MAX_MACROS, self._macro_count, unit="macros")
         self._budget.spend(macros=1, place=self._place)
 
 
 @dataclass(frozen=True, slots=True)
-class _Invocation:
-    """`table.Invocation`, for one call."""
+class Invocation:
+    """One macro where it stands. Arguments are expanded only when they are asked for."""
 
-    expander: _Expander
+    expander: Expander
     call: Call
     arguments: Sequence[Parts]
     output: _Output
@@ -262,44 +275,69 @@ class _Invocation:
 
     @property
     def context(self) -> MacroContext:
+        """What macros stand for."""
         return self.expander.context
 
     def text(self, index: int) -> str:
+        """The argument, expanded; empty where there is none."""
         if index >= len(self.arguments):
             return ""
         return self.expander.expand(self.arguments[index], self.within, depth=self.depth)
 
     def put(self, parts: Parts) -> None:
+        """Expand an argument in the macro's place."""
         self.expander.write(parts, self.output, self.within, depth=self.depth)
 
     def put_field(self, name: str, text: str) -> bool:
+        """Expand a field in the macro's place. False, and nothing put, if it stands in itself."""
         if self.within.holds(name):
             return False
         self.output.write(self.expander.expand_field(name, text, self.within, depth=self.depth))
         return True
 
     def trim(self) -> None:
+        """Take away the line breaks on both sides of the macro."""
         self.output.trim()
 
     def draw(self, seed: int, *, choices: int, count: int = 1) -> list[int]:
+        """Numbers from 0 to `choices` - 1: other ones for another seed, place or macro text."""
         self.expander.spend(count)  # thousands of dice are work, too
         source = self.call.source
         repetition = self.within.draws[source]
         self.within.draws[source] += 1
         key = (seed, self.within.place, repetition, source)
-        return draw(key, choices=choices, count=count)
+        return _draw(key, choices=choices, count=count)
 
     def has_variable(self, scope: Scope, name: str) -> bool:
-        return self.expander.drafts[scope].has(name)
+        """Whether there is such a variable."""
+        return name in self.expander.variables[scope]
 
     def get_variable(self, scope: Scope, name: str) -> str:
-        return self.expander.drafts[scope].read(name)
-
-    def delete_variable(self, scope: Scope, name: str) -> None:
-        self.expander.delete_variable(scope, name)
+        """The value; empty where there is none."""
+        return self.expander.variables[scope].get(name, "")
 
     def set_variable(self, scope: Scope, name: str, value: str) -> None:
-        self.expander.write_variable(scope, name, value)
+        """Set the value, for the rest of this field and for what comes after it."""
+        self.expander.spend(len(value))
+        self.expander.to_change(scope)[name] = value
+
+    def delete_variable(self, scope: Scope, name: str) -> None:
+        """Take the variable away."""
+        if self.has_variable(scope, name):
+            del self.expander.to_change(scope)[name]
 
     def keep_within(self, most: int, amount: int, *, unit: str) -> None:
+        """Raise `MacroLimitError` if `amount` is more than `most`."""
         self.expander.keep_within(most, amount, unit=unit)
+
+
+def _draw(key: tuple[object, ...], *, choices: int, count: int) -> list[int]:
+    """`count` numbers from 0 to `choices` - 1, a function of `key` alone.
+
+    A hash and not `random.Random`, whose draws may change between Python versions: what was picked
+    for a chat has to stay. Of 2**64 values, the modulo favours none by more than
+    `choices` / 2**64.
+    """
+    name = "\x1f".join(str(part) for part in key).encode("utf-8", "surrogatepass")
+    stream = shake_256(name).digest(8 * count)
+    return [number % choices for number in unpack(f">{count}Q", stream)]

@@ -82,6 +82,16 @@ _HEAD: Final = re.compile(
 
 _ESCAPED: Final = re.compile(r"\\([{}])")
 
+ARGUMENTS: Final = re.compile("::")
+"""What stands between arguments."""
+
+_NOTHING: Final = re.compile(r"(?!)")
+_OPERATION: Final = re.compile(
+    r"([a-z](?>(?:[a-z0-9_]|-(?![-=]))*))\s*+"
+    r"(\+\+|--|\|\|=|\?\?=|\|\||\?\?|\+=|-=|==|!=|>=|<=|>|<|=|\Z)",
+    re.IGNORECASE | re.ASCII,
+)
+
 
 def parse(text: str) -> Parts:
     """The tree of `text`. Of three braces in a row the inner two are the call's: `{{{user}}}`.
@@ -128,6 +138,19 @@ def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
         pieces[-1].append(first)
         pieces.extend([other] for other in others)
     return [_trimmed(piece) for piece in pieces]
+
+
+def split_operation(argument: Parts) -> list[Parts]:
+    """A variable's name, what is done with it, and with what; nothing where it can't be read."""
+    first = argument[0] if argument else ""
+    found = _OPERATION.match(first) if isinstance(first, str) else None
+    if found is None:
+        return []
+    (value,) = split([found.string[found.end() :], *argument[1:]], _NOTHING)
+    takes_value = found[2] not in {"", "++", "--"}
+    if bool(value) and not takes_value:
+        return []
+    return [[found[1]], [found[2]], value]
 
 
 def named(text: str) -> Call:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final
 
-from backend.context.macros.chance import parse_roll
 from backend.context.macros.dates import (
     describe_difference,
     describe_duration,
     format_moment,
     parse_utc_offset,
 )
+from backend.context.macros.expansion import Invocation, Macro, Run, Scope
 from backend.context.macros.model import MAX_DICE, MAX_SIDES, MacroContext
-from backend.context.macros.syntax import Parts, split
+from backend.context.macros.syntax import split
 from backend.context.macros.variables import added, compared, counted, is_true, shown, subtracted
-
-Scope = Literal["local", "global"]
 
 MAX_REPEATED: Final = 1_000
 """Line breaks or spaces that one macro may stand for."""
@@ -26,126 +23,11 @@ MAX_REPEATED: Final = 1_000
 TIME: Final = "h:mm A"
 DATE: Final = "MMMM D, YYYY"
 
-
-class Invocation(Protocol):
-    """One macro where it stands. Arguments are expanded only when they are asked for."""
-
-    @property
-    def context(self) -> MacroContext:
-        """What macros stand for."""
-        ...
-
-    @property
-    def arguments(self) -> Sequence[Parts]:
-        """As many as the macro takes, not expanded yet."""
-        ...
-
-    def text(self, index: int) -> str:
-        """The argument, expanded; empty where there is none."""
-        ...
-
-    def put(self, parts: Parts) -> None:
-        """Expand an argument in the macro's place."""
-        ...
-
-    def put_field(self, name: str, text: str) -> bool:
-        """Expand a field in the macro's place. False, and nothing put, if it stands in itself."""
-        ...
-
-    def trim(self) -> None:
-        """Take away the line breaks on both sides of the macro."""
-        ...
-
-    def draw(self, seed: int, *, choices: int, count: int = 1) -> list[int]:
-        """Numbers from 0 to `choices` - 1: other ones for another seed, place or macro text."""
-        ...
-
-    def has_variable(self, scope: Scope, name: str) -> bool:
-        """Whether there is such a variable."""
-        ...
-
-    def get_variable(self, scope: Scope, name: str) -> str:
-        """The value; empty where there is none."""
-        ...
-
-    def set_variable(self, scope: Scope, name: str, value: str) -> None:
-        """Set the value, for the rest of this field and for what comes after it."""
-        ...
-
-    def delete_variable(self, scope: Scope, name: str) -> None:
-        """Take the variable away."""
-        ...
-
-    def keep_within(self, most: int, amount: int, *, unit: str) -> None:
-        """Raise `MacroLimitError` if `amount` is more than `most`."""
-        ...
-
-
-Run = Callable[[Invocation], str | None]
-"""What a macro does. It returns its text, empty if it put it itself; None: stay as written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Macro:
-    """A macro. With fewer arguments than `fewest` or more than `most`, its braces are only braces.
-
-    Args:
-        most: None is no end of arguments.
-        is_operation: Whether its argument is what follows a variable's sign: `hp += 2`.
-        is_ignored: Whether it means something elsewhere, and nothing here.
-    """
-
-    name: str
-    run: Run
-    fewest: int = 0
-    most: int | None = 0
-    aliases: Sequence[str] = ()
-    is_operation: bool = False
-    is_ignored: bool = False
-
-    def split_arguments(
-        self, argument: Parts | None, content: Parts | None = None
-    ) -> Sequence[Parts] | None:
-        """The arguments one by one, a block's content as the last of them.
-
-        None if they are too few or too many for this macro.
-        """
-        if self.most == 0 and (argument is not None or content is not None):
-            return None
-        if argument is None:
-            arguments: list[Parts] = []
-        elif self.is_operation:
-            arguments = _operation(argument)
-        else:
-            arguments = split(argument, _ARGUMENTS)
-        if content is not None:
-            arguments.append(content)
-        fits = self.most is None or len(arguments) <= self.most
-        return arguments if fits and len(arguments) >= self.fewest else None
-
-
-_ARGUMENTS: Final = re.compile("::")
-_OPERATION: Final = re.compile(
-    r"([a-z](?>(?:[a-z0-9_]|-(?![-=]))*))\s*+"
-    r"(\+\+|--|\|\|=|\?\?=|\|\||\?\?|\+=|-=|==|!=|>=|<=|>|<|=|\Z)",
+# Longer numbers are no dice formula. Those within are checked against the limits by who rolls.
+_FORMULA: Final = re.compile(
+    r"(?:(?P<dice>\d{0,9})d)?(?P<sides>\d{1,9})\s*(?P<plus>[+-]\s*\d{1,9})?",
     re.IGNORECASE | re.ASCII,
 )
-
-
-def _operation(argument: Parts) -> list[Parts]:
-    """A variable's name, what is done with it, and with what; nothing where it can't be read."""
-    first = argument[0] if argument else ""
-    found = _OPERATION.match(first) if isinstance(first, str) else None
-    if found is None:
-        return []
-    (value,) = split([found.string[found.end() :], *argument[1:]], _NOTHING)
-    takes_value = found[2] not in {"", "++", "--"}
-    if bool(value) and not takes_value:
-        return []
-    return [[found[1]], [found[2]], value]
-
-
-_NOTHING: Final = re.compile(r"(?!)")
 _COMMA: Final = re.compile(r"(?<!\\),")
 
 
@@ -233,14 +115,17 @@ def _choose(call: Invocation, seed: int) -> str:
     return ""
 
 
-def _roll(call: Invocation) -> str | None:
-    roll = parse_roll(call.text(0))
-    if roll is None:
+def _roll(call: Invocation) -> str:
+    """`2d6+1`, `d20`, or `20` for one die of 20 sides; anything else gives nothing."""
+    found = _FORMULA.fullmatch(call.text(0).strip())
+    if found is None or int(found["sides"]) == 0:
         return ""
-    call.keep_within(MAX_DICE, roll.dice, unit="dice in a roll")
-    call.keep_within(MAX_SIDES, roll.sides, unit="sides on a die")
-    drawn = call.draw(call.context.message_seed, choices=roll.sides, count=roll.dice)
-    return str(sum(drawn) + roll.dice + roll.plus)
+    dice, sides = int(found["dice"] or 1), int(found["sides"])
+    call.keep_within(MAX_DICE, dice, unit="dice in a roll")
+    call.keep_within(MAX_SIDES, sides, unit="sides on a die")
+    plus = "".join((found["plus"] or "0").split())
+    drawn = call.draw(call.context.message_seed, choices=sides, count=dice)
+    return str(sum(drawn) + dice + int(plus))
 
 
 def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
@@ -332,8 +217,6 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 def _range(last: str) -> str:
     return f"0-{last}" if last else ""
 
-
-VARIABLE_SIGNS: Final = frozenset({".", "$"})
 
 _INSTRUCT: Final = (
     *("AssistantPrefix", "AssistantSuffix", "FirstAssistantPrefix", "FirstInput"),

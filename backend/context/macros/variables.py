@@ -1,10 +1,8 @@
-"""Variables while a field is expanded: numbers and lists in them, and what counts as true."""
+"""Values of variables: numbers and lists in them, and what counts as true."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
@@ -14,41 +12,6 @@ import msgspec
 _NUMBER: Final = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,10})?", re.ASCII)
 
 _FALSE: Final = frozenset({"", "0", "false", "off"})
-
-
-@dataclass(slots=True)
-class VariablesDraft:
-    """Variables that can be written; what was handed in stays as it was.
-
-    `written` holds None for those that were deleted.
-    """
-
-    given: Mapping[str, str]
-    written: dict[str, str | None] = field(default_factory=dict[str, str | None])
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a variable."""
-        return self.written[name] is not None if name in self.written else name in self.given
-
-    def read(self, name: str) -> str:
-        """The value; empty where there is none."""
-        value = self.written[name] if name in self.written else self.given.get(name)
-        return value or ""
-
-    def write(self, name: str, value: str) -> None:
-        """Set the value."""
-        self.written[name] = value
-
-    def delete(self, name: str) -> None:
-        """Take the variable away."""
-        self.written[name] = None
-
-    def result(self) -> Mapping[str, str]:
-        """The variables now: what was handed in, where nothing was written."""
-        if not self.written:
-            return self.given
-        both: dict[str, str | None] = {**self.given, **self.written}
-        return {name: value for name, value in both.items() if value is not None}
 
 
 def is_true(value: str) -> bool:

@@ -14,14 +14,13 @@ from backend.context.macros import (
     MACROS,
     MAX_CHARACTERS,
     MAX_MACROS,
-    MAX_REQUEST_CHARACTERS,
-    MAX_REQUEST_MACROS,
     MacroBudget,
     MacroContext,
     MacroLimitError,
     Variables,
     expand,
 )
+from backend.context.macros.model import MAX_REQUEST_CHARACTERS, MAX_REQUEST_MACROS
 
 CONTEXT = MacroContext(
     user="Anna",

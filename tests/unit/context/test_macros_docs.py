@@ -12,16 +12,18 @@ import pytest
 from backend.context.macros import (
     MACROS,
     MAX_CHARACTERS,
-    MAX_DEPTH,
-    MAX_DICE,
     MAX_MACROS,
-    MAX_REQUEST_CHARACTERS,
-    MAX_REQUEST_MACROS,
-    MAX_SIDES,
     MacroBudget,
     MacroContext,
     Variables,
     expand,
+)
+from backend.context.macros.model import (
+    MAX_DEPTH,
+    MAX_DICE,
+    MAX_REQUEST_CHARACTERS,
+    MAX_REQUEST_MACROS,
+    MAX_SIDES,
 )
 
 PAGE = (Path(__file__).parents[3] / "docs" / "macros.md").read_text(encoding="utf-8")

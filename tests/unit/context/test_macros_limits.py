@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from backend.context.macros import (
     MACROS,
     MAX_CHARACTERS,
-    MAX_DEPTH,
     MAX_MACROS,
     MacroBudget,
     MacroContext,
@@ -21,6 +20,7 @@ from backend.context.macros import (
     Variables,
     expand,
 )
+from backend.context.macros.model import MAX_DEPTH
 
 CONTEXT = MacroContext(
     user="Anna",
