@@ -111,7 +111,7 @@ class Services:
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
-        self.door = AuthMiddleware(self.sessions, settings, instance, self.activity)
+        self.auth = AuthMiddleware(self.sessions, settings, instance, self.activity)
         self.accounts = AccountService(
             database,
             root,
@@ -213,12 +213,12 @@ class Services:
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
-        self.searching = SearchService(database, memory.search, SOURCES)
+        self.search = SearchService(database, memory.search, SOURCES)
 
-        behind = open_enrichment(settings, database, registry, prompts, memory, pool)
+        enrichment = open_enrichment(settings, database, registry, prompts, memory, pool)
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
-        self.kinds = {**memory.kinds, **behind.kinds, **self.recount.kinds}
+        self.kinds = {**memory.kinds, **enrichment.kinds, **self.recount.kinds}
         self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,

@@ -120,7 +120,7 @@ class SearchController(Controller):
     async def search(
         self,
         identity: NamedDependency[Identity],
-        searching: NamedDependency[SearchService],
+        search: NamedDependency[SearchService],
         q: Annotated[str, QueryParameter(min_length=1, max_length=2000)],
         sources: Annotated[str, QueryParameter(max_length=100)] = "",
         chat_id: FromQuery[UUID | None] = None,
@@ -136,9 +136,7 @@ class SearchController(Controller):
         """
         if not q.strip():
             raise ValidationError("q holds nothing but blanks.")
-        return await searching.search(
-            identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit
-        )
+        return await search.search(identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit)
 
 
 CONTROLLERS = (SearchController,)

@@ -85,21 +85,21 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[SignUp],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[AuthMiddleware],
     ) -> Response[SignedUp]:
         """Make an account and sign in. The first account becomes the administrator.
 
         The recovery code is shown this once: whoever loses the password and the code loses the
         texts, for nobody else has a key to them.
         """
-        door.check_transport(request)
+        auth.check_transport(request)
         unlocked = await accounts.sign_up(
             data.username, data.password, invitation=data.invitation, address=_address(request)
         )
         body = SignedUp(
             user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
         )
-        return await door.open(request, unlocked, body, kind="signed_up")
+        return await auth.open(request, unlocked, body, kind="signed_up")
 
     @post(
         "/sessions",
@@ -124,7 +124,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[LogIn],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[AuthMiddleware],
         second_factor_gate: NamedDependency[SecondFactorGate],
     ) -> Response[UserView]:
         """Open a session; its cookie signs later requests in.
@@ -133,14 +133,14 @@ class DoorController(Controller):
         `second-factor-required`, which says what can be used. Send the request again with `otp` or
         `passkey`.
         """
-        door.check_transport(request)
+        auth.check_transport(request)
         address = _address(request)
         unlocked = await accounts.unlock(data.username, data.password, address=address)
         proof = Proof(data.otp, data.passkey)
         await second_factor_gate.enter(request, unlocked, proof, address=address)
         await accounts.remember(unlocked, address=address)
         body = UserView.of(unlocked.user, unlocked.name)
-        return await door.open(request, unlocked, body, kind="signed_in")
+        return await auth.open(request, unlocked, body, kind="signed_in")
 
     @post(
         "/recoveries",
@@ -162,7 +162,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[Recovery],
         accounts: NamedDependency[AccountService],
-        door: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[AuthMiddleware],
     ) -> Response[SignedUp]:
         """Set a new password with the recovery code. All sessions and API keys end.
 
@@ -170,14 +170,14 @@ class DoorController(Controller):
         opens it after. Second factors are switched off: the code alone proves whose account it is.
         A new recovery code is shown.
         """
-        door.check_transport(request)
+        auth.check_transport(request)
         unlocked = await accounts.recover(
             data.username, data.recovery_code, data.new_password, address=_address(request)
         )
         body = SignedUp(
             user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
         )
-        return await door.open(request, unlocked, body, kind="recovered")
+        return await auth.open(request, unlocked, body, kind="recovered")
 
 
 class MeController(Controller):

@@ -225,7 +225,7 @@ def _climb(message_id: UUID) -> CTE:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLines:
+class SealedHistory:
     """What the prompt builder needs of a stretch of messages, still sealed: columns of one length.
 
     Columns and raw ids, because a full window holds thousands of rows: making an object of each,
@@ -258,7 +258,7 @@ async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -
 
 async def active_lines(
     session: AsyncSession, chat_id: UUID, *, from_sum: int, to_position: int, authors: bool
-) -> StoredLines:
+) -> SealedHistory:
     """The active path's lines that stand wholly behind `from_sum` tokens from the root.
 
     Up to and with `to_position`, oldest first, hidden ones left out: one range on an index.
@@ -288,9 +288,9 @@ async def active_lines(
     )
     rows = (await session.execute(query)).all()
     if not rows:
-        return StoredLines()
+        return SealedHistory()
     found: list[list[Any]] = [[row[place] for row in rows] for place in range(len(columns))]
     ids, *rest = found
     # SQLite's driver gives bytes, PostgreSQL's a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
-    return StoredLines(raw, *rest)
+    return SealedHistory(raw, *rest)

@@ -19,7 +19,7 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import StoredLines
+from backend.chats.repository import SealedHistory
 from backend.chats.service import read_settings
 from backend.chats.settings import AuthorsNote, ChatSettings
 from backend.chronicles.limits import MAX_PINNED
@@ -211,11 +211,11 @@ class ChatLoader:
 
     async def history(
         self, loaded: LoadedChat, start: HistoryStart, *, authors: bool
-    ) -> StoredLines:
+    ) -> SealedHistory:
         """The lines from where the kept history begins to the leaf."""
         leaf = loaded.target.leaf
         if leaf is None:
-            return StoredLines()
+            return SealedHistory()
         return await chats.active_lines(
             self._session,
             loaded.chat.id,

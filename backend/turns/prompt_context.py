@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend.chats.counting import CountUnit
-from backend.chats.repository import StoredLines
+from backend.chats.repository import SealedHistory
 from backend.context.assembly import History
 from backend.context.budget import Budget
 from backend.generation.model import ModelSpec
@@ -70,7 +70,7 @@ class PromptContext:
     window: PromptWindow
     widest: int
     line: str | None
-    lines: StoredLines
+    lines: SealedHistory
     history: History = field(default_factory=History)
     memories: Sequence[Memory] = ()
     by_meaning: bool = False

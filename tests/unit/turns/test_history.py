@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.chats.repository import StoredLines
+from backend.chats.repository import SealedHistory
 from backend.context.assembly import History, Item, Plan, assemble
 from backend.context.budget import Budget, eviction_point, joined, step_of
 from backend.context.errors import ContextOverflowError
@@ -86,7 +86,7 @@ def read(scene: Scene) -> PromptContext:
         window=window,
         widest=widest,
         line=None,
-        lines=StoredLines(positions=positions, tokens=[line.tokens for line in lines]),
+        lines=SealedHistory(positions=positions, tokens=[line.tokens for line in lines]),
         history=History(messages, counted, positions),
     )
 
