@@ -3,15 +3,14 @@
 
     scripts/bench_duplicates.py [--pairs FILE] [--data FILE] [--model-path DIR] [--choose] [--json]
 
-The pairs of `tests/fixtures/duplicates.json` go through the judge that the agent's events go
-through, each way round: either event may be the new one. Thresholds were chosen on the half
-`choose`; `check` is the other half. `--choose` chooses them anew and prints them: a new event that
-is refused wrongly weighs as much as `WRONG_WEIGHS` duplicates that are let through. Peers get
-the threshold with the best F1 on `choose`.
+The pairs of `tests/fixtures/duplicates.json` are compared as the agent's events are, each way
+round: either event may be the new one. A new event is refused by itself only in the very words of
+an old one; what is near the model is asked about. Thresholds were chosen on the half `choose`;
+`check` is the other half, `languages` are pairs that are not in English. `--choose` prints what
+other thresholds come to. Peers get the threshold with the best F1 on `choose`.
 
-Besides, where LoCoMo's file is there: what the judge would refuse of the observations that its
-authors took down of each dialogue, one after the other; each refused one is printed, to be judged
-by eye. Nearly all of them are news.
+Besides, where LoCoMo's file is there: what would be refused, or asked about, of the observations
+that its authors took down of each dialogue, one after the other. Nearly all of them are news.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ import numpy as np
 
 from backend.chronicles.events import EventFields
 from backend.cpu_pool import CpuPool
-from backend.enrichment.duplicates.judging import (
-    DuplicateJudge,
-    DuplicateThresholds,
-    Near,
-    is_same,
-    may_be_same,
-)
+from backend.enrichment.agent.duplicates import ASKED_FROM, AskedFrom, DuplicateFinder, Near
 from backend.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
@@ -49,10 +42,8 @@ from backend.vault.sealing import Sealer
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 PAIRS = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "duplicates.json"
 IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0004")
-SPLITS = ("choose", "check")
-WRONG_WEIGHS = 10
+SPLITS = ("choose", "check", "languages")
 NEAREST = 20
-NEVER = DuplicateThresholds(alike=9, cosine=9, contained=9, alike_in_part=9)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -67,7 +58,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Event:
-    """An event as the judge takes it."""
+    """An event as it is compared."""
 
     id: UUID
     fields: EventFields
@@ -75,7 +66,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Compared:
-    """A pair, one way round, with what the judge sees in it, and how a diff likes it."""
+    """A pair, one way round, with what is seen in it, and how a diff likes it."""
 
     pair: Pair
     near: Near[Event]
@@ -113,19 +104,19 @@ def event(fields: EventFields) -> Event:
     return Event(uuid5(IDS, repr(fields)), fields)
 
 
-async def compare(judge: DuplicateJudge, sealer: Sealer, pairs: Sequence[Pair]) -> list[Compared]:
+async def compare(finder: DuplicateFinder, pairs: Sequence[Pair]) -> list[Compared]:
     """Each pair, each way round."""
     found: list[Compared] = []
     for pair in pairs:
         for new, old in ((pair.one, pair.other), (pair.other, pair.one)):
-            (near,) = await judge.nearest(sealer, new, [event(old)])
+            (near,) = await finder.nearest(new, [event(old)])
             ratio = SequenceMatcher(None, new.summary, old.summary, autojunk=False).ratio()
             found.append(Compared(pair, near, ratio))
     return found
 
 
 async def observe(
-    judge: DuplicateJudge, sealer: Sealer, dialogues: Sequence[Mapping[str, Any]], model: Model
+    finder: DuplicateFinder, sealer: Sealer, dialogues: Sequence[Mapping[str, Any]], model: Model
 ) -> list[Observed]:
     """LoCoMo's observations, each with the nearest before it in its dialogue, by meaning."""
     found: list[Observed] = []
@@ -140,7 +131,7 @@ async def observe(
         for at, new in enumerate(told):
             nearest = np.argsort(-(vectors[:at] @ vectors[at]))[:NEAREST]
             old = [event(told[int(row)]) for row in nearest]
-            found.append(Observed(new.summary, await judge.nearest(sealer, new, old)))
+            found.append(Observed(new.summary, await finder.nearest(new, old)))
     return found
 
 
@@ -160,43 +151,28 @@ def figures(compared: Sequence[Compared], decide: Decide) -> dict[str, float]:
     }
 
 
-def worth(compared: Sequence[Compared], decide: Decide) -> int:
-    """Duplicates found, less what the refused news weigh."""
-    return sum((1 if each.pair.same else -WRONG_WEIGHS) for each in compared if decide(each))
-
-
 def cut(compared: Sequence[Compared], value: Callable[[Compared], float]) -> float:
-    """The threshold of one value with the best F1; of equal ones the highest.
-
-    By what a wrong refusal weighs, none of the peers would ever refuse anything.
-    """
+    """The threshold of one value with the best F1; of equal ones the highest."""
     steps = sorted({value(each) for each in compared}, reverse=True)
     return max(steps, key=lambda step: figures(compared, _at_least(value, step))["f1"])
 
 
-def choose(compared: Sequence[Compared]) -> DuplicateThresholds:
-    """The thresholds under which most is gained; of equal ones the strictest of `cosine`.
+def choose(compared: Sequence[Compared], observed: Sequence[Observed]) -> None:
+    """Print how much is asked about under other thresholds."""
+    print(f"{'cosine':>8}{'likeness':>10}{'duplicates':>12}{'news':>12}{'observations':>14}")
+    for cosine, likeness in product((None, 0.75, 0.8, 0.85), (0.3, 0.35, 0.4, 0.45)):
+        least = AskedFrom(cosine=cosine or 0.0, likeness=likeness, likeness_alone=likeness)
 
-    First what counts without an embedder, then what meaning adds to that. Of equal ones of
-    `alike_in_part` it is the loosest: it finds what observations repeat. `contained` is not chosen:
-    with less, what is chosen on one half is wrong on the other.
-    """
+        known = by_meaning if cosine else by_words
+        found = figures(compared, _asks(known, least))
+        asked = sum(any(known(near).may_be_same(least) for near in each.near) for each in observed)
+        row = (f"{found[name]:>12}" for name in ("recall", "wrong"))
+        print(f"{cosine or '-':>8}{likeness:>10}{''.join(row)}{asked:>14}")
 
-    def gain(thresholds: DuplicateThresholds) -> int:
-        return worth(compared, lambda each: is_same(each.near, thresholds))
 
-    steps = [round(step / 100, 2) for step in range(95, 45, -5)]
-    alike = max((replace(NEVER, alike=step) for step in steps), key=gain)
-    fine = [round(step / 100, 2) for step in range(96, 68, -2)]
-    contained = DuplicateThresholds().contained
-    return max(
-        (
-            replace(alike, cosine=cosine, contained=contained, alike_in_part=part)
-            for cosine, part in product(fine, reversed(steps))
-            if part < alike.alike
-        ),
-        key=gain,
-    )
+def by_meaning(near: Near[Event]) -> Near[Event]:
+    """What is known of an event with an embedder: everything."""
+    return near
 
 
 def by_words(near: Near[Event]) -> Near[Event]:
@@ -204,7 +180,11 @@ def by_words(near: Near[Event]) -> Near[Event]:
     return replace(near, cosine=None)
 
 
-def methods(chosen: Sequence[Compared], thresholds: DuplicateThresholds) -> dict[str, Decide]:
+def _asks(known: Callable[[Near[Event]], Near[Event]], least: AskedFrom) -> Decide:
+    return lambda each: known(each.near).may_be_same(least)
+
+
+def methods(chosen: Sequence[Compared]) -> dict[str, Decide]:
     """What decides, by name; the peers' thresholds come from `chosen`."""
     values: dict[str, Callable[[Compared], float]] = {
         "difflib": lambda each: each.ratio,
@@ -215,56 +195,52 @@ def methods(chosen: Sequence[Compared], thresholds: DuplicateThresholds) -> dict
     for name, value in values.items():
         found[f"{name} >= {cut(chosen, value):.3f}"] = _at_least(value, cut(chosen, value))
     ours: dict[str, Decide] = {
-        "cosine >= 0.9, no difference": lambda each: (
-            not each.near.differs and (each.near.cosine or 0.0) >= 0.9
-        ),
-        "Talekeeper, words alone": lambda each: is_same(by_words(each.near), thresholds),
-        "Talekeeper": lambda each: is_same(each.near, thresholds),
-        "or asked about, words alone": lambda each: _is_seen(by_words(each.near), thresholds),
-        "or asked about": lambda each: _is_seen(each.near, thresholds),
+        "Talekeeper refuses": lambda each: each.near.is_same,
+        "refuses or asks, words alone": lambda each: _is_seen(by_words(each.near)),
+        "refuses or asks": lambda each: _is_seen(each.near),
     }
     return found | ours
 
 
-def _is_seen(near: Near[Event], thresholds: DuplicateThresholds) -> bool:
+def _is_seen(near: Near[Event]) -> bool:
     """Whether an event is refused, or asked about."""
-    return is_same(near, thresholds) or may_be_same(near)
+    return near.is_same or near.may_be_same()
 
 
 def _at_least(value: Callable[[Compared], float], least: float) -> Decide:
     return lambda each: value(each) >= least
 
 
-def summary(
-    compared: Sequence[Compared], observed: Sequence[Observed], thresholds: DuplicateThresholds
-) -> dict[str, Any]:
+def summary(compared: Sequence[Compared], observed: Sequence[Observed]) -> dict[str, Any]:
     """Every figure of the run, in per cent."""
     halves = {
         split: [each for each in compared if each.pair.split == split] for split in SPLITS
     }  # fmt: skip
-    decides = methods(halves["choose"], thresholds)
-    ours = {name: decide for name, decide in decides.items() if name.startswith("Talekeeper")}
+    decides = methods(halves["choose"])
+    ours = {name: decide for name, decide in decides.items() if name.startswith("refuses or asks")}
     kinds = sorted({(not each.pair.same, each.pair.kind) for each in compared})
     check = halves["check"]
     return {
         "pairs": {split: len(half) // 2 for split, half in halves.items()},
-        "thresholds": asdict(thresholds),
+        "thresholds": asdict(ASKED_FROM),
         "methods": {
             name: {split: figures(half, decide) for split, half in halves.items()}
             for name, decide in decides.items()
         },
-        "refused_by_kind": {
+        "seen_by_kind": {
             kind: {name: _share(check, kind, decide) for name, decide in ours.items()}
             for _, kind in kinds
         },
         "observations": len(observed),
-        "observations_refused": {
-            "Talekeeper, words alone": _refused(observed, thresholds, by_words),
-            "Talekeeper": _refused(observed, thresholds, lambda near: near),
-        },
+        "observations_refused": [
+            (each.text, near.event.fields.summary)
+            for each in observed
+            for near in each.near
+            if near.is_same
+        ],
         "observations_asked_about": {
             "words alone": _asked(observed, by_words),
-            "with meaning": _asked(observed, lambda near: near),
+            "with meaning": _asked(observed, by_meaning),
         },
     }
 
@@ -274,21 +250,8 @@ def _share(compared: Sequence[Compared], kind: str, decide: Decide) -> str:
     return f"{sum(map(decide, of_kind))}/{len(of_kind)}"
 
 
-def _refused(
-    observed: Sequence[Observed],
-    thresholds: DuplicateThresholds,
-    known: Callable[[Near[Event]], Near[Event]],
-) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for each in observed:
-        same = next((near for near in each.near if is_same(known(near), thresholds)), None)
-        if same is not None:
-            found.append((each.text, same.event.fields.summary))
-    return found
-
-
 def _asked(observed: Sequence[Observed], known: Callable[[Near[Event]], Near[Event]]) -> int:
-    return sum(any(may_be_same(known(near)) for near in each.near) for each in observed)
+    return sum(any(known(near).may_be_same() for near in each.near) for each in observed)
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -300,13 +263,13 @@ def show(found: Mapping[str, Any]) -> None:
     print(" " * 34 + "".join(f"{head:>9}" for _ in SPLITS for head in heads))
     for name, halves in found["methods"].items():
         print(f"{name:<34}" + "".join(f"{halves[s][head]:>9}" for s in SPLITS for head in heads))
-    print("\nrefused of check, by kind")
-    for kind, shares in found["refused_by_kind"].items():
+    print("\nrefused or asked about of check, by kind")
+    for kind, shares in found["seen_by_kind"].items():
         print(f"  {kind:<16}" + "".join(f"{name}: {share:<12}" for name, share in shares.items()))
-    for name, refused in found["observations_refused"].items():
-        print(f"\n{name}: {len(refused)} of {found['observations']:,} observations refused")
-        for new, old in refused:
-            print(f"  {new}\n    = {old}")
+    refused = found["observations_refused"]
+    print(f"\n{len(refused)} of {found['observations']:,} observations refused")
+    for new, old in refused:
+        print(f"  {new}\n    = {old}")
     asked = found["observations_asked_about"]
     print("\nobservations asked about: " + ", ".join(f"{n}: {c}" for n, c in asked.items()))
 
@@ -320,14 +283,13 @@ async def run(
 ) -> dict[str, Any]:
     """Compare everything."""
     model = Model(model_path)
-    judge = DuplicateJudge(model, CpuPool())
     sealer = Sealer(IDS, {1: bytes(32)}, user_key=IDS.bytes * 2)
-    compared = await compare(judge, sealer, pairs)
-    thresholds = DuplicateThresholds()
+    finder = DuplicateFinder(sealer, model, CpuPool())
+    compared = await compare(finder, pairs)
+    observed = await observe(finder, sealer, dialogues, model)
     if chooses:
-        thresholds = choose([each for each in compared if each.pair.split == "choose"])
-    observed = await observe(judge, sealer, dialogues, model)
-    return summary(compared, observed, thresholds)
+        choose([each for each in compared if each.pair.split == "choose"], observed)
+    return summary(compared, observed)
 
 
 def main() -> None:
@@ -342,7 +304,7 @@ def main() -> None:
         default=SHARED / "minilm-l6-v2-int8",
         help="folder of the embedding model (ONNX)",
     )
-    parser.add_argument("--choose", action="store_true", help="choose the thresholds anew")
+    parser.add_argument("--choose", action="store_true", help="show other thresholds first")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.rebuild.rebuilding import Rebuilder
 from backend.enrichment.summary.summarising import Summarizer
 from backend.enrichment.turn_job import TurnEnricher
@@ -41,8 +40,7 @@ def open_enrichment(
     pool: CpuPool,
 ) -> EnrichmentRuntime:
     """Make the parts. They ask `registry` for models and look into `memory`."""
-    judge = DuplicateJudge(memory.embedder, pool)
-    agent = Agent(registry, prompts, memory.search, database, judge, settings, pool)
+    agent = Agent(registry, prompts, memory.search, database, memory.embedder, settings, pool)
     return EnrichmentRuntime(
         enricher=TurnEnricher(database, agent, registry, settings, memory.outbox),
         rebuilder=Rebuilder(database, agent, registry, settings, memory.outbox),

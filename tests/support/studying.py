@@ -18,7 +18,6 @@ from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.enrichment.agent.agent import Agent
 from backend.enrichment.detail import RunDetail
-from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.enrichment.outbox import TURN, EnrichmentOutbox
 from backend.enrichment.runs import open_detail
@@ -342,7 +341,7 @@ def enricher(server: Running) -> TurnEnricher:
         load_prompts(),
         parts.memory.search,
         parts.database,
-        DuplicateJudge(parts.memory.embedder, parts.cpu_pool),
+        parts.memory.embedder,
         parts.settings,
         parts.cpu_pool,
     )

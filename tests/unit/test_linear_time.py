@@ -16,15 +16,13 @@ import pytest
 
 import backend
 from backend.chats.scenes import opens_scene
-from backend.chronicles.events import EventFields
+from backend.enrichment.agent.duplicates import terms_of
 from backend.enrichment.cleaning import paragraphs
-from backend.enrichment.duplicates.wording import worded
 from backend.generation._demo_agent import calls
 from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.memory.chunks import chunked
 from backend.memory.parsed_query import _pattern, without_names
-from backend.memory.terms import TermCounter
 from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
 from tests.support.regex_growth import EVERY_START, find_attack
 
@@ -142,10 +140,6 @@ def told(text: str) -> object:
     return calls(Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})])
 
 
-def compared(text: str) -> object:
-    return worded(EventFields(summary=text), TermCounter())
-
-
 def with_a_long_line(text: str) -> str:
     return "word " * 250 + text
 
@@ -165,8 +159,7 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
         told,
         lambda n: "Ann hides " + "".join(f"at the B{i} to C{i} " for i in range(n // 20)),
     ),
-    "what an event announces": (compared, lambda n: "to " + "not " * (n // 4)),
-    "whom an event is by": (compared, lambda n: "was by the " + "of Ann " * (n // 7)),
+    "the terms of an event": (terms_of, lambda n: "to " + "Ann's " * (n // 6)),
     "what a model wrote": (paragraphs, lambda n: "< {{@@\n" * (n // 8)),
 }
 

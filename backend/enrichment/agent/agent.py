@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
-from backend.enrichment.agent.comparing import Comparer
+from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
 from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, LookupResult
 from backend.enrichment.agent.references import References, line_shown
 from backend.enrichment.agent.tool_executor import ToolExecutor
@@ -23,7 +23,6 @@ from backend.enrichment.agent.tools import (
     read_triage,
 )
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.story import TranscriptSlice
 from backend.enrichment.study import DEMO_NOTE, AgentResult, RunBudget
 from backend.generation.model import (
@@ -38,6 +37,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
+from backend.memory.points import DocumentEmbedder
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
@@ -64,7 +64,7 @@ class Agent:
         prompts: Its instructions are `enrichment/triage` and `enrichment/agent`.
         search: Finds what is near in memory.
         database: For reading alone.
-        judge: Says which events are one.
+        embedder: Compares events by meaning; without one words alone do.
         settings: How much one run may write.
     """
 
@@ -74,7 +74,7 @@ class Agent:
         prompts: PromptLibrary,
         search: MemorySearch,
         database: Database,
-        judge: DuplicateJudge,
+        embedder: DocumentEmbedder | None,
         settings: Settings,
         pool: CpuPool,
     ) -> None:
@@ -83,7 +83,7 @@ class Agent:
         self._prompts = prompts
         self._search = search
         self._database = database
-        self._judge = judge
+        self._embedder = embedder
         self._settings = settings
 
     async def study(
@@ -114,8 +114,8 @@ class Agent:
             desk = ToolExecutor(
                 stretch,
                 looker=looker,
-                comparer=Comparer(
-                    sealer, looker=looker, judge=self._judge, marked=marked, latest=latest
+                duplicates=DuplicateCheck(
+                    DuplicateFinder(sealer, self._embedder, self._pool), looker, marked, latest
                 ),
                 marked=marked,
                 most_writes=self._settings.enrichment_max_writes,

@@ -22,7 +22,7 @@ from backend.enrichment.agent.checks import (
     said_of,
     words_of,
 )
-from backend.enrichment.agent.comparing import Comparer
+from backend.enrichment.agent.duplicates import DuplicateCheck
 from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, KnownEntry
 from backend.enrichment.agent.references import References, line_mark
 from backend.enrichment.agent.tools import (
@@ -131,7 +131,7 @@ class ToolExecutor:
     Args:
         stretch: What is read.
         looker: Looks into memory.
-        comparer: Refuses what is told already.
+        duplicates: Refuses what is told already.
         marked: What the model was shown so far.
         most_writes: How much may be proposed.
     """
@@ -141,13 +141,13 @@ class ToolExecutor:
         stretch: TranscriptSlice,
         *,
         looker: KnowledgeLookup,
-        comparer: Comparer,
+        duplicates: DuplicateCheck,
         marked: References,
         most_writes: int,
     ) -> None:
         self._stretch = stretch
         self._looker = looker
-        self._comparer = comparer
+        self._duplicates = duplicates
         self._marked = marked
         self._most_writes = most_writes
         self._writes = 0
@@ -232,7 +232,7 @@ class ToolExecutor:
         if isinstance(before, StoryEvent) and before.is_pinned:
             raise pinned(call.supersedes)
         lines = self._sources(call.source_messages)
-        await self._comparer.check_new(
+        await self._duplicates.check_new(
             fields,
             proposed=self._proposed_events(),
             besides=before,
@@ -254,7 +254,7 @@ class ToolExecutor:
         self._check_room()
         event = self._event(call.event)
         mended = mended_event(event, call, source=self._source(self._stretch.lines[-1]))
-        await self._comparer.check_mended(
+        await self._duplicates.check_changed(
             mended.fields, proposed=self._proposed_events(), besides=event
         )
         return self._propose(mended)

@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from backend.database.base import now
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.duplicates.judging import DuplicateJudge
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
 from backend.enrichment.rebuild.rebuilding import Rebuilder
@@ -341,10 +340,15 @@ class Stuck(Rebuilder):
 
 def stuck(study: Study) -> Stuck:
     parts = study.server.parts
-    judge = DuplicateJudge(parts.memory.embedder, parts.cpu_pool)
-    search, settings = parts.memory.search, parts.settings
+    memory, settings = parts.memory, parts.settings
     agent = Agent(
-        parts.registry, load_prompts(), search, parts.database, judge, settings, parts.cpu_pool
+        parts.registry,
+        load_prompts(),
+        memory.search,
+        parts.database,
+        memory.embedder,
+        settings,
+        parts.cpu_pool,
     )
     return Stuck(parts.database, agent, parts.registry, settings, parts.index)
 

@@ -1,0 +1,251 @@
+"""Whether an event is told already: what is refused, and what the model is asked about.
+
+An event in the very words of another one is refused. What is near another one, by meaning and by
+words, may say the same or may differ in the one word that matters: that the model has to say, in
+whatever language the story is told. docs/duplicates.md has the figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
+
+import numpy as np
+
+from backend.chronicles.events import EventFields
+from backend.chronicles.reading import StoryEvent
+from backend.cpu_pool import CpuPool
+from backend.enrichment.agent.checks import RefusedCallError
+from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
+from backend.enrichment.agent.references import References, summary_of
+from backend.enrichment.study import ProposedEvent
+from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.points import DocumentEmbedder
+from backend.memory.terms import TermCounter
+from backend.text_forms import normalized
+from backend.vault.sealing import Sealer
+
+MAX_QUESTIONS = 3
+"""Events that a new one may be asked to differ from."""
+
+_COMPARED = 12
+"""Events of the index that a new one is compared with, besides the latest."""
+
+_TERMS = TermCounter()
+_ENDS = " .!。"  # an ideographic full stop
+
+
+class Telling(Protocol):
+    """What can be compared: an event that is stored, or one that is about to be."""
+
+    @property
+    def id(self) -> UUID:
+        """Which one it is."""
+        ...
+
+    @property
+    def fields(self) -> EventFields:
+        """What it says."""
+        ...
+
+
+E = TypeVar("E", bound=Telling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFrom:
+    """From where on the model is asked about two events.
+
+    Attributes:
+        cosine: Of their meanings, where there is an embedder.
+        likeness: How many of the words of either both have, in [0, 1], besides.
+        likeness_alone: The same without an embedder.
+    """
+
+    cosine: float = 0.8
+    likeness: float = 0.35
+    likeness_alone: float = 0.4
+
+
+ASKED_FROM = AskedFrom()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near(Generic[E]):
+    """An event beside a new one.
+
+    Attributes:
+        cosine: Of their summaries; None where no embedder answered.
+        likeness: How many of the terms of either are in both (Jaccard), in [0, 1].
+        is_same: It says the same, word by word.
+        is_apart: It is another event for certain: another day, or other numbers.
+    """
+
+    event: E
+    cosine: float | None
+    likeness: float
+    is_same: bool
+    is_apart: bool
+
+    def may_be_same(self, least: AskedFrom = ASKED_FROM) -> bool:
+        """Whether somebody who can read should look at the two."""
+        if self.is_apart:
+            return False
+        if self.cosine is None:
+            return self.likeness >= least.likeness_alone
+        return self.cosine >= least.cosine and self.likeness >= least.likeness
+
+
+class DuplicateFinder:
+    """Compares events: one for each run, since new ones are compared with much the same old ones.
+
+    Args:
+        sealer: Of the user whose events these are: their vectors are kept under it.
+        embedder: Without one events are compared by their words alone.
+    """
+
+    def __init__(self, sealer: Sealer, embedder: DocumentEmbedder | None, pool: CpuPool) -> None:
+        self._sealer = sealer
+        self._embedder = embedder
+        self._pool = pool
+        self._vectors: dict[str, Floats] = {}
+
+    async def nearest(self, fields: EventFields, events: Sequence[E]) -> list[Near[E]]:
+        """Some tens of events, best first. Call it outside of any transaction."""
+        cosines = await self._cosines(fields, events)
+        # Some tenths of a millisecond an event: not on the loop that streams replies.
+        work = partial(_compared, fields, events, cosines)
+        return await self._pool.run(self._sealer.user_id, work, is_job=True)
+
+    async def _cosines(self, fields: EventFields, events: Sequence[E]) -> Floats | None:
+        """The cosine of each event to the new one, shape (n,); None where nothing answers.
+
+        The summary is what is embedded, not where and to whom, which many events share.
+        """
+        if self._embedder is None or not events:
+            return None
+        texts = [fields.summary, *(event.fields.summary for event in events)]
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if new:
+            try:
+                made = await self._embedder.embed_documents(self._sealer, new)
+            except EmbedderError:
+                return None
+            self._vectors.update(zip(new, made, strict=True))
+        vectors = np.stack([self._vectors[text] for text in texts])
+        cosines: Floats = vectors[1:] @ vectors[0]
+        return cosines
+
+
+def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) -> list[Near[E]]:
+    terms, numbers = terms_of(fields.summary), _numbers(fields.summary)
+    near: list[Near[E]] = []
+    for row, event in enumerate(events):
+        other = event.fields
+        other_terms, other_numbers = terms_of(other.summary), _numbers(other.summary)
+        both = terms | other_terms
+        is_other_day = None not in {fields.day, other.day} and fields.day != other.day
+        has_other_numbers = bool(numbers and other_numbers) and numbers != other_numbers
+        near.append(
+            Near(
+                event=event,
+                cosine=None if cosines is None else float(cosines[row]),
+                likeness=len(terms & other_terms) / len(both) if both else 0.0,
+                is_same=not is_other_day and _wording(fields.summary) == _wording(other.summary),
+                is_apart=is_other_day or has_other_numbers,
+            )
+        )
+    return sorted(near, key=lambda each: -(each.likeness + (each.cosine or 0.0)))
+
+
+def terms_of(text: str) -> frozenset[str]:
+    """The stems of a text, without stop words, as the index has them."""
+    return frozenset(_TERMS.document(text))
+
+
+def _numbers(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\d+", text))
+
+
+def _wording(text: str) -> str:
+    """The words in their order: capitals, blanks and the end of the sentence don't matter."""
+    return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
+
+
+Known = StoryEvent | ProposedEvent
+
+
+class DuplicateCheck:
+    """Compares new events with what the index finds, the latest events, and those of this run.
+
+    Args:
+        marked: What the model was shown so far: what speaks against a call is shown with it.
+        latest: Events that each new one is compared with, whatever the index finds.
+    """
+
+    def __init__(
+        self,
+        finder: DuplicateFinder,
+        looker: KnowledgeLookup,
+        marked: References,
+        latest: Sequence[StoryEvent],
+    ) -> None:
+        self._finder = finder
+        self._looker = looker
+        self._marked = marked
+        self._latest = latest
+
+    async def check_new(
+        self,
+        fields: EventFields,
+        *,
+        proposed: Sequence[ProposedEvent],
+        besides: Known | None,
+        apart: Collection[UUID],
+    ) -> None:
+        """Refuse what says the same, and what may say the same unless it is in `apart`.
+
+        `besides` is what the event supersedes: it says much the same by nature. Raises
+        `RefusedCallError`.
+        """
+        near = await self.check_changed(fields, proposed=proposed, besides=besides)
+        asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
+        asked = [event for event in asked if event.id not in apart]
+        if not asked:
+            return
+        marks = [self._marked.events.show(event) for event in asked]
+        shown = " ".join(
+            f"{mark}: {summary_of(event.fields)}" for mark, event in zip(marks, asked, strict=True)
+        )
+        raise RefusedCallError(
+            f"{' and '.join(marks)} may say the same. {shown} If so, leave it. If yours is another "
+            f"fact, call again with differs_from: {', '.join(marks)}.",
+            duplicate_of=asked[0].id,
+        )
+
+    async def check_changed(
+        self, fields: EventFields, *, proposed: Sequence[ProposedEvent], besides: Known | None
+    ) -> list[Near[Known]]:
+        """What is near, best first. Raises `RefusedCallError` where one of it says the same."""
+        if besides is not None and besides.fields == fields:
+            raise self._duplicate(besides)
+        found = await self._looker.look(fields.summary, limit=_COMPARED, sources=["events"])
+        left_out = {each.supersedes for each in proposed}
+        if besides is not None:
+            left_out.add(besides.id)
+        everything: list[Known] = [*found.events.values(), *self._latest, *proposed]
+        others = {event.id: event for event in everything if event.id not in left_out}
+        near = await self._finder.nearest(fields, list(others.values()))
+        if (same := next((each for each in near if each.is_same), None)) is not None:
+            raise self._duplicate(same.event)
+        return near
+
+    def _duplicate(self, event: Known) -> RefusedCallError:
+        mark = self._marked.events.show(event)
+        return RefusedCallError(
+            f"duplicate of {mark}: {summary_of(event.fields)}", duplicate_of=event.id
+        )
