@@ -12,7 +12,7 @@ import platform
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _forbid_core_dumps() -> None:
     """A core file would hold users' keys and texts in the clear."""
     with contextlib.suppress(ImportError):  # Windows has no such limits
-        import resource  # noqa: PLC0415  # not on every system
+        import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
     try:
-        import uvloop  # noqa: PLC0415  # there is none for Windows
+        import uvloop  # there is none for Windows
     except ImportError:
         return asyncio.run(work)
     return uvloop.run(work)
@@ -86,63 +86,65 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=backend.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="bring the tables up to date and serve the API")
+    def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text)
+        added.set_defaults(command=command)
+        added.add_argument("--data-dir", type=Path, help="folder of the database and the root key")
+        return added
+
+    serve = add("serve", _serve, "bring the tables up to date and serve the API")
     serve.add_argument("--host", help="address to listen on")
     serve.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
-    serve.set_defaults(command=_serve)
 
-    work = commands.add_parser("work", help="work on jobs, beside servers on PostgreSQL")
-    work.set_defaults(command=_work)
+    add("work", _work, "work on jobs, beside servers on PostgreSQL")
 
-    migrate = commands.add_parser("migrate", help="bring the tables up to date and stop")
+    migrate = add("migrate", _migrate, "bring the tables up to date and stop")
     migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
     migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
-    migrate.set_defaults(command=_migrate)
 
-    doctor = commands.add_parser("doctor", help="say what is configured and what is missing")
-    doctor.set_defaults(command=_doctor)
+    add("doctor", _doctor, "say what is configured and what is missing")
 
-    reindex = commands.add_parser("reindex", help="bring the index of memories up to date")
+    reindex = add("reindex", _reindex, "bring the index of memories up to date")
     reindex.add_argument("--user", help="whose texts to index at once; asks for the password")
-    reindex.set_defaults(command=_reindex)
 
-    rotate = commands.add_parser("rotate-keys", help="replace the root key, or users' keys")
+    rotate = add("rotate-keys", _rotate, "replace the root key, or users' keys")
     rotate.add_argument("what", choices=("root", "user", "data"))
     rotate.add_argument("--user", help="whose keys to replace; asks for the password")
     rotate.add_argument(
         "--all", action="store_true", help="new data keys at everyone's next log-in"
     )
-    rotate.set_defaults(command=_rotate)
-
-    for each in (serve, work, migrate, doctor, reindex, rotate):
-        each.add_argument("--data-dir", type=Path, help="folder of the database and the root key")
     return parser
 
 
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.app import create_app  # noqa: PLC0415  # other commands do not need it
-    from backend.connections import server_config  # noqa: PLC0415  # as above
-    from backend.container import build_services  # noqa: PLC0415  # as above
-    from backend.http import Transport, observe  # noqa: PLC0415  # as above
-    from backend.serving import Server  # noqa: PLC0415  # as above
+    from backend.app import create_app
+    from backend.container import build_services
+    from backend.http import Transport, observe
+    from backend.server import Server, address, greeting, server_config
 
     with _lock(settings), _listen(settings) as listener:
         database = await _ready_database(settings)
         parts = await build_services(settings, _root_keys(settings, create=True), database)
-        address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
         config = server_config(
             observe(create_app(parts), Transport(settings.public_origin, settings.trusted_proxies)),
             settings,
             shutdown_seconds=10,
         )
-        _greet(settings, address, [spec.id for spec in parts.registry.specs()])
+        log.info(
+            "server.starting",
+            address=address(settings.host, listener),
+            version=backend.__version__,
+            python=platform.python_version(),
+            database="sqlite" if settings.embedded else "postgresql",
+        )
+        print(greeting(settings, parts.registry, listener), flush=True)
         await Server(config, parts.turns, parts.jobs).serve(sockets=[listener])
     return 0
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.container import build_services, build_worker  # noqa: PLC0415  # as above
-    from backend.jobs.keys import JobKeys  # noqa: PLC0415  # other commands do not need it
+    from backend.container import build_services, build_worker
+    from backend.jobs.keys import JobKeys
 
     if settings.embedded:
         raise UsageError(
@@ -156,7 +158,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
         )
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
-    database, root = await _ready_database(settings), _root_keys(settings, create=False)
+    database, root = await _ready_database(settings), _root_keys(settings)
     parts = await build_services(settings, root, database)
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(database, root)
@@ -176,8 +178,8 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.database.engine import Database  # noqa: PLC0415  # other commands do not need it
-    from backend.database.migrate import current_revision, downgrade, upgrade  # noqa: PLC0415
+    from backend.database.engine import Database
+    from backend.database.migrate import current_revision, downgrade, upgrade
 
     if options.down and options.to in {None, "head"}:
         print(
@@ -200,7 +202,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.doctor import examine  # noqa: PLC0415  # other commands do not need it
+    from backend.doctor import examine
 
     findings = await examine(settings)
     width = max(len(finding.name) for finding in findings)
@@ -213,63 +215,60 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
-    from backend import reindex  # noqa: PLC0415  # other commands do not need it
+    from backend import maintenance
 
-    password = _ask_password() if options.user else ""
-    with _lock(settings):
-        database, root = await _ready_database(settings), _root_keys(settings, create=False)
-        try:
-            if options.user:
-                message = await reindex.reindex_user(
-                    database,
-                    settings,
-                    root,
-                    name=options.user,
-                    password=password,
-                    report=_progress,
-                )
-            else:
-                message = await reindex.reindex_everybody(
-                    database, settings, root, report=_progress
-                )
-        finally:
-            await database.dispose()
+    name = options.user
+    password = _ask_password() if name else ""
+    async with _locked_database(settings) as database:
+        if name:
+            message = await maintenance.reindex_user(
+                database, settings, name=name, password=password, report=_progress
+            )
+        else:
+            message = await maintenance.reindex_everybody(database, settings, _progress)
     print(message)
     return 0
 
 
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
-    from backend import rotate  # noqa: PLC0415  # other commands do not need it
+    from backend import maintenance
 
     if options.what == "data" and bool(options.user) == options.all:
         raise UsageError("rotate-keys data needs either --user NAME or --all.")
     if options.what == "user" and not options.user:
         raise UsageError("rotate-keys user needs --user NAME.")
-    password = _ask_password() if options.user else ""
-    with _lock(settings):
-        database = await _ready_database(settings)
-        try:
-            if options.what == "root":
-                message = await rotate.rotate_root_keys(database, settings, _progress)
-            elif options.what == "user":
-                message = await rotate.rotate_user_key(
-                    database, settings, name=options.user, password=password
-                )
-            elif options.all:
-                message = await rotate.make_data_keys_due(database)
-            else:
-                message = await rotate.rotate_user_data_key(
-                    database, settings, name=options.user, password=password, report=_progress
-                )
-        finally:
-            await database.dispose()
+    name = options.user
+    password = _ask_password() if name else ""
+    async with _locked_database(settings) as database:
+        if options.what == "root":
+            message = await maintenance.rotate_root_keys(database, settings, _progress)
+        elif options.what == "user":
+            message = await maintenance.rotate_user_key(
+                database, settings, name=name, password=password
+            )
+        elif options.all:
+            message = await maintenance.make_data_keys_due(database)
+        else:
+            message = await maintenance.rotate_user_data_key(
+                database, settings, name=name, password=password, report=_progress
+            )
     print(message)
     return 0
 
 
+@contextlib.asynccontextmanager
+async def _locked_database(settings: Settings) -> AsyncGenerator[Any]:
+    with _lock(settings):
+        database = await _ready_database(settings)
+        try:
+            yield database
+        finally:
+            await database.dispose()
+
+
 async def _ready_database(settings: Settings) -> Any:
-    from backend.database.engine import Database  # noqa: PLC0415  # other commands do not need it
-    from backend.database.migrate import HEAD, upgrade  # noqa: PLC0415  # as above
+    from backend.database.engine import Database
+    from backend.database.migrate import HEAD, upgrade
 
     database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
     if await upgrade(database):
@@ -277,11 +276,11 @@ async def _ready_database(settings: Settings) -> Any:
     return database
 
 
-def _root_keys(settings: Settings, *, create: bool) -> Any:
-    from backend.vault.root import load_root_keys  # noqa: PLC0415  # other commands do not need it
+def _root_keys(settings: Settings, *, create: bool = False) -> Any:
+    from backend.vault.root import load_root_keys
 
-    value = settings.root_key.get_secret_value() if settings.root_key else None
-    return load_root_keys(settings.resolved_root_key_file, value=value, create=create)
+    path, value = settings.resolved_root_key_file, settings.root_key_text
+    return load_root_keys(path, value=value, create=create)
 
 
 @contextlib.contextmanager
@@ -322,38 +321,6 @@ def _listen(settings: Settings) -> Generator[socket.socket]:
         ) from None
     with listener:
         yield listener
-
-
-def _greet(settings: Settings, address: str, models: list[str]) -> None:
-    from backend.memory.embedding.registry import choose  # noqa: PLC0415  # as in _serve
-
-    log.info(
-        "server.starting",
-        address=address,
-        version=backend.__version__,
-        python=platform.python_version(),
-        database="sqlite" if settings.embedded else "postgresql",
-    )
-    print(f"Talekeeper {backend.__version__} at {address}", flush=True)
-    print(f"  models: {', '.join(models)}", flush=True)
-    if choose(settings) == "none":
-        print(
-            "  No embedding model: memory is searched by words alone. For search by meaning set\n"
-            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_EMBEDDING_MODEL_PATH to a model's folder.",
-            flush=True,
-        )
-    if settings.gemini_api_key is None and not settings.openai_base_url:
-        print(
-            "  Only the built-in demo model is there. For a real one set TALEKEEPER_GEMINI_API_KEY,"
-            "\n  or TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; "
-            "`talekeeper doctor` says more.",
-            flush=True,
-        )
-
-
-def _shown_host(host: str) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
-    return f"[{host}]" if ":" in host else host
 
 
 def _ask_password() -> str:

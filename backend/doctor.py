@@ -62,15 +62,12 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 async def _root_key(settings: Settings) -> Finding:
-    if settings.root_key is not None:
-        keys = load_root_keys(
-            settings.resolved_root_key_file, value=settings.root_key.get_secret_value()
-        )
-        return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
     path = settings.resolved_root_key_file
-    if not path.exists():
+    if settings.root_key is None and not path.exists():
         return Finding("root key", "missing", f"none at {path} yet; the first start makes it")
-    keys = load_root_keys(path)
+    keys = load_root_keys(path, value=settings.root_key_text)
+    if settings.root_key is not None:
+        return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         return Finding(
             "root key",

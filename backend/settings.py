@@ -306,3 +306,8 @@ class Settings(BaseSettings):
     def resolved_root_key_file(self) -> Path:
         """Where the root key is read from and first written to."""
         return self.root_key_file or self.data_dir / "root.key"
+
+    @property
+    def root_key_text(self) -> str | None:
+        """The root key that is set in place of the file's."""
+        return self.root_key.get_secret_value() if self.root_key else None

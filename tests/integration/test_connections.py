@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from backend import connections
 from tests.support.server import Running, running
 
 pytestmark = pytest.mark.anyio
@@ -128,7 +127,7 @@ async def test_an_idle_connection_is_closed(sqlite_url: str, tmp_path: Path) -> 
 async def test_the_rest_of_a_body_is_not_taken_for_ever_after_its_answer(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.5)
+    monkeypatch.setattr("backend.server.LINGER_SECONDS", 0.5)
     async with (
         running(sqlite_url, tmp_path) as server,
         connected(server) as (reader, writer),

@@ -21,11 +21,11 @@ from litestar import Litestar
 from litestar.middleware import ASGIMiddleware
 
 from backend.app import create_app, guarding
-from backend.connections import server_config
 from backend.container import Services, build_services
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.http import Transport, observe
+from backend.server import server_config
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf

@@ -1,14 +1,23 @@
-"""Connections that are slow, idle or too large: uvicorn's protocol with limits."""
+"""Uvicorn with limits for connections that are slow, idle or too large, and an end for streams."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+import backend
+from backend.generation.registry import ModelRegistry
+from backend.jobs.service import JobService
+from backend.memory.embedding.registry import choose
 from backend.settings import Settings
+from backend.turns.service import TurnService
 
 ALWAYS_ANSWERED = frozenset({b"/health"})
 """Paths that are answered also when there are more connections than `limit_concurrency`."""
@@ -144,22 +153,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def protocol_class(settings: Settings) -> type[LimitedProtocol]:
-    """The protocol with this installation's limits."""
+def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
+    """Uvicorn's configuration, with this installation's limits."""
     limits = {
         "header_bytes": settings.header_bytes,
         "header_seconds": settings.header_seconds,
         "body_seconds": settings.body_seconds,
         "body_rate": settings.body_bytes_per_second,
     }
-    return type("ConfiguredProtocol", (LimitedProtocol,), limits)
-
-
-def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
-    """Uvicorn's configuration."""
     return uvicorn.Config(
         app,
-        http=protocol_class(settings),
+        http=type("ConfiguredProtocol", (LimitedProtocol,), limits),
         ws="none",
         proxy_headers=True,
         forwarded_allow_ips=list(settings.trusted_proxies),
@@ -170,3 +174,67 @@ def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvi
         timeout_keep_alive=round(settings.keep_alive_seconds),
         timeout_graceful_shutdown=shutdown_seconds,
     )
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with an end that streams are told of.
+
+    Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
+    may stream for minutes, so here running turns are ended first: what was said is stored, each
+    stream gets its last event and ends, and nothing is left to wait for.
+    """
+
+    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
+        super().__init__(config)
+        self._turns = turns
+        self._jobs = jobs
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, end every turn, let the answers go out, and close the application."""
+        self._jobs.close()
+        await asyncio.gather(super().shutdown(sockets), self._turns.close())
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take SIGTERM for an order that was carried out.
+
+        Uvicorn raises the signal once more at the end, for whoever handled it before: that would
+        kill the process, and look like a failure to whoever started it.
+        """
+
+        def leave(*_: object) -> None:
+            self.should_exit = True
+
+        before = signal.signal(signal.SIGTERM, leave)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def address(host: str, listener: socket.socket) -> str:
+    """Where a browser on this machine finds the server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def greeting(settings: Settings, registry: ModelRegistry, listener: socket.socket) -> str:
+    """What `talekeeper serve` says first: where it is, and what would make it better."""
+    lines = [
+        f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"  models: {', '.join(spec.id for spec in registry.specs())}",
+    ]
+    if choose(settings) == "none":
+        lines += [
+            "  No embedding model: memory is searched by words alone. For search by meaning set",
+            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_EMBEDDING_MODEL_PATH to a model's folder.",
+        ]
+    if settings.gemini_api_key is None and not settings.openai_base_url:
+        lines += [
+            "  Only the built-in demo model is there. For a real one set",
+            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_OPENAI_BASE_URL and",
+            "  TALEKEEPER_OPENAI_MODELS; `talekeeper doctor` says more.",
+        ]
+    return "\n".join(lines)
