@@ -38,15 +38,14 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import CONTROLLERS as JOB_CONTROLLERS
-from backend.llm.model_controller import CONTROLLERS as MODEL_CONTROLLERS
-from backend.llm.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
+from backend.llm.controller import CONTROLLERS as MODEL_CONTROLLERS
 from backend.logs import get_logger
 from backend.lore_tester.controller import CONTROLLERS as LORE_TESTER_CONTROLLERS
 from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
 from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
 from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
 from backend.openapi import openapi_config
-from backend.openings.controller import CONTROLLERS as OPENING_CONTROLLERS
+from backend.openings import CONTROLLERS as OPENING_CONTROLLERS
 from backend.quotas.controller import CONTROLLERS as QUOTA_CONTROLLERS
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
@@ -84,7 +83,6 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *SUMMARY_CONTROLLERS,
     *TURN_CONTROLLERS,
     *MODEL_CONTROLLERS,
-    *TOKEN_CONTROLLERS,
     *SEARCH_CONTROLLERS,
     *JOB_CONTROLLERS,
 )

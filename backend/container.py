@@ -58,7 +58,7 @@ from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
 from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
-from backend.openings.service import OpeningService
+from backend.openings import OpeningService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES
 from backend.quotas.ledgers import NightlyRecount

@@ -10,13 +10,13 @@ import time
 from collections import OrderedDict
 from uuid import UUID
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Float, ForeignKey, Index, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import upsert
+from backend.database.base import Base, upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
-from backend.llm.models import TokenRatio
 
 RELOAD_EVERY = 30.0
 """Seconds for which a ratio is not read again: other processes learn as well, slowly."""
@@ -27,6 +27,21 @@ FEWEST_USERS = 3
 """With fewer users whose ratio is settled, their median says little: the table's value counts."""
 
 SETTLED_SAMPLES = 5
+
+
+class TokenRatio(Base):
+    """How many tokens a provider reports for one that Talekeeper counted: by user and model."""
+
+    __tablename__ = "token_ratios"
+    __table_args__ = (Index(None, "model", "ratio"),)
+
+    user_id: Mapped[UUID] = mapped_column(
+        ForeignKey("users.id", ondelete="CASCADE"), primary_key=True
+    )
+    model: Mapped[str] = mapped_column(primary_key=True)
+    ratio: Mapped[float] = mapped_column(Float(53))
+    samples: Mapped[int]
+
 
 _SETTLED = (
     TokenRatio.model == bindparam("model"),

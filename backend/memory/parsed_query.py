@@ -15,8 +15,7 @@ from uuid import UUID
 from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse, SparseName
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
-from backend.memory.stop_words import STOP_WORDS
-from backend.memory.terms import TermCounter, blinded
+from backend.memory.terms import COMMON_WORDS, TermCounter, blinded
 from backend.vault.blinding import Blinder
 
 LIMIT = 100
@@ -54,7 +53,7 @@ _ASKING = frozenset(
 """Words of a question that are about the asking. What they would find says nothing of the answer.
 English alone: in other languages they count like any word."""
 
-_COMMON = frozenset(word for words in STOP_WORDS.values() for word in words) | {"may", "mark"}
+_COMMON = COMMON_WORDS | {"may", "mark"}
 
 _RECENT = re.compile(
     r"\b(?:last time|the last one|most recent(?:ly)?|latest|lately|recently|just now|newest)\b",

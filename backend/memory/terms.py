@@ -18,6 +18,7 @@ import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -25,7 +26,6 @@ import regex  # type: ignore[import-untyped]  # it has no types
 import Stemmer
 
 from backend.memory.index.protocol import Sparse
-from backend.memory.stop_words import ELIDED, STOP_WORDS
 from backend.text_forms import normalized
 from backend.vault.blinding import Blinder
 
@@ -56,8 +56,35 @@ _SCRIPTS = {
     "TAMIL": "tamil",
     "ARMENIAN": "armenian",
 }
+
+
+def _stop_words() -> dict[str, frozenset[str]]:
+    content = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8")
+    blocks = (block.partition(":") for block in content.split("\n\n"))
+    return {language: frozenset(words.split()) for language, _, words in blocks}
+
+
+STOP_WORDS = _stop_words()
+"""Words that say nothing about a text, but for its language: by Snowball's names of the languages.
+
+Folded: small, with straight `'`. Why there is no library for them: docs/retrieval.md.
+"""
+
+COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())
+"""The stop words of all languages."""
+
+ELIDED = frozenset(
+    "c d j l m n s t qu jusqu lorsqu puisqu all dall dell nell sull un quest".split()  # noqa: SIM905  # one name a line would say no more
+)
+"""What French and Italian put in front of a word, with `'` between: the word is what counts."""
+
 LATIN = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
 """Languages that can't be told by their letters."""
+
+_VOTES = {
+    word: [language for language in LATIN if word in STOP_WORDS[language]] for word in COMMON_WORDS
+}
+"""Of which of them each word is a stop word."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys((0x2019, 0x02BC, 0xFF07, 0x60, 0xB4), "'"))
 
@@ -207,14 +234,3 @@ def _stem(word: str, language: str) -> str:
         stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
         stemmers[language] = stem
     return stem(word)
-
-
-def _votes() -> dict[str, tuple[str, ...]]:
-    by_word: dict[str, list[str]] = {}
-    for language in LATIN:
-        for word in STOP_WORDS[language]:
-            by_word.setdefault(word, []).append(language)
-    return {word: tuple(languages) for word, languages in by_word.items()}
-
-
-_VOTES = _votes()

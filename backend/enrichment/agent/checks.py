@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from backend.enrichment.cleaning import one_line, paragraphs
-from backend.memory.stop_words import STOP_WORDS
+from backend.memory.terms import COMMON_WORDS
 
 _SHORTEST_KEY = 2
-_COMMON = frozenset(word for words in STOP_WORDS.values() for word in words)
 
 
 class RefusedCallError(Exception):
@@ -58,7 +57,7 @@ def keys_of(keys: Sequence[str]) -> list[str]:
         if not any(map(str.isalnum, key)):
             raise RefusedCallError(f"The key {key} is no word.")
         is_short = len(key) < _SHORTEST_KEY and key.isascii()
-        if is_short or key.casefold() in _COMMON:
+        if is_short or key.casefold() in COMMON_WORDS:
             raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")
     if not cleaned:
         raise RefusedCallError("There is no key.")

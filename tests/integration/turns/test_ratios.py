@@ -13,7 +13,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import DemoConfig, ModelRegistry
 from backend.generation.tokens import SHARED_BOUNDS
 from backend.llm import ratios
-from backend.llm.models import TokenRatio
+from backend.llm.ratios import TokenRatio
 from tests.support.server import Running, running
 
 pytestmark = pytest.mark.anyio

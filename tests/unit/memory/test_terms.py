@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.memory import terms
-from backend.memory.stop_words import ELIDED, STOP_WORDS
-from backend.memory.terms import LATIN, TermCounter, blinded
+from backend.memory.terms import ELIDED, LATIN, STOP_WORDS, TermCounter, blinded
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 

@@ -1,9 +1,9 @@
-"""`POST /tokens`: how much of a budget a text takes."""
+"""`GET /models`: what can be asked; `POST /tokens`: how much of a budget a text takes."""
 
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, post
+from litestar import Controller, get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -14,7 +14,7 @@ from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.ratios import ratio_of
-from backend.wire import EXAMPLE, PREVIEWS, RAISES
+from backend.wire import EXAMPLE, PREVIEWS, RAISES, Page
 
 MAX_TEXTS = 100
 MAX_CHARACTERS = 200_000
@@ -41,6 +41,46 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 
     counts: list[int]
     tokenizer: str
+
+
+class ModelView(msgspec.Struct, kw_only=True):
+    """A model on offer, with the settings that it takes."""
+
+    id: str
+    title: str
+    provider: str
+    context_window: int
+    max_output_tokens: int
+    accepts: list[str]
+    is_default: bool
+
+
+class ModelController(Controller):
+    """The models of this installation."""
+
+    path = "/models"
+    tags = ("Models",)
+
+    @get(operation_id="listModels", summary="List models")
+    async def list_models(
+        self, identity: NamedDependency[Identity], registry: NamedDependency[ModelRegistry]
+    ) -> Page[ModelView]:
+        """What can be asked, in the order in which to offer it; `is_default` is the account's."""
+        default = identity.settings.model or registry.default_id
+        return Page(
+            items=[
+                ModelView(
+                    id=spec.id,
+                    title=spec.title,
+                    provider=spec.provider,
+                    context_window=spec.context_window,
+                    max_output_tokens=spec.max_output_tokens,
+                    accepts=sorted(spec.accepts),
+                    is_default=spec.id == default,
+                )
+                for spec in registry.specs()
+            ]
+        )
 
 
 class TokenController(Controller):
@@ -82,4 +122,4 @@ class TokenController(Controller):
         return TokenCounts(counts=[round(count * ratio) for count in counted], tokenizer=name)
 
 
-CONTROLLERS = (TokenController,)
+CONTROLLERS = (ModelController, TokenController)

@@ -1,12 +1,13 @@
 """Opening a chat: the one act that needs characters, personas and chats together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+from litestar import Controller, Request, Response, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -17,18 +18,19 @@ from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundErr
 from backend.characters.greetings import MAX_OPENING, greetings_of
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
-from backend.chats.errors import MessageTooLongError
+from backend.chats.errors import ChatNotFoundError, MessageTooLongError
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
-from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
-from backend.errors import ValidationError
+from backend.errors import PreconditionFailedError, ValidationError
+from backend.generation.registry import UnknownModelError
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.scripting.reading import ready_scripts, running_scripts
 from backend.turns.errors import OpeningTooLongError
 from backend.turns.macro_fields import expanded_size, macros_of
-from backend.wire import merge_patch, reject_unknown
+from backend.wire import EXAMPLE, PATCHES, RAISES, etag, merge_patch, reject_unknown
 
 FALLBACK_TITLE = "New chat"
 
@@ -162,6 +164,72 @@ class OpeningService:
         ):
             raise PersonaNotFoundError
         return list(names.values())
+
+
+class OpeningController(Controller):
+    """Opening chats."""
+
+    path = "/chats"
+    tags = ("Chats",)
+
+    @post(
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                MessageTooLongError,
+                OpeningTooLongError,
+                MacroLimitError,
+                UnknownModelError,
+            ),
+            EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
+        },
+        operation_id="openChat",
+        summary="Open a chat",
+    )
+    async def open_chat(
+        self,
+        data: JSONBody[NewChat],
+        identity: NamedDependency[Identity],
+        opening: NamedDependency[OpeningService],
+    ) -> ChatView:
+        """Open a chat; the first character's greetings become its first message and its swipes."""
+        return await opening.open(identity, data)
+
+    @patch(
+        "/{chat_id:uuid}",
+        opt={
+            RAISES: (
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                PreconditionFailedError,
+            ),
+            PATCHES: ChatPatch,
+            EXAMPLE: {"title": "The storm", "persona_id": None},
+        },
+        operation_id="patchChat",
+        summary="Change a chat",
+    )
+    async def patch_chat(
+        self,
+        request: Request[Any, Any, Any],
+        chat_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        opening: NamedDependency[OpeningService],
+    ) -> Response[ChatView]:
+        """Change `title`, `persona_id` or `character_ids`; what is absent stays, null clears.
+
+        A title of null is the default again: the names of the characters.
+        """
+        view = await opening.patch(
+            identity, chat_id, data, if_match=request.headers.get("if-match")
+        )
+        return Response(view, headers={"ETag": etag(view.revision)})
+
+
+CONTROLLERS = (OpeningController,)
 
 
 def _default_title(names: Sequence[str]) -> str:
