@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -20,8 +21,7 @@ from backend.memory.collections import Collections, Opener, collection_name
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.registry import build_cached_embedder
 from backend.memory.index.edge import open_edge
-from backend.memory.index.lazy import LazyIndex
-from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
+from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexing import Indexer
 from backend.memory.models import IndexState
 from backend.memory.outbox import IndexOutbox
@@ -138,23 +138,16 @@ async def open_memory(
 async def _index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
     """How collections are opened, and those that there are."""
     if settings.qdrant_url:
-
-        async def server(name: str, dimension: int | None) -> VectorIndex:
-            from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
-
-            # It may come up later than this process: turns go on without it until then.
-            return LazyIndex(name, lambda: open_server(settings, name, dimension))
+        from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
 
         async with database.read() as session:
-            return server, set(await session.scalars(select(IndexState.collection).distinct()))
-
+            known = set(await session.scalars(select(IndexState.collection).distinct()))
+        return partial(open_server, settings), known
     folder = index_folder(settings)
 
-    async def edge(name: str, dimension: int | None) -> VectorIndex:
-        return await open_edge(folder, name, dimension)
-
     # One folder a collection, named after it and the format of the folder.
-    return edge, {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
+    known = {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
+    return partial(open_edge, folder), known
 
 
 def index_folder(settings: Settings) -> Path:

@@ -12,8 +12,9 @@ import pytest
 
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
-from backend.memory.index.server import ServerIndex, open_server
+from backend.memory.index.server import ServerIndex
 from backend.settings import Settings
+from tests.support.points import connected
 
 Open = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens a collection by its name, with this dimension."""
@@ -79,12 +80,12 @@ async def open_index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         if settings is None:
             index: VectorIndex = await open_edge(tmp_path / "index", name, dimension)
         else:
-            index = await open_server(settings, f"{tmp_path.name}-{name}", dimension)
+            index = await connected(settings, f"{tmp_path.name}-{name}", dimension)
         opened.append(index)
         return index
 
     yield open_one
     for index in opened:
         if isinstance(index, ServerIndex):
-            await index._client.delete_collection(index.name)
+            await (await index.connected()).delete_collection(index._collection)
         await index.aclose()

@@ -22,6 +22,7 @@ from backend.memory.index.protocol import (
     VectorName,
     point_id,
 )
+from backend.memory.index.server import ServerIndex
 from backend.settings import Settings
 
 DIMENSION = 8
@@ -90,3 +91,10 @@ def server_settings(url: str, **more: Any) -> Settings:
     """Settings for a Qdrant server that is spoken to over HTTP."""
     given = {"qdrant_url": url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
     return Settings.model_validate(given | more)
+
+
+async def connected(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
+    """An index on a server, with its collection. Raises `IndexUnavailableError`."""
+    index = ServerIndex(settings, name, dimension)
+    await index.connected()
+    return index

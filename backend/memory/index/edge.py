@@ -29,16 +29,18 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
 from backend.logs import get_logger
 from backend.memory.index import edge_mapping as wire
-from backend.memory.index import payload as fields
 from backend.memory.index.protocol import (
+    CONTAINER,
+    OWNER,
+    SOURCE,
     Floats,
     Hit,
     IndexUnavailableError,
     Payload,
     Point,
     Query,
+    check_dimensions,
 )
-from backend.memory.index.scopes import check_dimensions, is_empty
 
 _PATIENCE = 2.0
 """Seconds that a process which is just ending gets to let go."""
@@ -141,7 +143,7 @@ class EdgeIndex:
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Answer all queries, each with its hits, best first."""
-        asked = [query for query in queries if not is_empty(query)]
+        asked = [query for query in queries if not query.is_empty]
 
         def read() -> list[list[Hit]]:
             batch = engine.QueryBatchRequest([wire.request(query) for query in asked])
@@ -154,13 +156,13 @@ class EdgeIndex:
                     point_id = hit.id
                     payload = payloads.get(point_id)
                     if payload is None:
-                        payload = payloads[point_id] = fields.decode(hit.payload)
+                        payload = payloads[point_id] = Payload.decoded(hit.payload)
                     some.append(Hit(point_id, hit.score, payload))
                 answers.append(some)
             return answers
 
         answers = iter(await self._in(self._reader, read) if asked else ())
-        return [[] if is_empty(query) else next(answers) for query in queries]
+        return [[] if query.is_empty else next(answers) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
         """The `dense` vectors of points, for those that have one."""
@@ -180,11 +182,11 @@ class EdgeIndex:
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         if source_ids:
-            await self._delete(wire.owned(owner_id, wire.among(fields.SOURCE, source_ids)))
+            await self._delete(wire.owned(owner_id, wire.among(SOURCE, source_ids)))
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
         """Delete every point of a container."""
-        await self._delete(wire.owned(owner_id, wire.equal(fields.CONTAINER, container_id)))
+        await self._delete(wire.owned(owner_id, wire.equal(CONTAINER, container_id)))
 
     async def delete_owner(self, owner_id: UUID) -> None:
         """Delete every point of a user's."""
@@ -194,7 +196,7 @@ class EdgeIndex:
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
         """Every point of a user's, in pages, without vectors."""
-        within = () if container_id is None else (wire.equal(fields.CONTAINER, container_id),)
+        within = () if container_id is None else (wire.equal(CONTAINER, container_id),)
         offset: Any = None
         while True:
 
@@ -208,7 +210,7 @@ class EdgeIndex:
                         with_vector=False,
                     )
                 )
-                page = [(each.id, fields.decode(each.payload)) for each in records]
+                page = [(each.id, Payload.decoded(each.payload)) for each in records]
                 return page, following
 
             page, offset = await self._in(self._reader, read)
@@ -221,7 +223,7 @@ class EdgeIndex:
         """Everybody who has points."""
 
         def read() -> set[UUID]:
-            request = engine.FacetRequest(fields.OWNER, limit=_MOST_OWNERS, exact=True)
+            request = engine.FacetRequest(OWNER, limit=_MOST_OWNERS, exact=True)
             # Of those who are gone the engine still has the name, with no points.
             return {UUID(str(hit.value)) for hit in self._shard.facet(request).hits if hit.count}
 

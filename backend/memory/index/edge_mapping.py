@@ -8,8 +8,20 @@ from uuid import UUID
 
 import qdrant_edge as engine  # noqa: TID251  half of its adapter
 
-from backend.memory.index import payload as fields
-from backend.memory.index.protocol import DENSE, SPARSE, Point, Query, Scope, ScopePart, Sparse
+from backend.memory.index.protocol import (
+    CONTAINER,
+    DENSE,
+    KIND,
+    OWNER,
+    POSITION,
+    SOURCE,
+    SPARSE,
+    Point,
+    Query,
+    Scope,
+    ScopePart,
+    Sparse,
+)
 
 
 def config(dimension: int | None) -> engine.EdgeConfig:
@@ -32,11 +44,11 @@ def config(dimension: int | None) -> engine.EdgeConfig:
 def payload_indexes() -> dict[str, Any]:
     """For every field that is filtered on. Ids are compared as numbers: half the time of texts."""
     return {
-        fields.OWNER: engine.UuidIndexParams(is_tenant=True),
-        fields.CONTAINER: engine.UuidIndexParams(),
-        fields.SOURCE: engine.UuidIndexParams(),
-        fields.KIND: engine.KeywordIndexParams(),
-        fields.POSITION: engine.IntegerIndexParams(lookup=False, range=True),
+        OWNER: engine.UuidIndexParams(is_tenant=True),
+        CONTAINER: engine.UuidIndexParams(),
+        SOURCE: engine.UuidIndexParams(),
+        KIND: engine.KeywordIndexParams(),
+        POSITION: engine.IntegerIndexParams(lookup=False, range=True),
     }
 
 
@@ -44,7 +56,7 @@ def point(given: Point) -> engine.Point:
     """A point with its vectors and its payload."""
     vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
     vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
-    return engine.Point(given.id, vectors, fields.encode(given.payload))
+    return engine.Point(given.id, vectors, given.payload.encoded())
 
 
 def request(query: Query) -> engine.QueryRequest:
@@ -72,7 +84,7 @@ def sparse(vector: Sparse) -> engine.SparseVector:
 
 def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
     """The owner's points that fulfil the conditions."""
-    return engine.Filter(must=[equal(fields.OWNER, owner_id), *conditions])
+    return engine.Filter(must=[equal(OWNER, owner_id), *conditions])
 
 
 def equal(key: str, value: UUID) -> engine.FieldCondition:
@@ -93,10 +105,10 @@ def _within(scope: Scope) -> engine.Filter:
     A single condition on the containers where no part has a limit: the engine is fastest with that.
     """
     parts = [part for part in scope.parts if part.containers]
-    kinds = among(fields.KIND, scope.kinds)
+    kinds = among(KIND, scope.kinds)
     if all(part.before_position is None for part in parts):
         containers = [each for part in parts for each in part.containers]
-        return owned(scope.owner_id, among(fields.CONTAINER, containers), kinds)
+        return owned(scope.owner_id, among(CONTAINER, containers), kinds)
     if len(parts) == 1:
         return owned(scope.owner_id, kinds, *_part(parts[0]))
     alternatives: list[Any] = [engine.Filter(must=_part(part)) for part in parts]
@@ -104,8 +116,8 @@ def _within(scope: Scope) -> engine.Filter:
 
 
 def _part(part: ScopePart) -> list[Any]:
-    containers = among(fields.CONTAINER, part.containers)
+    containers = among(CONTAINER, part.containers)
     if part.before_position is None:
         return [containers]
     before = engine.RangeFloat(lt=part.before_position)
-    return [containers, engine.FieldCondition(key=fields.POSITION, range=before)]
+    return [containers, engine.FieldCondition(key=POSITION, range=before)]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID, uuid5
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,9 @@ DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "event"]
 """What a point stands for. A scene has a sparse vector alone and is no memory by itself."""
+
+OWNER, KIND, CONTAINER, SOURCE, POSITION = "o", "k", "c", "s", "p"
+"""Names of the fields that points are found by, as an engine keeps them: each has an index."""
 
 _POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")
 
@@ -47,9 +51,28 @@ class Sparse:
     weights: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
-    """What is known of a point without opening any text.
+class Payload(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename={
+        "owner_id": OWNER,
+        "kind": KIND,
+        "container_id": CONTAINER,
+        "source_id": SOURCE,
+        "position": POSITION,
+        "scene_id": "e",
+        "chunk": "h",
+        "version": "v",
+        "said_at": "t",
+        "speaker": "a",
+        "words": "w",
+        "is_question": "q",
+    },
+):
+    """What is known of a point without opening any text; an engine keeps it under short names.
 
     Attributes:
         owner_id: Whose it is. Every query names it.
@@ -78,6 +101,22 @@ class Payload:
     speaker: int = 0
     words: int = 0
     is_question: bool = False
+
+    def encoded(self) -> dict[str, Any]:
+        """As the engine keeps it: ids are texts, and what is zero or absent is left out."""
+        # But for the position: a range finds no point without one.
+        return {POSITION: self.position, **msgspec.to_builtins(self)}
+
+    @classmethod
+    def decoded(cls, fields: Mapping[str, Any] | None) -> Payload:
+        """What `encoded` made. Raises `IndexUnavailableError` for what is none of ours."""
+        try:
+            return msgspec.convert(fields or {}, cls)
+        except msgspec.ValidationError as error:
+            raise IndexUnavailableError(
+                "A point in the index has a payload that is none of Talekeeper's. Rebuild the "
+                "index with `talekeeper reindex`."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +161,17 @@ class Query:
     near: Floats | Sparse
     scope: Scope
     limit: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing can be found, so that the engine need not be asked.
+
+        To the engines a list of no alternatives is no condition at all.
+        """
+        scope = self.scope
+        if not scope.kinds or not any(part.containers for part in scope.parts):
+            return True
+        return isinstance(self.near, Sparse) and not len(self.near.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +241,14 @@ class VectorIndex(Protocol):
     async def aclose(self) -> None:
         """Write everything out and let go."""
         ...
+
+
+def check_dimensions(points: Sequence[Point], dimension: int | None) -> None:
+    """Raise `ValueError` for a dense vector that is not of the collection's length."""
+    for point in points:
+        for name, vector in point.dense.items():
+            if vector.shape != (dimension,):
+                raise ValueError(
+                    f"`{name}` of shape {vector.shape}: the collection's vectors have {dimension} "
+                    "numbers."
+                )

@@ -9,35 +9,38 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import numpy as np
 
-from backend.memory.index import payload as fields
 from backend.memory.index.protocol import (
+    CONTAINER,
+    OWNER,
+    SOURCE,
     Floats,
     Hit,
     IndexUnavailableError,
     Payload,
     Point,
     Query,
+    check_dimensions,
 )
-from backend.memory.index.scopes import check_dimensions, is_empty
-from backend.memory.index.server_errors import reported
 from backend.settings import Settings
 
 if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient  # noqa: TID251  this is its adapter
 
-T = TypeVar("T")
-
 NEWEST_NEEDED = (1, 19)
 """The first version that weighs terms by one user's points (the corpus of IDF)."""
+
+AGAIN_AFTER = 5.0
+"""Seconds between two attempts to connect: a turn must not wait for each."""
 
 _BATCH = 100
 _PAGE = 500
@@ -46,98 +49,136 @@ _PROBE_SECONDS = 2.0
 
 
 async def open_server(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
-    """Connect, and make the collection, or check that the one that is there fits.
+    """A collection on the server that `qdrant_url` names.
 
-    Args:
-        settings: `qdrant_url` names the server.
-        name: Of the collection, behind `qdrant_collection_prefix`.
-        dimension: Of the dense vectors; None for a collection without any.
-
-    Raises:
-        IndexUnavailableError: When the server does not answer, refuses the key, is too old, or has
-            a collection of that name that does not fit.
+    It is connected to when it is first needed, and again while that fails: the server may come up
+    later than this process.
     """
-    client = await asyncio.to_thread(_client, settings, grpc=await _has_grpc(settings))
-    index = ServerIndex(client, settings, settings.qdrant_collection_prefix + name, dimension)
-    try:
-        await index.prepare()
-    except BaseException:
-        await index.aclose()
-        raise
-    return index
+    return ServerIndex(settings, name, dimension)
 
 
 async def look_at_server(settings: Settings) -> str:
-    """The version of the server; nothing is made there.
-
-    Raises `IndexUnavailableError` as `open_server` does.
-    """
+    """The version of the server; nothing is made there. Raises `IndexUnavailableError`."""
     client = await asyncio.to_thread(_client, settings, grpc=False)
-    index = ServerIndex(client, settings, "", None)
     try:
-        return await index.check_version()
+        return await _check_version(client, settings)
     finally:
-        await index.aclose()
+        await client.close()
 
 
 class ServerIndex:
-    """A `VectorIndex` on a server. Made by `open_server`."""
+    """A `VectorIndex` on a server.
+
+    Whatever is asked first makes the collection, or checks that the one that is there fits. It
+    raises `IndexUnavailableError` when the server does not answer, refuses the key, is too old, or
+    has a collection of that name that does not fit.
+
+    Args:
+        settings: Which server, and how collections are made there.
+        name: Of the collection, behind `qdrant_collection_prefix`.
+        dimension: Of the dense vectors; None for a collection without any.
+        clock: Seconds, for the time between two attempts to connect.
+    """
 
     def __init__(
-        self, client: AsyncQdrantClient, settings: Settings, name: str, dimension: int | None
+        self,
+        settings: Settings,
+        name: str,
+        dimension: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.is_new = False
-        self._client = client
         self._settings = settings
+        self._collection = settings.qdrant_collection_prefix + name
         self._dimension = dimension
         self._is_quantized = settings.qdrant_quantization != "off"
-        self._wire = _wire()
+        self._clock = clock
+        self._client: AsyncQdrantClient | None = None
+        self._failed: tuple[float, IndexUnavailableError] | None = None
+        self._connecting = asyncio.Lock()
 
-    async def prepare(self) -> None:
-        """Make the collection with its indexes, or check it. Raises `IndexUnavailableError`."""
-        await self.check_version()
-        if not await self._asked(self._client.collection_exists(self.name)):
-            await self._create()
-        info = await self._asked(self._client.get_collection(self.name))
-        if misfit := self._wire.misfit(info, self._dimension):
+    async def connected(self) -> AsyncQdrantClient:
+        """The client, once the collection is there.
+
+        Raises `IndexUnavailableError`, at once while the last attempt is only just over.
+        """
+        async with self._connecting:
+            if self._client is None:
+                if self._failed and self._clock() - self._failed[0] < AGAIN_AFTER:
+                    raise IndexUnavailableError(self._failed[1].detail)
+                try:
+                    self._client = await self._connect()
+                except IndexUnavailableError as error:
+                    self._failed = self._clock(), error
+                    raise
+            return self._client
+
+    async def _connect(self) -> AsyncQdrantClient:
+        settings = self._settings
+        client = await asyncio.to_thread(_client, settings, grpc=await _has_grpc(settings))
+        try:
+            await _check_version(client, settings)
+            with _wire().reported(settings.qdrant_timeout_seconds):
+                await self._prepare(client)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _prepare(self, client: AsyncQdrantClient) -> None:
+        """Make the collection with its indexes, or check it."""
+        wire, name = _wire(), self._collection
+        if not await client.collection_exists(name):
+            made = wire.collection(self._settings, self._dimension)
+            try:
+                await client.create_collection(name, **made)
+                self.is_new = True
+            except Exception:
+                # Another process that starts as well may have been faster.
+                if not await client.collection_exists(name):
+                    raise
+        info = await client.get_collection(name)
+        if misfit := wire.misfit(info, self._dimension):
             raise IndexUnavailableError(
-                f"The collection {self.name} on the Qdrant server does not fit: {misfit}. Delete "
-                "it there, or set another TALEKEEPER_QDRANT_COLLECTION_PREFIX."
+                f"The collection {name} on the Qdrant server does not fit: {misfit}. Delete it "
+                "there, or set another TALEKEEPER_QDRANT_COLLECTION_PREFIX."
             )
-        for field, schema in self._wire.payload_indexes().items():
+        for field, schema in wire.payload_indexes().items():
             if field not in info.payload_schema:
-                await self._asked(
-                    self._client.create_payload_index(self.name, field, schema, wait=True)
-                )
+                await client.create_payload_index(name, field, schema, wait=True)
 
     async def upsert(self, points: Sequence[Point]) -> None:
         """Store points, in place of those with their ids. Durable when it returns."""
         check_dimensions(points, self._dimension)
         for start in range(0, len(points), _BATCH):
-            batch = [self._wire.point(each) for each in points[start : start + _BATCH]]
-            await self._asked(self._client.upsert(self.name, batch, wait=True))
+            async with self._asked() as (client, wire):
+                batch = [wire.point(each) for each in points[start : start + _BATCH]]
+                await client.upsert(self._collection, batch, wait=True)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """Answer all queries at once, each with its hits, best first."""
-        asked = [query for query in queries if not is_empty(query)]
+        """Answer all queries, each with its hits, best first."""
+        asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        requests = [self._wire.request(query, is_quantized=self._is_quantized) for query in asked]
-        answers = await self._asked(self._client.query_batch_points(self.name, requests))
+        async with self._asked() as (client, wire):
+            requests = [wire.request(each, is_quantized=self._is_quantized) for each in asked]
+            answers = await client.query_batch_points(self._collection, requests)
         if len(answers) != len(asked):
             raise IndexUnavailableError("The Qdrant server left out answers.")
         found = iter(answers)
-        return [[] if is_empty(query) else _hits(next(found).points) for query in queries]
+        return [[] if query.is_empty else _hits(next(found).points) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
         """The `dense` vectors of points, for those that have one."""
         if self._dimension is None or not ids:
             return {}
         names = [str(each) for each in ids]
-        records = await self._asked(
-            self._client.retrieve(self.name, names, with_payload=False, with_vectors=["dense"])
-        )
+        async with self._asked() as (client, _):
+            records = await client.retrieve(
+                self._collection, names, with_payload=False, with_vectors=["dense"]
+            )
         return {
             UUID(str(each.id)): np.asarray(each.vector["dense"], dtype=np.float32)
             for each in records
@@ -147,11 +188,11 @@ class ServerIndex:
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         if source_ids:
-            await self._delete(owner_id, self._wire.among(fields.SOURCE, source_ids))
+            await self._delete(owner_id, (SOURCE, source_ids))
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
         """Delete every point of a container."""
-        await self._delete(owner_id, self._wire.equal(fields.CONTAINER, container_id))
+        await self._delete(owner_id, (CONTAINER, [container_id]))
 
     async def delete_owner(self, owner_id: UUID) -> None:
         """Delete every point of a user's."""
@@ -161,70 +202,70 @@ class ServerIndex:
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
         """Every point of a user's, in pages, without vectors."""
-        within = () if container_id is None else (self._wire.equal(fields.CONTAINER, container_id),)
-        owned = self._wire.owned(owner_id, *within)
         offset: Any = None
         while True:
-            records, offset = await self._asked(
-                self._client.scroll(self.name, owned, limit=_PAGE, offset=offset, with_payload=True)
-            )
+            async with self._asked() as (client, wire):
+                within = () if container_id is None else (wire.equal(CONTAINER, container_id),)
+                records, offset = await client.scroll(
+                    self._collection,
+                    wire.owned(owner_id, *within),
+                    limit=_PAGE,
+                    offset=offset,
+                    with_payload=True,
+                )
             if records:
-                yield [(UUID(str(each.id)), fields.decode(each.payload)) for each in records]
+                yield [(UUID(str(each.id)), Payload.decoded(each.payload)) for each in records]
             if offset is None:
                 return
 
     async def owners(self) -> set[UUID]:
         """Everybody who has points."""
-        answer = await self._asked(
-            self._client.facet(self.name, fields.OWNER, limit=_MOST_OWNERS, exact=True)
-        )
+        async with self._asked() as (client, _):
+            answer = await client.facet(self._collection, OWNER, limit=_MOST_OWNERS, exact=True)
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
         """How many points there are, of one user or of all."""
-        owned = None if owner_id is None else self._wire.owned(owner_id)
-        answer = await self._asked(self._client.count(self.name, owned, exact=True))
+        async with self._asked() as (client, wire):
+            owned = None if owner_id is None else wire.owned(owner_id)
+            answer = await client.count(self._collection, owned, exact=True)
         return answer.count
 
     async def ping(self) -> None:
         """Raise `IndexUnavailableError` unless it answers, with our collection in it."""
-        await self._asked(self._client.get_collection(self.name))
+        async with self._asked() as (client, _):
+            await client.get_collection(self._collection)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.close()
+        """Close the connections, where there are any."""
+        if self._client is not None:
+            await self._client.close()
 
-    async def _delete(self, owner_id: UUID, *conditions: Any) -> None:
-        owned = self._wire.owned(owner_id, *conditions)
-        await self._asked(self._client.delete(self.name, owned, wait=True))
+    async def _delete(self, owner_id: UUID, *conditions: tuple[str, Sequence[UUID]]) -> None:
+        async with self._asked() as (client, wire):
+            owned = wire.owned(owner_id, *(wire.among(*condition) for condition in conditions))
+            await client.delete(self._collection, owned, wait=True)
 
-    async def _create(self) -> None:
-        made = self._wire.collection(self._settings, self._dimension)
-        try:
-            await self._asked(self._client.create_collection(self.name, **made))
-        except IndexUnavailableError:
-            # Another process that starts as well may have been faster.
-            if not await self._asked(self._client.collection_exists(self.name)):
-                raise
-        else:
-            self.is_new = True
+    @asynccontextmanager
+    async def _asked(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
+        """The client, and its models. Raises `IndexUnavailableError` whatever goes wrong inside."""
+        client, wire = await self.connected(), _wire()
+        with wire.reported(self._settings.qdrant_timeout_seconds):
+            yield client, wire
 
-    async def check_version(self) -> str:
-        """The server's version. Raises `IndexUnavailableError` for one that is too old."""
-        version = (await self._asked(self._client.info())).version
-        numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-        if numbers < NEWEST_NEEDED:
-            wanted = ".".join(map(str, NEWEST_NEEDED))
-            raise IndexUnavailableError(
-                f"The Qdrant server has version {'.'.join(map(str, numbers)) or 'unknown'}; "
-                f"Talekeeper needs {wanted} or newer."
-            )
-        return version
 
-    async def _asked(self, answer: Awaitable[T]) -> T:
-        """Wait for an answer. Raises `IndexUnavailableError` whatever comes in its place."""
-        with reported(self._settings.qdrant_timeout_seconds):
-            return await answer
+async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
+    """The server's version. Raises `IndexUnavailableError` for one that is too old."""
+    with _wire().reported(settings.qdrant_timeout_seconds):
+        version = (await client.info()).version
+    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    if numbers < NEWEST_NEEDED:
+        wanted = ".".join(map(str, NEWEST_NEEDED))
+        raise IndexUnavailableError(
+            f"The Qdrant server has version {'.'.join(map(str, numbers)) or 'unknown'}; "
+            f"Talekeeper needs {wanted} or newer."
+        )
+    return version
 
 
 def _client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
@@ -264,4 +305,4 @@ def _wire() -> ModuleType:
 
 
 def _hits(points: Sequence[Any]) -> list[Hit]:
-    return [Hit(UUID(str(each.id)), each.score, fields.decode(each.payload)) for each in points]
+    return [Hit(UUID(str(each.id)), each.score, Payload.decoded(each.payload)) for each in points]

@@ -1,18 +1,41 @@
-"""What a Qdrant server is told, out of what an index is asked.
+"""What a Qdrant server is told, out of what an index is asked, and what its failures mean.
 
 Imported only where there is a server: the client's models take more than a second to load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
+import grpc  # type: ignore[import-untyped]  # it has no types
+import httpx
 from qdrant_client import models  # noqa: TID251  half of the server's adapter
+from qdrant_client.common.client_exceptions import (  # noqa: TID251  likewise
+    ResourceExhaustedResponse,
+)
+from qdrant_client.http.exceptions import (  # noqa: TID251  likewise
+    ResponseHandlingException,
+    UnexpectedResponse,
+)
 
-from backend.memory.index import payload as fields
-from backend.memory.index.protocol import DENSE, SPARSE, Point, Query, Scope, ScopePart, Sparse
+from backend.memory.index.protocol import (
+    CONTAINER,
+    DENSE,
+    KIND,
+    OWNER,
+    POSITION,
+    SOURCE,
+    SPARSE,
+    IndexUnavailableError,
+    Point,
+    Query,
+    Scope,
+    ScopePart,
+    Sparse,
+)
 from backend.settings import Settings
 
 _OVERSAMPLING = 2.0
@@ -53,13 +76,11 @@ def payload_indexes() -> dict[str, Any]:
     """For every field that is filtered on; the owner's keeps a user's points together."""
     ids = models.UuidIndexType.UUID
     return {
-        fields.OWNER: models.UuidIndexParams(type=ids, is_tenant=True),
-        fields.CONTAINER: models.UuidIndexParams(type=ids, enable_hnsw=False),
-        fields.SOURCE: models.UuidIndexParams(type=ids, enable_hnsw=False),
-        fields.KIND: models.KeywordIndexParams(
-            type=models.KeywordIndexType.KEYWORD, enable_hnsw=False
-        ),
-        fields.POSITION: models.IntegerIndexParams(
+        OWNER: models.UuidIndexParams(type=ids, is_tenant=True),
+        CONTAINER: models.UuidIndexParams(type=ids, enable_hnsw=False),
+        SOURCE: models.UuidIndexParams(type=ids, enable_hnsw=False),
+        KIND: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, enable_hnsw=False),
+        POSITION: models.IntegerIndexParams(
             type=models.IntegerIndexType.INTEGER, lookup=False, range=True, enable_hnsw=False
         ),
     }
@@ -85,9 +106,7 @@ def point(given: Point) -> models.PointStruct:
     """A point with its vectors and its payload."""
     vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
     vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
-    return models.PointStruct(
-        id=str(given.id), vector=vectors, payload=dict(fields.encode(given.payload))
-    )
+    return models.PointStruct(id=str(given.id), vector=vectors, payload=given.payload.encoded())
 
 
 def request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
@@ -122,7 +141,7 @@ def sparse(vector: Sparse) -> models.SparseVector:
 
 def owned(owner_id: UUID, *conditions: Any) -> models.Filter:
     """The owner's points that fulfil the conditions."""
-    return models.Filter(must=[equal(fields.OWNER, owner_id), *conditions])
+    return models.Filter(must=[equal(OWNER, owner_id), *conditions])
 
 
 def equal(key: str, value: UUID) -> models.FieldCondition:
@@ -140,17 +159,15 @@ def among(key: str, values: Sequence[object]) -> models.FieldCondition:
 def _within(scope: Scope) -> models.Filter:
     """The owner's points of these kinds that lie in one of the parts; one has containers."""
     parts = [_part(part) for part in scope.parts if part.containers]
-    return owned(scope.owner_id, among(fields.KIND, scope.kinds), models.Filter(should=parts))
+    return owned(scope.owner_id, among(KIND, scope.kinds), models.Filter(should=parts))
 
 
 def _part(part: ScopePart) -> Any:
-    containers = among(fields.CONTAINER, part.containers)
+    containers = among(CONTAINER, part.containers)
     if part.before_position is None:
         return containers
     before = models.Range(lt=part.before_position)
-    return models.Filter(
-        must=[containers, models.FieldCondition(key=fields.POSITION, range=before)]
-    )
+    return models.Filter(must=[containers, models.FieldCondition(key=POSITION, range=before)])
 
 
 def _quantization(settings: Settings) -> Any:
@@ -168,3 +185,56 @@ def _quantization(settings: Settings) -> Any:
 def _listed(vectors: Mapping[Any, tuple[int, models.Distance]]) -> str:
     parts = (f"{name} ({size}, {kind.value})" for name, (size, kind) in sorted(vectors.items()))
     return ", ".join(parts) or "none"
+
+
+@contextmanager
+def reported(timeout: int) -> Generator[None]:
+    """Raise `IndexUnavailableError` for whatever is raised inside, but for a cancellation.
+
+    The server's own texts stay out: they may quote what was asked.
+    """
+    try:
+        yield
+    except IndexUnavailableError:
+        raise
+    except Exception as error:
+        raise IndexUnavailableError(_detail(error, timeout)) from error
+
+
+def _detail(error: Exception, timeout: int) -> str:
+    match _reason(error):
+        case 401 | 403 | "UNAUTHENTICATED" | "PERMISSION_DENIED":
+            detail = "The Qdrant server refuses the key: look at TALEKEEPER_QDRANT_API_KEY."
+        case 404 | "NOT_FOUND":
+            detail = (
+                "The collection is gone from the Qdrant server, or its address is another one's. "
+                "Restart: a collection is made then, and filled again."
+            )
+        case 408 | 504 | "DEADLINE_EXCEEDED":
+            detail = f"The Qdrant server did not answer within {timeout} s."
+        case 429 | "RESOURCE_EXHAUSTED":
+            detail = "The Qdrant server has too much to do. Try again later."
+        case "UNREACHABLE":
+            detail = "The Qdrant server cannot be reached at TALEKEEPER_QDRANT_URL. Is it running?"
+        case None:
+            detail = "What is at TALEKEEPER_QDRANT_URL does not answer as a Qdrant server does."
+        case reason:
+            detail = f"The Qdrant server failed ({reason}). Its own log says why."
+    return detail
+
+
+def _reason(error: Exception) -> int | str | None:
+    """An HTTP status, a gRPC status by name, or UNREACHABLE; None for an answer without sense."""
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code
+    if isinstance(error, ResourceExhaustedResponse):
+        return 429
+    if isinstance(error, ResponseHandlingException):
+        source = error.source
+        if isinstance(source, httpx.TimeoutException):
+            return "DEADLINE_EXCEEDED"
+        return "UNREACHABLE" if isinstance(source, httpx.TransportError) else None
+    if isinstance(error, grpc.aio.AioRpcError):
+        name: str = error.code().name
+        return "UNREACHABLE" if name == "UNAVAILABLE" else name
+    return None

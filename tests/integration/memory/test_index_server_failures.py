@@ -10,10 +10,9 @@ from uuid import uuid4
 import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
-from backend.memory.index.server import open_server
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
 from tests.fakes.scripted_server import Answer
-from tests.support.points import point, query, scope, server_settings, unit
+from tests.support.points import connected, point, query, scope, server_settings, unit
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +31,7 @@ async def server() -> AsyncIterator[QdrantServer]:
 @pytest.fixture
 async def index(server: QdrantServer) -> AsyncIterator[VectorIndex]:
     chosen = server_settings(server.url, qdrant_api_key=KEY)
-    opened = await open_server(chosen, "tales", DIMENSION)
+    opened = await connected(chosen, "tales", DIMENSION)
     server.requests.clear()
     yield opened
     await opened.aclose()
@@ -104,7 +103,7 @@ async def test_a_server_that_is_silent_is_given_up() -> None:
     chosen = server_settings(url, qdrant_timeout_seconds=1)
     try:
         with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
-            await open_server(chosen, "tales", DIMENSION)
+            await connected(chosen, "tales", DIMENSION)
     finally:
         hung.set()
         listener.close()
@@ -114,10 +113,10 @@ async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
     async with QdrantServer() as gone:
         chosen = server_settings(gone.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
     with pytest.raises(IndexUnavailableError, match="cannot be reached"):
-        await open_server(chosen, "tales", DIMENSION)
+        await connected(chosen, "tales", DIMENSION)
 
 
 async def test_where_grpc_does_not_answer_http_is_spoken(server: QdrantServer) -> None:
     chosen = server_settings(server.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
-    await (await open_server(chosen, "tales", DIMENSION)).aclose()
+    await (await connected(chosen, "tales", DIMENSION)).aclose()
     assert server.asked("GET", f"/collections/{NAME}")

@@ -10,7 +10,6 @@ import grpc  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
-from backend.memory.index.server import open_server
 from tests.fakes.qdrant_grpc import (
     CONTAINER,
     DIMENSION,
@@ -21,7 +20,7 @@ from tests.fakes.qdrant_grpc import (
     QdrantGrpc,
     serving,
 )
-from tests.support.points import point, query, scope, server_settings, terms, unit
+from tests.support.points import connected, point, query, scope, server_settings, terms, unit
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +47,7 @@ async def index(server: tuple[QdrantGrpc, int]) -> AsyncIterator[VectorIndex]:
         qdrant_grpc_port=server[1],
         qdrant_api_key=KEY,
     )
-    opened = await open_server(chosen, "tales", DIMENSION)
+    opened = await connected(chosen, "tales", DIMENSION)
     yield opened
     await opened.aclose()
 
@@ -58,7 +57,7 @@ async def test_a_collection_is_made_with_its_indexes(
 ) -> None:
     [made] = qdrant.asked["Create"]
     assert index.is_new
-    assert made.collection_name == index.name == "talekeeper-tales"
+    assert made.collection_name == "talekeeper-tales"
     assert {name: each.size for name, each in made.vectors_config.params_map.map.items()} == {
         "dense": DIMENSION,
         "dense_window": DIMENSION,
