@@ -12,8 +12,8 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 from backend.accounts.settings import LoreStrategy
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.generation.model import Role
-from backend.lorebooks.activation import draws
-from backend.lorebooks.activation.compiled import CompiledBook, compile_book
+from backend.lorebooks.activation import groups
+from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
@@ -92,7 +92,7 @@ def scan_all(case: Mapping[str, Any], regexes: RegexProcess) -> list[dict[str, A
             process_seconds=10,
         )
         # What SillyTavern's dice were made to show.
-        with patch.object(draws, "fraction", return_value=case.get("random", 0.5)):
+        with patch.object(groups, "fraction", return_value=case.get("random", 0.5)):
             outcome = activate(scan)
         timed = outcome.timed
         answers.append(_answer(outcome))
@@ -110,7 +110,7 @@ def _book(name: str, case: Mapping[str, Any]) -> CompiledBook:
     raw = {str(place): {**written, **each} for place, each in enumerate(case["books"][name])}
     read = read_value({"entries": raw}, given_name=name)
     entries = [(_id(name, place), place, entry) for place, (entry, _) in enumerate(read.entries)]
-    return compile_book(_id(name), 1, read.fields, entries)
+    return CompiledBook(_id(name), 1, read.fields, entries)
 
 
 def _id(*parts: object) -> UUID:

@@ -22,7 +22,7 @@ from backend.cpu_pool import SMALL, CpuPool
 from backend.database.base import upsert
 from backend.errors import ConflictError
 from backend.lorebooks.activation.cache import BookCache
-from backend.lorebooks.activation.compiled import CompiledBook, compile_book
+from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import (
     Outcome,
     Scan,
@@ -253,7 +253,7 @@ class _NotCompiledError(Exception):
 
 
 def _compiled(identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
-    return compile_book(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
+    return CompiledBook(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 
 async def _inactive(

@@ -17,8 +17,7 @@ from backend.database.engine import Database
 from backend.enrichment.agent.tools import KNOWLEDGE, Knowledge
 from backend.enrichment.story import TranscriptSlice
 from backend.lorebooks.activation.decorators import split_decorators
-from backend.lorebooks.activation.keys import Hits, Key, KeyIndex
-from backend.lorebooks.activation.words import Folded
+from backend.lorebooks.activation.keys import Folded, Hits, Key, KeyIndex
 from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow

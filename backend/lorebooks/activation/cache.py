@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from backend.lorebooks.activation.compiled import CompiledBook
 
-DEFAULT_MAX_ENTRIES = 50_000
-DEFAULT_SECONDS = 600.0
 
-
-@dataclass(slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     user_id: UUID
     book: CompiledBook
     used_at: float
@@ -32,24 +28,18 @@ class BookCache:
         max_entries: Entries of all kept books together; a book without any counts as one. A book
             with more is not kept.
         seconds: After how long without use a book goes.
+
+    Attributes:
+        entries: How many entries are kept.
     """
 
     def __init__(
-        self,
-        *,
-        clock: Callable[[], float],
-        max_entries: int = DEFAULT_MAX_ENTRIES,
-        seconds: float = DEFAULT_SECONDS,
+        self, *, clock: Callable[[], float], max_entries: int = 50_000, seconds: float = 600.0
     ) -> None:
         self._clock, self._max_entries, self._seconds = clock, max_entries, seconds
         self._lock = threading.Lock()
-        self._books: OrderedDict[UUID, _Kept] = OrderedDict()
-        self._entries = 0
-
-    @property
-    def entries(self) -> int:
-        """How many entries are kept."""
-        return self._entries
+        self._books: OrderedDict[UUID, _Kept] = OrderedDict()  # used longest ago, first
+        self.entries = 0
 
     def get(self, user_id: UUID, book_id: UUID, revision: int) -> CompiledBook | None:
         """The book as compiled for that revision, if it is kept and the user's."""
@@ -58,7 +48,7 @@ class BookCache:
             kept = self._books.get(book_id)
             if kept is None or kept.user_id != user_id or kept.book.revision != revision:
                 return None
-            kept.used_at = self._clock()
+            self._books[book_id] = kept._replace(used_at=self._clock())
             self._books.move_to_end(book_id)
             return kept.book
 
@@ -69,9 +59,9 @@ class BookCache:
             if len(book.entries) > self._max_entries:
                 return
             self._books[book.book_id] = _Kept(user_id, book, self._clock())
-            self._entries += max(1, len(book.entries))
+            self.entries += max(1, len(book.entries))
             self._sweep()
-            while self._entries > self._max_entries:
+            while self.entries > self._max_entries:
                 self._drop(next(iter(self._books)))
 
     def forget(self, user_id: UUID) -> None:
@@ -93,4 +83,4 @@ class BookCache:
     def _drop(self, book_id: UUID) -> None:
         kept = self._books.pop(book_id, None)
         if kept:
-            self._entries -= max(1, len(kept.book.entries))
+            self.entries -= max(1, len(kept.book.entries))

@@ -11,33 +11,24 @@ from backend.accounts.settings import LoreMode
 from backend.context.macros import may_hold_macros
 from backend.generation.model import Role
 from backend.lorebooks.activation.decorators import NOTHING_SAID, Decorators, split_decorators
-from backend.lorebooks.activation.keys import (
-    MAX_LOOSE,
-    Key,
-    KeyIndex,
-    classify,
-    has_macro,
-    hint_of,
-    unmatched,
-)
+from backend.lorebooks.activation.keys import Key, KeyIndex, classify, hint_of
 from backend.lorebooks.activation.timed import fingerprint
-from backend.lorebooks.entries import (
-    BookFields,
-    LoreEntry,
-    MatchedField,
-    Position,
-    mode_of,
-)
+from backend.lorebooks.entries import BookFields, LoreEntry, Position, mode_of
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import REFUSED_SIZE, forget_compiled
 
 MAX_REGEX_SIZE: Final = 1_000_000
 """What the regexes of a book may come to, in RE2's instructions; the rest are left out."""
 
+MAX_LOOSE: Final = 2_000
+"""How many keys of a book are looked for one by one."""
+
 MAX_NOTES: Final = 20
 
 LONGEST_TOKEN: Final = 128
 """Characters of the longest token of any vocabulary: o200k_base has one of so many spaces."""
+
+_MACRO_MARKS: Final = ("{{", "<USER>", "<BOT>", "<CHAR>")
 
 Value = TypeVar("Value")
 
@@ -77,12 +68,12 @@ class CompiledEntry:
     sensitive: bool | None
     whole: bool | None
     scoring: bool | None
-    keys: int
-    mode: LoreMode | None = None
+    mode: LoreMode | None
+    has_macros: bool
+    least_tokens: int
+    keys: int = 0
     is_indexed: bool = True
     is_plain: bool = False
-    has_macros: bool = False
-    least_tokens: int = 0
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -96,11 +87,16 @@ class CompiledEntry:
         return self.says.keep_activate_after_match or self.says.dont_activate_after_match
 
 
-@dataclass(slots=True, eq=False)
 class CompiledBook:
     """A lorebook, ready to be scanned by many threads.
 
     Only `given_up` and the entries' `counts` ever change.
+
+    Args:
+        book_id: Its id.
+        revision: Which one was compiled.
+        fields: What it says of itself.
+        entries: Id, place in the book, and the entry.
 
     Attributes:
         by_key: Entries by the automaton's number of a primary key.
@@ -108,7 +104,7 @@ class CompiledBook:
         always: Entries that are looked at in every scan: constant ones, and those with a key that
             is not in the automaton.
         matched_fields: Fields of the cast that some entry looks into.
-        levels: Levels of recursion that entries wait for, ascending.
+        levels: Levels of recursion that entries wait for.
         deepest: The largest scan depth that an entry has of its own; 0 without.
         minds_case: Whether an entry does, by its own or the book's word.
         takes_parts: Whether an entry is content with a part of a word, by its own or the book's
@@ -122,81 +118,57 @@ class CompiledBook:
         notes: What is wrong with keys, for whoever wrote them.
     """
 
-    book_id: UUID
-    revision: int
-    fields: BookFields
-    entries: tuple[CompiledEntry, ...] = ()
-    index: KeyIndex = field(default_factory=lambda: KeyIndex(()))
-    by_id: dict[UUID, CompiledEntry] = field(default_factory=dict[UUID, CompiledEntry])
-    by_key: list[list[CompiledEntry]] = field(default_factory=list[list[CompiledEntry]])
-    by_other_key: dict[int, list[CompiledEntry]] = field(
-        default_factory=dict[int, list[CompiledEntry]]
-    )
-    always: list[CompiledEntry] = field(default_factory=list[CompiledEntry])
-    matched_fields: tuple[MatchedField, ...] = ()
-    levels: tuple[int, ...] = ()
-    deepest: int = 0
-    minds_case: bool = False
-    takes_parts: bool = False
-    is_timed: bool = False
-    asks_replies: bool = False
-    asks_greeting: bool = False
-    needs_process: bool = False
-    modes: frozenset[LoreMode | None] = frozenset()
-    given_up: set[bytes] = field(default_factory=set[bytes])
-    notes: list[str] = field(default_factory=list[str])
+    def __init__(
+        self,
+        book_id: UUID,
+        revision: int,
+        fields: BookFields,
+        entries: Iterable[tuple[UUID, int, LoreEntry]],
+    ) -> None:
+        self.book_id, self.revision, self.fields = book_id, revision, fields
+        reader = _KeyReader()
+        self.entries = [
+            _compile_entry(self, reader, entry_id, place, entry)
+            for entry_id, place, entry in entries
+        ]
+        forget_compiled()
+        self.by_id = {entry.entry_id: entry for entry in self.entries}
+        self.index = KeyIndex(reader.plain)
+        reader.drop_loose()
+        self.always: list[CompiledEntry] = []
+        self.by_key: list[list[CompiledEntry]] = [[] for _ in range(self.index.size)]
+        self.by_other_key: dict[int, list[CompiledEntry]] = {}
+        for entry in self.entries:
+            self._enlist(entry)
+        stored = [entry.entry for entry in self.entries]
+        self.matched_fields = {name for entry in stored for name in entry.match_fields}
+        self.levels = {entry.delay_until_recursion for entry in stored} - {0}
+        self.deepest = max(
+            (entry.scan_depth or 0 for entry in self.entries if entry.has_own_depth), default=0
+        )
+        self.takes_parts = any(entry.whole is False for entry in self.entries)
+        self.minds_case = any(entry.sensitive for entry in self.entries)
+        self.is_timed = any(entry.is_timed for entry in self.entries)
+        self.asks_replies = any(entry.says.counts_replies for entry in self.entries)
+        self.asks_greeting = any(entry.says.is_greeting is not None for entry in self.entries)
+        self.modes = {entry.mode for entry in self.entries}
+        self.needs_process = reader.needs_process
+        self.notes = reader.notes
+        self.given_up: set[bytes] = set()
 
-
-def compile_book(
-    book_id: UUID,
-    revision: int,
-    fields: BookFields,
-    entries: Iterable[tuple[UUID, int, LoreEntry]],
-) -> CompiledBook:
-    """Make a book ready. `entries` are id, place in the book, and the entry."""
-    book = CompiledBook(book_id, revision, fields)
-    reader = _KeyReader(book)
-    book.entries = tuple(
-        _compile_entry(book, reader, entry_id, place, entry) for entry_id, place, entry in entries
-    )
-    forget_compiled()
-    book.by_id = {entry.entry_id: entry for entry in book.entries}
-    book.index = KeyIndex(reader.plain)
-    reader.drop_loose()
-    book.by_key = [[] for _ in range(book.index.size)]
-    for entry in book.entries:
-        _enlist(book, entry)
-    book.matched_fields = tuple(
-        dict.fromkeys(name for entry in book.entries for name in entry.entry.match_fields)
-    )
-    book.levels = tuple(
-        sorted({level for it in book.entries if (level := it.entry.delay_until_recursion)})
-    )
-    book.deepest = max(
-        (entry.scan_depth or 0 for entry in book.entries if entry.has_own_depth), default=0
-    )
-    book.takes_parts = any(entry.whole is False for entry in book.entries)
-    book.is_timed = any(entry.is_timed for entry in book.entries)
-    book.asks_replies = any(entry.says.counts_replies for entry in book.entries)
-    book.asks_greeting = any(entry.says.is_greeting is not None for entry in book.entries)
-    book.minds_case = any(entry.sensitive for entry in book.entries)
-    book.modes = frozenset(entry.mode for entry in book.entries)
-    return book
-
-
-def _enlist(book: CompiledBook, entry: CompiledEntry) -> None:
-    """Put an entry where scans find it. One that nothing can make active is put nowhere."""
-    primary = {_number(key) for key in entry.primary}
-    others = {_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
-    # A regex may span texts, so that a new one can complete what an older one began.
-    has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
-    entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
-    if entry.entry.constant or entry.says.activate or -1 in primary:
-        book.always.append(entry)
-    for number in primary - {-1}:
-        book.by_key[number].append(entry)
-    for number in others - primary - {-1}:
-        book.by_other_key.setdefault(number, []).append(entry)
+    def _enlist(self, entry: CompiledEntry) -> None:
+        """Put an entry where scans find it. One that nothing can make active is put nowhere."""
+        primary = {_number(key) for key in entry.primary}
+        others = {_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
+        # A regex may span texts, so that a new one can complete what an older one began.
+        has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
+        entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
+        if entry.entry.constant or entry.says.activate or -1 in primary:
+            self.always.append(entry)
+        for number in primary - {-1}:
+            self.by_key[number].append(entry)
+        for number in others - primary - {-1}:
+            self.by_other_key.setdefault(number, []).append(entry)
 
 
 def _number(key: Key) -> int:
@@ -207,28 +179,33 @@ def _number(key: Key) -> int:
 class _KeyReader:
     """Classifies the keys of one book, within limits on what they may cost."""
 
-    def __init__(self, book: CompiledBook) -> None:
+    def __init__(self) -> None:
         self.plain: list[Key] = []
-        self._book = book
+        self.notes: list[str] = []
+        self.needs_process = False
         self._known: dict[str, Key | None] = {}
         self._regex_size = 0
         self._macros = 0
 
-    def read(self, raws: Sequence[str]) -> tuple[Key, ...]:
-        """The keys that can match something. A key that stands twice is one object."""
-        return tuple(key for raw in raws if (key := self._read(raw)) is not None)
+    def read(self, raws: Sequence[str], *, keep_all: bool = False) -> tuple[Key, ...]:
+        """The keys that can match something. A key that stands twice is one object.
 
-    def read_all(self, raws: Sequence[str]) -> tuple[Key, ...]:
-        """The same, with one that nothing matches for each that can't match."""
-        return tuple(self._read(raw) or unmatched(raw) for raw in raws)
-
-    def _read(self, raw: str) -> Key | None:
-        if raw not in self._known:
-            self._known[raw] = self._classify(raw)
-        return self._known[raw]
+        `keep_all` gives a key that occurs nowhere for each that can't match.
+        """
+        keys: list[Key] = []
+        for raw in raws:
+            if raw not in self._known:
+                self._known[raw] = self._classify(raw)
+            key = self._known[raw]
+            if key is None and keep_all:
+                key = Key(raw)
+                key.match_nothing()
+            if key is not None:
+                keys.append(key)
+        return tuple(keys)
 
     def _classify(self, raw: str) -> Key | None:
-        if has_macro(raw):
+        if any(mark in raw for mark in _MACRO_MARKS):
             self._macros += 1
             return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE else None
         is_regex = raw.lstrip().startswith("/") and parse_key(raw.strip()) is not None
@@ -240,7 +217,7 @@ class _KeyReader:
             return None
         if key.pattern is not None:
             self._regex_size += max(key.pattern.size, 16)
-            self._book.needs_process |= key.pattern.engine == "regex"
+            self.needs_process |= key.pattern.engine == "regex"
             key.hint = hint_of(key.pattern)
             if key.hint is not None:
                 self.plain.append(key.hint)
@@ -255,13 +232,13 @@ class _KeyReader:
         """Make keys that the automaton did not take match nothing, past a number of them."""
         loose = [key for key in self.plain if key.number < 0]
         for key in loose[MAX_LOOSE:]:
-            key.exact = key.folded = ""
+            key.match_nothing()
         if len(loose) > MAX_LOOSE:
             self._note("Too many keys are endings of each other: some are left out.")
 
     def _note(self, text: str) -> None:
-        if len(self._book.notes) < MAX_NOTES:
-            self._book.notes.append(text)
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
 
 
 def _compile_entry(
@@ -271,8 +248,8 @@ def _compile_entry(
     says, content = split_decorators(entry.content)
     has_depth = says.position is None and says.depth is not None
     has_reverse = not has_depth and says.position is None and says.reverse_depth is not None
-    depth = says.depth if has_depth and says.depth is not None else entry.depth
-    position = says.position or entry.position
+    has_macros = may_hold_macros(content)
+    length = 0 if has_macros else len(content)
     compiled = CompiledEntry(
         book=book,
         entry_id=entry_id,
@@ -282,12 +259,12 @@ def _compile_entry(
         content=content,
         says=says,
         primary=reader.read(entry.keys),
-        secondary=reader.read_all(entry.secondary_keys) if entry.selective else (),
+        secondary=reader.read(entry.secondary_keys, keep_all=True) if entry.selective else (),
         additional=reader.read(says.additional_keys),
         excluded=reader.read(says.exclude_keys),
         groups=tuple(name for part in entry.group.split(",") if (name := part.strip())),
-        position="at_depth" if has_depth or has_reverse else position,
-        depth=depth,
+        position="at_depth" if has_depth or has_reverse else says.position or entry.position,
+        depth=says.depth if has_depth and says.depth is not None else entry.depth,
         from_start=says.reverse_depth if has_reverse else None,
         role=says.role or entry.role,
         scan_depth=_first(says.scan_depth, entry.scan_depth, fields.scan_depth),
@@ -295,15 +272,12 @@ def _compile_entry(
         sensitive=_first(entry.case_sensitive, fields.case_sensitive),
         whole=_first(entry.match_whole_words, fields.match_whole_words),
         scoring=_first(entry.use_group_scoring, fields.use_group_scoring),
-        keys=0,
         mode=mode_of(entry, fields),
+        has_macros=has_macros,
+        least_tokens=max(1, length // LONGEST_TOKEN) if content.strip() else 0,
     )
     if compiled.is_timed:
         compiled.keys = fingerprint(entry)
-    compiled.has_macros = may_hold_macros(content)
-    if content.strip():
-        length = 0 if compiled.has_macros else len(content)
-        compiled.least_tokens = max(1, length // LONGEST_TOKEN)
     compiled.is_plain = (
         says is NOTHING_SAID
         and entry.enabled

@@ -66,30 +66,22 @@ def split_decorators(content: str) -> tuple[Decorators, str]:
     lines = content.lstrip().splitlines(keepends=True)
     settled = True  # a fallback without a decorator before it is none
     used = 0
-    for number, line in enumerate(lines):
+    for line in lines:
         match = _LINE.fullmatch(line.strip())
         if match is None:
             break
-        used = number + 1
-        is_fallback = len(match[1]) == 3  # noqa: PLR2004  # "@@@"
-        if is_fallback and settled:
+        used += 1
+        marks, name, text = match.groups("")
+        if marks == "@@@" and settled:
             continue
-        settled = _note(said, match[2], match[3] or "")
+        read = _READERS.get(name)
+        value = read(text.strip()) if read else None
+        settled = value is not None
+        if settled:
+            said.setdefault(name, value)  # of several with one name the first
     if not used:
         return NOTHING_SAID, content
     return Decorators(**said), "".join(lines[used:])
-
-
-def _note(said: dict[str, Any], name: str, text: str) -> bool:
-    """Keep a decorator; of several with one name the first. Returns whether it could be used."""
-    read = _READERS.get(name)
-    if read is None:
-        return False
-    value = read(text.strip())
-    if value is None:
-        return False
-    said.setdefault(name, value)
-    return True
 
 
 def _flag(text: str) -> bool | None:

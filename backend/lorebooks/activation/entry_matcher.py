@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
-from backend.lorebooks.activation.gates import Step, is_forced, why_not
 from backend.lorebooks.activation.groups import GroupCandidate
 from backend.lorebooks.activation.keys import Key
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.activation.window import Look, Window
-from backend.lorebooks.entries import LoreSettings
+from backend.lorebooks.entries import CharacterFilter, LoreSettings
 from backend.reasons import Reason, ReasonKind
+
+
+class Step(NamedTuple):
+    """One pass over the entries.
+
+    Attributes:
+        kind: The first; one over what the last one let in; or one that reads further back, because
+            too few entries are in.
+        number: 0 for the first, then the steps of recursion from 1.
+        level: Entries that wait for recursion up to this level may come in.
+        further_back: How many messages more are looked at than entries ask for.
+    """
+
+    kind: Literal["first", "recursion", "deeper"]
+    number: int
+    level: int
+    further_back: int
 
 
 def is_recursive(book: CompiledBook, settings: LoreSettings) -> bool:
@@ -31,10 +50,7 @@ class EntryMatcher:
             for entry_id in (*scan.semantic, *scan.timed.effects)
             if (entry := book.by_id.get(entry_id)) is not None
         }
-        self._entry: CompiledEntry
-        self._look: Look
-        self._step = Step("first", 0, 0)
-        self._further_back = 0
+        self._step = Step("first", 0, 0, 0)
 
     def effect(self, entry: CompiledEntry) -> TimedEffect | None:
         """What is left of the entry's last activation."""
@@ -44,67 +60,49 @@ class EntryMatcher:
             entry.entry_id, entry.entry, keys=entry.keys, now=self._scan.message_count
         )
 
-    def judge(
-        self, entry: CompiledEntry, step: Step, *, further_back: int
-    ) -> GroupCandidate | Reason | None:
+    def match(self, entry: CompiledEntry, step: Step) -> GroupCandidate | Reason | None:
         """Whether the entry comes up.
 
         Returns:
             `GroupCandidate` if it does; why not, if it was considered; None if nothing occurs.
         """
-        if (step, further_back) != (self._step, self._further_back):
-            self._step, self._further_back = step, further_back
+        if step != self._step:
+            self._step = step
             self._looks.clear()
         mode = (entry.mode or self._scan.settings.mode) if self._scan.by_meaning else "keys"
         if entry.is_plain and entry not in self._known:
             if mode == "meaning":
                 return None
-            self._face(entry, process=True)
-            return self._by_keys(entry, None)
+            return self._by_keys(entry, self._look(entry, process=True), None)
         effect = self.effect(entry)
         is_sticky = effect is not None and self._scan.message_count < effect.sticky_until
         unasked = self._unasked(entry, effect, is_sticky=is_sticky)
-        gate = why_not(entry, self._scan, effect, step)
-        meant = [] if mode == "keys" else self._meant(entry)
-        self._face(entry, process=gate is None and not unasked)
+        gate = _gate(entry, self._scan, effect, step)
+        hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
+        meant = [Reason("semantic", score=hit.score, rank=hit.rank)] if hit else []
+        look = self._look(entry, process=gate is None and not unasked)
         if not unasked and not meant:
-            return None if mode == "meaning" else self._by_keys(entry, gate)
-        keyed = [] if mode == "meaning" else self._key_reasons(entry)
-        refused = gate or (None if is_forced(entry, effect) else self._decorated(entry))
+            return None if mode == "meaning" else self._by_keys(entry, look, gate)
+        keyed = [] if mode == "meaning" else self._key_reasons(entry, look)
+        refused = gate or (None if _is_forced(entry, effect) else self._decorated(entry, look))
         if refused is None and not unasked and not keyed:
-            refused = self._excluded(entry)
+            refused = self._excluded(entry, look)
         return refused or GroupCandidate(entry, [*unasked, *meant, *keyed], is_sticky)
-
-    def _by_keys(self, entry: CompiledEntry, gate: Reason | None) -> GroupCandidate | Reason | None:
-        primary = self._first(entry.primary, "key")
-        if primary is None:
-            return None
-        if gate is not None:
-            return gate
-        refused = self._decorated(entry)
-        if refused is not None:
-            return refused
-        secondary = self._secondary(entry)
-        if secondary is None:
-            return Reason("secondary_keys")
-        return GroupCandidate(entry, [primary, *secondary], is_sticky=False)
 
     def score(self, entry: CompiledEntry) -> int:
         """How many keys of the entry occur, as World Info counts for groups."""
-        self._face(entry, process=False)
-        primary = self._count(entry.primary)
-        secondary = self._count(entry.secondary)
+        look = self._look(entry, process=False)
+        primary = sum(self._window.where(entry, key, look) is not None for key in entry.primary)
+        secondary = sum(self._window.where(entry, key, look) is not None for key in entry.secondary)
         logic = entry.entry.logic
         if not entry.primary:
             return 0
-        if not entry.secondary:
-            return primary
         if logic == "and_any" or (logic == "and_all" and secondary == len(entry.secondary)):
             return primary + secondary
         return primary
 
-    def _face(self, entry: CompiledEntry, *, process: bool) -> None:
-        """Turn to an entry, whose keys are looked for from here on."""
+    def _look(self, entry: CompiledEntry, *, process: bool) -> Look:
+        """Where and how keys of the entry are looked for."""
         fields = tuple(entry.entry.match_fields)
         kind = (
             entry.book,
@@ -117,22 +115,33 @@ class EntryMatcher:
         )
         look = self._looks.get(kind)
         if look is None:
-            look = self._looks[kind] = self._look_for(entry, process=process)
-        self._entry, self._look = entry, look
+            look = self._looks[kind] = self._new_look(entry, process=process)
+        return look
 
-    def _look_for(self, entry: CompiledEntry, *, process: bool) -> Look:
+    def _new_look(self, entry: CompiledEntry, *, process: bool) -> Look:
         depth = entry.scan_depth
         if depth is None:
             depth = self._scan.settings.scan_depth
         if not entry.has_own_depth:
-            depth += self._further_back
+            depth += self._step.further_back
         if depth == 0:  # as in World Info, nothing is looked at then: no fields, no recursion
             return Look((), sensitive=False, whole=False, process=False)
         recursion = self._step.kind != "deeper" and is_recursive(entry.book, self._scan.settings)
         return self._window.look(entry, depth, recursion=recursion, process=process)
 
-    def _count(self, keys: tuple[Key, ...]) -> int:
-        return sum(self._window.where(self._entry, key, self._look) is not None for key in keys)
+    def _by_keys(
+        self, entry: CompiledEntry, look: Look, gate: Reason | None
+    ) -> GroupCandidate | Reason | None:
+        primary = self._first(entry, entry.primary, look)
+        if primary is None:
+            return None
+        refused = gate or self._decorated(entry, look)
+        if refused is not None:
+            return refused
+        secondary = self._secondary(entry, look)
+        if secondary is None:
+            return Reason("secondary_keys")
+        return GroupCandidate(entry, [primary, *secondary], is_sticky=False)
 
     def _unasked(
         self, entry: CompiledEntry, effect: TimedEffect | None, *, is_sticky: bool
@@ -141,7 +150,7 @@ class EntryMatcher:
         reasons: list[Reason] = []
         if entry.says.activate:
             reasons.append(Reason("activate"))
-        elif is_forced(entry, effect):
+        elif _is_forced(entry, effect):
             reasons.append(Reason("keep_activate_after_match"))
         if entry.entry.constant:
             reasons.append(Reason("constant"))
@@ -150,40 +159,35 @@ class EntryMatcher:
             reasons.append(Reason("sticky", count=left))
         return reasons
 
-    def _meant(self, entry: CompiledEntry) -> list[Reason]:
-        """Why the entry comes up by its meaning."""
-        hit = self._scan.semantic.get(entry.entry_id)
-        return [] if hit is None else [Reason("semantic", score=hit.score, rank=hit.rank)]
-
-    def _excluded(self, entry: CompiledEntry) -> Reason | None:
+    def _excluded(self, entry: CompiledEntry, look: Look) -> Reason | None:
         """Why secondary keys keep out an entry that no key of its own was said of."""
         excludes = entry.entry.logic in {"not_any", "not_all"}
-        is_out = excludes and self._secondary(entry) is None
+        is_out = excludes and self._secondary(entry, look) is None
         return Reason("secondary_keys") if is_out else None
 
-    def _key_reasons(self, entry: CompiledEntry) -> list[Reason]:
+    def _key_reasons(self, entry: CompiledEntry, look: Look) -> list[Reason]:
         """Reasons by key, for an entry that has others too. None where its keys do not hold."""
         if entry.entry.constant or entry.says.activate:
             return []
-        primary = self._first(entry.primary, "key")
-        secondary = self._secondary(entry) if primary else None
+        primary = self._first(entry, entry.primary, look)
+        secondary = self._secondary(entry, look) if primary else None
         return [] if primary is None or secondary is None else [primary, *secondary]
 
-    def _decorated(self, entry: CompiledEntry) -> Reason | None:
+    def _decorated(self, entry: CompiledEntry, look: Look) -> Reason | None:
         """Why decorators about keys keep the entry out."""
         for key in entry.excluded:
-            if self._window.where(self._entry, key, self._look) is not None:
+            if self._window.where(entry, key, look) is not None:
                 return Reason("exclude_key", key.raw)
-        if entry.additional and self._first(entry.additional, "key") is None:
+        if entry.additional and self._first(entry, entry.additional, look) is None:
             return Reason("additional_keys")
         return None
 
-    def _secondary(self, entry: CompiledEntry) -> list[Reason] | None:
+    def _secondary(self, entry: CompiledEntry, look: Look) -> list[Reason] | None:
         """Reasons by secondary keys, if their logic lets the entry in; else null."""
         keys, logic = entry.secondary, entry.entry.logic
         if not keys:
             return []
-        found = [self._said(key, "secondary_key") for key in keys]
+        found = [self._found(entry, key, look, "secondary_key") for key in keys]
         present = [reason for reason in found if reason is not None]
         if logic == "and_any":
             return present[:1] or None
@@ -193,19 +197,86 @@ class EntryMatcher:
             return [] if len(present) < len(keys) else None
         return None if present else []
 
-    def _first(self, keys: tuple[Key, ...], kind: ReasonKind) -> Reason | None:
-        """The first of `keys` that occurs, and where.
-
-        Keys that cost little to look for come first.
-        """
-        for key in keys:
-            if key.pattern is None and (said := self._said(key, kind)) is not None:
-                return said
-        for key in keys:
-            if key.pattern is not None and (said := self._said(key, kind)) is not None:
-                return said
+    def _first(self, entry: CompiledEntry, keys: Sequence[Key], look: Look) -> Reason | None:
+        """The first of `keys` that occurs, and where. Those that cost little come first."""
+        for is_pattern in (False, True):
+            for key in keys:
+                if (key.pattern is not None) == is_pattern:
+                    found = self._found(entry, key, look, "key")
+                    if found is not None:
+                        return found
         return None
 
-    def _said(self, key: Key, kind: ReasonKind) -> Reason | None:
-        found_in = self._window.where(self._entry, key, self._look)
+    def _found(self, entry: CompiledEntry, key: Key, look: Look, kind: ReasonKind) -> Reason | None:
+        found_in = self._window.where(entry, key, look)
         return None if found_in is None else Reason(kind, key.raw, found_in)
+
+
+def _is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
+    """Whether a decorator lets the entry in whatever else decorators and keys say."""
+    return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
+
+
+def _gate(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
+) -> Reason | None:
+    """Why the entry can't come in at this step, whatever its keys say. The first reason counts."""
+    refused = _settings_gate(entry, scan) or _timed_gate(entry, scan, effect, step)
+    if refused or _is_forced(entry, effect):
+        return refused
+    return _decorator_gate(entry, scan, effect) or _counting_gate(entry, scan)
+
+
+def _settings_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+    stored = entry.entry
+    if not stored.enabled:
+        return Reason("disabled")
+    if stored.triggers and not any(trigger in stored.triggers for trigger in scan.triggers):
+        return Reason("trigger")
+    return None if _is_for(stored.character_filter, scan) else Reason("character_filter")
+
+
+def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
+    """As World Info has it: names and tags must each let the character in, where they are given."""
+    if wanted.names and (scan.speaker in wanted.names) == wanted.is_exclude:
+        return False
+    return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
+
+
+def _timed_gate(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
+) -> Reason | None:
+    now, delay = scan.message_count, entry.entry.delay or 0
+    if now < delay:
+        return Reason("delay", count=delay - now)
+    if effect is not None and now < effect.sticky_until:
+        return None  # what is sticky asks no recursion either
+    if effect is not None and effect.cooldown_until is not None and now < effect.cooldown_until:
+        return Reason("cooldown", count=effect.cooldown_until - now)
+    level = entry.entry.delay_until_recursion
+    if level and (step.kind != "recursion" or level > step.level):
+        return Reason("recursion_level", count=level)
+    if entry.entry.exclude_recursion and step.kind == "recursion":
+        return Reason("recursion_excluded")
+    return None
+
+
+def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> Reason | None:
+    says = entry.says
+    if says.dont_activate:
+        return Reason("dont_activate")
+    if says.dont_activate_after_match and effect is not None:
+        return Reason("dont_activate_after_match")
+    is_other_greeting = scan.greeting is not None and scan.greeting != says.is_greeting
+    if says.is_greeting is not None and is_other_greeting:
+        return Reason("is_greeting")
+    return None
+
+
+def _counting_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+    after, every = entry.says.activate_only_after, entry.says.activate_only_every
+    if after is not None and scan.reply_count < after:
+        return Reason("activate_only_after", count=after - scan.reply_count)
+    if every is not None and scan.reply_count % every:
+        return Reason("activate_only_every")
+    return None

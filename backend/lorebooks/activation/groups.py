@@ -1,13 +1,19 @@
-"""Inclusion groups: of the entries of one group a single one comes in."""
+"""What is left to chance: probabilities, and which entry of an inclusion group comes in.
+
+Draws are the same again: each is made from a seed, what is drawn for, and the entry's id. None
+depends on how many came before it, so the order of books and the presence of other entries change
+nothing.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.draws import waiting_time
 from backend.reasons import Reason
 
 
@@ -40,10 +46,7 @@ def losers(
 ) -> dict[UUID, Reason]:
     """Who of `found`, in the order of their turns, gives way in a group, and why.
 
-    Args:
-        found: Entries that came up in this step.
-        taken: Groups of which an entry is in from an earlier step, and which that is.
-        rules: See there.
+    `taken` are groups of which an entry is in from an earlier step, and which that is.
     """
     lost: dict[UUID, Reason] = {}
     names = dict.fromkeys(name for one in found for name in one.entry.groups)
@@ -55,31 +58,30 @@ def losers(
             continue
         winners, winner = _winners(name, members, taken.get(name), rules)
         for one in members:
-            if one.entry.entry_id not in winners:
+            if one.entry not in winners:
                 lost[one.entry.entry_id] = Reason("group", name=name, winner=winner.title)
     return lost
 
 
 def _winners(
     name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: Rules
-) -> tuple[set[UUID], CompiledEntry]:
+) -> tuple[Sequence[CompiledEntry], CompiledEntry]:
     """Who stays, and the one to name to the others. Sticky entries all stay."""
     sticky = [one.entry for one in members if one.is_sticky]
     if sticky:
-        return {entry.entry_id for entry in sticky}, sticky[0]
+        return sticky, sticky[0]
     if taken is not None:
-        return set(), taken
+        return (), taken
     entries = [one.entry for one in members]
-    if len(entries) == 1:
-        return {entries[0].entry_id}, entries[0]
-    entries = _best_scored(entries, rules)
+    if len(entries) > 1:
+        entries = _best_scored(entries, rules)
     preferred = [entry for entry in entries if entry.entry.group_override]
     winner = (
         max(preferred, key=lambda entry: entry.entry.order)
         if preferred
         else _drawn(name, entries, rules.seed)
     )
-    return {winner.entry_id}, winner
+    return [winner], winner
 
 
 def _best_scored(entries: list[CompiledEntry], rules: Rules) -> list[CompiledEntry]:
@@ -104,3 +106,29 @@ def _drawn(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEn
         return waiting_time(seed, f"group {name}", entry.entry_id, weight), entry.entry_id.bytes
 
     return min(entries, key=time_of)
+
+
+def fraction(seed: int, purpose: str, entry_id: UUID) -> float:
+    """A number in (0, 1), uniform over entries, the same for the same arguments."""
+    digest = hashlib.blake2b(
+        f"{seed}\n{purpose}".encode(errors="replace"), key=entry_id.bytes, digest_size=8
+    ).digest()
+    return ((int.from_bytes(digest) >> 11) + 0.5) / (1 << 53)
+
+
+def percentage(seed: int, entry_id: UUID) -> float:
+    """What is drawn for an entry, in per cent: it comes in below its probability."""
+    return fraction(seed, "probability", entry_id) * 100
+
+
+def waiting_time(seed: int, purpose: str, entry_id: UUID, weight: float) -> float:
+    """The entry's time in a race that it wins with probability `weight` / sum of all weights.
+
+    An exponential clock of rate `weight`: the least of several is a weighted draw, and each clock
+    depends on its own entry alone. Weight 0 never wins against one that has some.
+
+    Source: Efraimidis & Spirakis, Information Processing Letters 97, 2006.
+    """
+    if weight <= 0:
+        return math.inf
+    return -math.log(fraction(seed, purpose, entry_id)) / weight

@@ -1,25 +1,27 @@
-"""Keys of entries: what each one is, and all plain keys of a book in one automaton."""
+"""Keys of entries: what each one is, and all plain keys of a book in one automaton.
+
+Keys and texts are brought into one form (NFC, and case-folded where case does not matter), and are
+compared in it. Folding may change lengths ("ß" becomes "ss"), so neighbours are looked at in the
+folded text, where the match was found.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
 from ahocorasick_rs import AhoCorasick
 
-from backend.lorebooks.activation.words import Folded, is_one_word, is_whole, occurs
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import Pattern, compile_pattern
 from backend.text_forms import normalized
 
-MACRO_MARKS: Final = ("{{", "<USER>", "<BOT>", "<CHAR>")
 MAX_ENDINGS = 12
 """How many keys of the automaton may end at one place of a text. It lists them all, so that keys
 "a", "aa", "aaa" and on would make the list as long as the text times the keys."""
-
-MAX_LOOSE = 2_000
-"""How many keys of a book are looked for one by one."""
 
 MIN_HINT = 3
 """Characters that a regex must need, for looking for them first to be worth it."""
@@ -31,6 +33,41 @@ keeps all other threads waiting: 25 ms for so many, a second for 30,000."""
 PIECE = 8_192
 """Characters that go to the automaton at once, which bounds the list of what it found."""
 
+# Scripts that are written without spaces between words, or, as Korean, with endings joined to them:
+# first and last code point, flat. In them every place is a place where a word may end.
+_UNSPACED: Final = (
+    (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
+    (0x1100, 0x11FF),  # Hangul letters
+    (0x1780, 0x17FF),  # Khmer
+    (0x2E80, 0xA4CF),  # kana, bopomofo, Han, Yi
+    (0xA960, 0xA97F),
+    (0xAC00, 0xD7FF),  # Hangul syllables
+    (0xF900, 0xFAFF),  # Han, compatibility
+    (0xFF66, 0xFFDC),  # half-width kana and Hangul
+    (0x1B000, 0x1B16F),
+    (0x20000, 0x3FFFF),
+)
+_FIRST: Final = tuple(first for first, _ in _UNSPACED)
+
+
+class Folded:
+    """A text in the forms in which keys are looked for in it.
+
+    Attributes:
+        raw: As it came, for regexes.
+        exact: In NFC.
+        folded: The same, case-folded.
+        is_changed: Whether `exact` differs from `raw`.
+    """
+
+    __slots__ = ("exact", "folded", "is_changed", "raw")
+
+    def __init__(self, text: str) -> None:
+        self.raw = text
+        self.exact = normalized("NFC", text)
+        self.folded = self.exact.casefold()
+        self.is_changed = self.exact != text
+
 
 class Key:
     """A key, classified.
@@ -38,7 +75,7 @@ class Key:
     Attributes:
         raw: As the user wrote it.
         number: Its place among the automaton's keys; -1 where it is looked for by itself.
-        exact, folded: Its two forms (see `words`).
+        exact, folded: Its two forms. Empty for a key that occurs nowhere.
         is_word: Whether it is one word, to which whole-word matching applies.
         pattern: Set for a regex.
         hint: Set for a regex that needs certain characters: a plain key of them. Where that does
@@ -69,16 +106,20 @@ class Key:
         text = raw.strip()
         self.exact = normalized("NFC", text)
         self.folded = self.exact.casefold()
-        self.is_word = is_one_word(text)
+        self.is_word = len(text.split(None, 1)) == 1
 
     def is_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
-        """Look for a plain key by itself. One without text is in nothing."""
+        """Look for a plain key by itself."""
         if not self.exact:
             return False
         whole = whole and self.is_word
         if sensitive:
-            return occurs(self.exact, text.exact, whole=whole)
-        return occurs(self.folded, text.folded, whole=whole)
+            return _occurs(self.exact, text.exact, whole=whole)
+        return _occurs(self.folded, text.folded, whole=whole)
+
+    def match_nothing(self) -> None:
+        """Make it a key that occurs nowhere."""
+        self.exact = self.folded = ""
 
 
 def classify(raw: str) -> Key | None:
@@ -87,13 +128,6 @@ def classify(raw: str) -> Key | None:
         return None
     parsed = parse_key(raw.strip())
     return Key(raw, compile_pattern(*parsed) if parsed else None)
-
-
-def unmatched(raw: str) -> Key:
-    """A key that occurs nowhere."""
-    key = Key(raw)
-    key.exact = key.folded = ""
-    return key
 
 
 def hint_of(pattern: Pattern) -> Key | None:
@@ -105,11 +139,6 @@ def hint_of(pattern: Pattern) -> Key | None:
     hint = Key(literal)
     hint.is_hint = True
     return hint
-
-
-def has_macro(raw: str) -> bool:
-    """Whether `raw` must be expanded before it is a key."""
-    return any(mark in raw for mark in MACRO_MARKS)
 
 
 class Hits:
@@ -147,7 +176,7 @@ class KeyIndex:
         by_text: dict[str, list[Key]] = {}
         for key in keys:
             by_text.setdefault(key.folded, []).append(key)
-        too_deep = _too_many_endings(list(by_text))
+        too_deep = _too_many_endings(by_text)
         patterns = [text for text in by_text if text not in too_deep]
         for number, text in enumerate(patterns):
             for key in by_text[text]:
@@ -187,7 +216,7 @@ class KeyIndex:
                 if written not in hits.exact and written in text.exact:
                     hits.exact[written] = place
                     hits.fresh.append(number)
-                if written not in hits.exact_word and occurs(written, text.exact, whole=True):
+                if written not in hits.exact_word and _occurs(written, text.exact, whole=True):
                     hits.exact_word[written] = place
                     hits.fresh.append(number)
 
@@ -214,7 +243,7 @@ class KeyIndex:
                     yield least + number, begin + first, begin + end
 
 
-def _too_many_endings(texts: Sequence[str]) -> set[str]:
+def _too_many_endings(texts: Iterable[str]) -> set[str]:
     """Those of `texts` that more than MAX_ENDINGS others are endings of.
 
     Read backwards, an ending is a beginning, and beginnings stand right before in sorted order.
@@ -229,3 +258,40 @@ def _too_many_endings(texts: Sequence[str]) -> set[str]:
         else:
             open_texts.append(backwards)
     return deep
+
+
+def is_whole(text: str, start: int, end: int) -> bool:
+    """Whether `text[start:end]`, not empty, stands there as a word of its own."""
+    return (start == 0 or _may_part(text[start - 1], text[start])) and (
+        end == len(text) or _may_part(text[end], text[end - 1])
+    )
+
+
+def _occurs(key: str, text: str, *, whole: bool) -> bool:
+    """Whether `key` occurs in `text`, both in the same form; `whole` asks for a word of its own."""
+    start = text.find(key)
+    while start >= 0:
+        if not whole or is_whole(text, start, start + len(key)):
+            return True
+        start = text.find(key, start + 1)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _may_part(neighbour: str, edge: str) -> bool:
+    """Whether a word may part between the last character of a match and what stands next to it."""
+    if not _is_of_a_word(neighbour):
+        return True
+    return _is_unspaced(neighbour) or _is_unspaced(edge)
+
+
+def _is_of_a_word(char: str) -> bool:
+    if char.isalnum() or char == "_":
+        return True
+    # Variation selectors are marks too, but they dress emoji and belong to no word.
+    return unicodedata.category(char).startswith("M") and not "\ufe00" <= char <= "\ufe0f"
+
+
+def _is_unspaced(char: str) -> bool:
+    place = bisect_right(_FIRST, ord(char)) - 1
+    return place >= 0 and ord(char) <= _UNSPACED[place][1]

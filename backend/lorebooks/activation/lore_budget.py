@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
-from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
+from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.reasons import Reason
 
 NO_ROOM: Final = Reason("no_room")
@@ -22,12 +22,6 @@ CHARACTERS_A_TOKEN: Final = 8
 
 ALWAYS_READ: Final = 500_000
 """Characters that are read of a scan's entries, however little room there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Paid:
-    entry: CompiledEntry
-    tokens: int
 
 
 class LoreBudget:
@@ -45,17 +39,17 @@ class LoreBudget:
     Args:
         budget: Tokens for lore.
         room: Tokens that are left in the prompt for lore at all; null for no bound.
-        book_budgets: Tokens for the entries of a book, where it says.
     """
 
-    def __init__(self, budget: int, room: int | None, book_budgets: Mapping[UUID, int]) -> None:
+    def __init__(self, budget: int, room: int | None) -> None:
         self.used = 0
         self.is_over = False
-        self._budget, self._room, self._book_budgets = budget, room, book_budgets
+        self._room = room
+        self._most = budget if room is None else min(budget, room)
         self._unread = None if room is None else max(CHARACTERS_A_TOKEN * room, ALWAYS_READ)
-        self._used_of_book: dict[UUID, int] = {}
+        self._used_of_book: Counter[UUID] = Counter()
         self._books_over: set[UUID] = set()
-        self._returnable: list[_Paid] = []
+        self._returnable: list[tuple[CompiledEntry, int]] = []
 
     def refusal(self, entry: CompiledEntry) -> Reason | None:
         """Why an entry gets no tokens, if that is known before its text is expanded and counted."""
@@ -65,16 +59,12 @@ class LoreBudget:
             return NO_ROOM if self._is_beyond_room(entry.least_tokens) else None
         if self._is_closed_to(entry):
             return self._reason(entry)
-        if entry.least_tokens < self._left():
+        gives_way = entry.says.ignore_on_max_context
+        is_short = entry.least_tokens < self._most - self.used
+        if is_short or (self._returnable and not gives_way):
             return None
-        return self._refusal_of_longer(entry)
-
-    def _refusal_of_longer(self, entry: CompiledEntry) -> Reason | None:
-        """The same for an entry that is longer than what is left."""
-        if entry.says.ignore_on_max_context:
+        if gives_way:
             return GAVE_WAY
-        if self._returnable:
-            return None
         self.is_over = True
         return self._reason(entry)
 
@@ -87,7 +77,9 @@ class LoreBudget:
             self.is_over = True
         return self._unread >= 0
 
-    def ask(self, entry: CompiledEntry, tokens: int) -> tuple[Reason | None, list[CompiledEntry]]:
+    def ask(
+        self, entry: CompiledEntry, tokens: int
+    ) -> tuple[Reason | None, Sequence[CompiledEntry]]:
         """Ask for tokens.
 
         Returns:
@@ -95,23 +87,23 @@ class LoreBudget:
         """
         if _ignores_budget(entry):
             if self._is_beyond_room(tokens):
-                return NO_ROOM, []
+                return NO_ROOM, ()
             self._pay(entry, tokens)
-            return None, []
-        gives_way = entry.says.ignore_on_max_context
+            return None, ()
         if self._is_closed_to(entry):
-            return self._reason(entry), []
-        gone: list[CompiledEntry] = []
+            return self._reason(entry), ()
+        gives_way = entry.says.ignore_on_max_context
+        gone: Sequence[CompiledEntry] = ()
         if not self._fits(entry, tokens):
             if gives_way:
-                return GAVE_WAY, []
+                return GAVE_WAY, ()
             gone = self._make_way(entry, tokens)
             if not gone:
                 self._end(entry, tokens)
-                return self._reason(entry), []
+                return self._reason(entry), ()
         self._pay(entry, tokens)
         if gives_way:
-            self._returnable.append(_Paid(entry, tokens))
+            self._returnable.append((entry, tokens))
         return None, gone
 
     def _is_beyond_room(self, tokens: int) -> bool:
@@ -125,40 +117,33 @@ class LoreBudget:
             return Reason("budget")
         return Reason("book_budget", name=entry.book.fields.name)
 
-    def _left(self) -> int:
-        return min(self._budget, self._budget if self._room is None else self._room) - self.used
-
-    def _left_of_book(self, book: CompiledBook) -> int | None:
-        budget = self._book_budgets.get(book.book_id)
-        return None if budget is None else budget - self._used_of_book.get(book.book_id, 0)
-
     def _fits(self, entry: CompiledEntry, tokens: int) -> bool:
-        of_book = self._left_of_book(entry.book)
-        return tokens < self._left() and (of_book is None or tokens <= of_book)
+        of_book = entry.book.fields.token_budget
+        return self.used + tokens < self._most and (
+            of_book is None or self._used_of_book[entry.book.book_id] + tokens <= of_book
+        )
 
     def _make_way(self, entry: CompiledEntry, tokens: int) -> list[CompiledEntry]:
-        """Take back from those that give way, the last first. Nobody, where it is not enough."""
-        taken: list[_Paid] = []
-        for paid in reversed(self._returnable):
-            self._pay(paid.entry, -paid.tokens)
-            taken.append(paid)
+        """Take back from those that give way, the last first; from none if it is not enough."""
+        for kept in reversed(range(len(self._returnable))):
+            self._pay(self._returnable[kept][0], -self._returnable[kept][1])
             if self._fits(entry, tokens):
-                self._returnable = [one for one in self._returnable if one not in taken]
-                return [one.entry for one in taken]
-        for paid in taken:
-            self._pay(paid.entry, paid.tokens)
+                gone = [one for one, _ in reversed(self._returnable[kept:])]
+                del self._returnable[kept:]
+                return gone
+        for one, paid in self._returnable:
+            self._pay(one, paid)
         return []
 
     def _end(self, entry: CompiledEntry, tokens: int) -> None:
-        if tokens >= self._left():
+        if self.used + tokens >= self._most:
             self.is_over = True
         else:
             self._books_over.add(entry.book.book_id)
 
     def _pay(self, entry: CompiledEntry, tokens: int) -> None:
-        book_id = entry.book.book_id
         self.used += tokens
-        self._used_of_book[book_id] = self._used_of_book.get(book_id, 0) + tokens
+        self._used_of_book[entry.book.book_id] += tokens
 
 
 def _ignores_budget(entry: CompiledEntry) -> bool:

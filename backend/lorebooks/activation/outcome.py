@@ -34,10 +34,6 @@ class SemanticHit(NamedTuple):
 TOO_MANY_MACROS = "Entries or keys are left out: what their macros do goes beyond the limits."
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scan:
     """All that decides which entries are in a prompt.
@@ -78,7 +74,7 @@ class Scan:
     seed: int
     vocabulary: str = ""
     reply_count: int = 0
-    expand: Callable[[str], str] = _as_it_is
+    expand: Callable[[str], str] = str
     room: int | None = None
     fields: Mapping[MatchedField, str] = field(default_factory=dict[MatchedField, str])
     note: str = ""
@@ -97,10 +93,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activated:
-    """An entry that is in, and why.
+    """An entry that is in, and why. `rank` is its place in the search by meaning, if that found it.
 
     `from_start` is set in place of `depth` where a decorator counts messages from the chat's first.
-    `disable_ui_prompt` is the decorator's value: "system_prompt" or "post_history_instructions".
     """
 
     entry_id: UUID
@@ -116,10 +111,7 @@ class Activated:
     order: int
     reasons: list[Reason]
     is_constant: bool
-    score: float | None
     rank: int | None
-    disable_ui_prompt: str
-    automation_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

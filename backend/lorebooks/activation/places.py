@@ -9,10 +9,9 @@ from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.draws import fraction
-from backend.lorebooks.activation.keys import Key, classify
+from backend.lorebooks.activation.groups import percentage
+from backend.lorebooks.activation.keys import Key, classify, is_whole
 from backend.lorebooks.activation.outcome import Scan
-from backend.lorebooks.activation.words import is_whole
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 from backend.text_forms import normalized
 
@@ -62,7 +61,7 @@ class PlaceFinder:
         stored = entry.entry
         if not stored.use_probability or stored.probability >= 100:  # noqa: PLR2004  # per cent
             return None
-        return fraction(self._scan.seed, "probability", entry.entry_id) * 100
+        return percentage(self._scan.seed, entry.entry_id)
 
     def _first(self, entry: CompiledEntry, key: Key) -> tuple[int, int, int] | None:
         if self._work_left <= 0:
@@ -70,7 +69,11 @@ class PlaceFinder:
         expanded = self._expand(key) if key.has_macro else key
         if expanded is None:
             return None
-        for number in range(self._reach(entry)):
+        settings = self._scan.settings
+        depth = settings.scan_depth if entry.scan_depth is None else entry.scan_depth
+        if settings.min_activations and not entry.has_own_depth:
+            depth = len(self._texts)
+        for number in range(min(depth, len(self._texts))):
             span = self._in_message(entry, expanded, number)
             if span is not None:
                 return number, *span
@@ -83,22 +86,15 @@ class PlaceFinder:
                 self._expanded[key.raw] = classify(self._scan.expand(key.raw))
         return self._expanded[key.raw]
 
-    def _reach(self, entry: CompiledEntry) -> int:
-        settings = self._scan.settings
-        depth = settings.scan_depth if entry.scan_depth is None else entry.scan_depth
-        if settings.min_activations and not entry.has_own_depth:
-            depth = len(self._texts)
-        return min(depth, len(self._texts))
-
     def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
-        self._work_left -= LOOK + len(self._texts[number])
+        text = self._texts[number]
+        self._work_left -= LOOK + len(text)
         if key.pattern is not None:
-            return self._by_pattern(entry, key.pattern, self._texts[number])
+            return self._by_pattern(entry, key.pattern, text)
         settings = self._scan.settings
         sensitive = settings.case_sensitive if entry.sensitive is None else entry.sensitive
         whole = settings.match_whole_words if entry.whole is None else entry.whole
         if sensitive:
-            text = self._texts[number]
             return next(self._occurrences(key.exact, text, whole=whole and key.is_word), None)
         folded, origin = self._fold(number)
         for start, end in self._occurrences(key.folded, folded, whole=whole and key.is_word):
@@ -131,12 +127,8 @@ class PlaceFinder:
     def _fold(self, number: int) -> tuple[str, list[int]]:
         """A message folded, and for each character of that the one that it comes from."""
         if number not in self._folded:
-            parts: list[str] = []
-            origin: list[int] = []
-            for at, char in enumerate(self._texts[number]):
-                part = char.casefold()
-                parts.append(part)
-                origin.extend([at] * len(part))
+            parts = [char.casefold() for char in self._texts[number]]
+            origin = [at for at, part in enumerate(parts) for _ in part]
             self._folded[number] = "".join(parts), origin
         return self._folded[number]
 

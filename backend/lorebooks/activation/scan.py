@@ -9,12 +9,9 @@ from uuid import UUID
 
 from backend.accounts.settings import LoreStrategy
 from backend.context.macros import MacroLimitError
-from backend.lorebooks.activation import groups
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
-from backend.lorebooks.activation.draws import happens
-from backend.lorebooks.activation.entry_matcher import EntryMatcher, is_recursive
-from backend.lorebooks.activation.gates import Step
-from backend.lorebooks.activation.groups import GroupCandidate
+from backend.lorebooks.activation.entry_matcher import EntryMatcher, Step, is_recursive
+from backend.lorebooks.activation.groups import GroupCandidate, Rules, losers, percentage
 from backend.lorebooks.activation.lore_budget import GAVE_WAY, TOO_LONG, LoreBudget
 from backend.lorebooks.activation.outcome import (
     TOO_MANY_MACROS,
@@ -73,46 +70,31 @@ class _Activation:
         self.scan = scan
         self.tiers, self.books = _tiers_and_places(scan)
         self.window = Window(scan)
-        self.judge = EntryMatcher(scan, self.window)
-        self.purse = LoreBudget(
-            scan.budget,
-            scan.room,
-            {
-                book.book_id: book.fields.token_budget
-                for book in scan.books
-                if book.fields.token_budget is not None
-            },
-        )
+        self.matcher = EntryMatcher(scan, self.window)
+        self.budget = LoreBudget(scan.budget, scan.room)
         self.candidates: set[CompiledEntry] = set()
         self.inside: dict[CompiledEntry, _In] = {}
         self.settled: set[CompiledEntry] = set()
-        self.unasked: set[CompiledEntry] = set()
+        self.unasked: set[CompiledEntry] = set()  # looked at whether their keys occur or not
         self.lost: set[CompiledEntry] = set()
         self.out: dict[CompiledEntry, tuple[int, Reason]] = {}
         self.groups: dict[str, CompiledEntry] = {}
         self.notes: list[str] = []
-        self.further_back = 0
-        self.step = Step("first", 0, 0)
+        self.levels = sorted({level for book in scan.books for level in book.levels})
+        self.step = Step("first", 0, self.levels.pop(0) if self.levels else 0, 0)
         self.is_recursive = any(is_recursive(book, scan.settings) for book in scan.books)
 
     def run(self) -> Outcome:
-        self._enlist_known()
-        levels = sorted({level for book in self.scan.books for level in book.levels})
-        step: Step | None = Step("first", 0, 0)
-        level = levels.pop(0) if levels else 0
-        while step is not None:
-            new = self._pass(step)
-            step, level = self._next(step, new, level, levels)
-        return self._outcome()
-
-    def _enlist_known(self) -> None:
-        """Entries that are looked at whether their keys occur or not."""
         for book in self.scan.books:
             self.unasked.update(book.always)
             for entry_id in (*self.scan.semantic, *self.scan.timed.effects):
                 if entry_id in book.by_id:
                     self.unasked.add(book.by_id[entry_id])
         self.candidates |= self.unasked
+        step: Step | None = self.step
+        while step is not None:
+            step = self._next(step, self._pass(step))
+        return self._outcome()
 
     def _place(self, entry: CompiledEntry) -> tuple[int, int, int, int]:
         """Whose turn it is: by where its book comes from, then by its order, larger first."""
@@ -122,10 +104,10 @@ class _Activation:
     def _pass(self, step: Step) -> list[_In]:
         """Look at all candidates once. Returns those that came in."""
         deepest = max((book.deepest for book in self.scan.books), default=0)
-        self.window.read(max(deepest, self._reach() + self.further_back))
+        self.window.read(max(deepest, self._reach() + step.further_back))
         found: list[GroupCandidate] = []
         for entry in sorted(self._due(step), key=self._place):
-            verdict = self.judge.judge(entry, step, further_back=self.further_back)
+            verdict = self.matcher.match(entry, step)
             if isinstance(verdict, GroupCandidate):
                 if entry.entry_id in self.scan.inactive:
                     self._drop(entry, INACTIVE)
@@ -145,15 +127,15 @@ class _Activation:
         if "deeper" in {step.kind, before.kind}:
             due = set(self.candidates)
         else:
-            due |= {entry for entry in self.candidates if self._is_always_due(entry)}
+            due |= self.candidates & self.unasked
+            due |= {
+                entry
+                for entry in self.candidates
+                if not entry.is_indexed or entry.entry.delay_until_recursion
+            }
         due |= self.lost
         self.lost.clear()
         return due
-
-    def _is_always_due(self, entry: CompiledEntry) -> bool:
-        return (
-            not entry.is_indexed or entry.entry.delay_until_recursion > 0 or entry in self.unasked
-        )
 
     def _reach(self) -> int:
         """How far back keys of entries are looked for that do not say it themselves."""
@@ -164,44 +146,49 @@ class _Activation:
         )
 
     def _let_in(self, found: list[GroupCandidate]) -> list[_In]:
-        rules = groups.Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.judge.score)
-        lost = groups.losers(found, self.groups, rules)
+        rules = Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
+        lost = losers(found, self.groups, rules)
         new: list[_In] = []
         # Constant entries first, so that the budget never ends before them; then sticky ones.
-        for one in sorted(found, key=_asks_when):
+        found.sort(
+            key=lambda one: (
+                not one.entry.entry.constant,
+                not one.is_sticky,
+                one.entry.says.ignore_on_max_context,
+            )
+        )
+        for one in found:
             entry = one.entry
             if entry.entry_id in lost:
                 # Not for good: the winner may fail its probability.
                 self.out[entry] = (0, lost[entry.entry_id])
                 self.lost.add(entry)
-            elif not one.is_sticky and self._fails(entry):
+            elif (
+                entry.entry.use_probability
+                and not one.is_sticky
+                and percentage(self.scan.seed, entry.entry_id) >= entry.entry.probability
+            ):
                 self._drop(entry, Reason("probability", chance=entry.entry.probability))
             elif (inside := self._pay(one)) is not None:
                 new.append(inside)
         return [one for one in new if one.found.entry in self.inside]
 
-    def _fails(self, entry: CompiledEntry) -> bool:
-        stored = entry.entry
-        return stored.use_probability and not happens(
-            self.scan.seed, entry.entry_id, stored.probability
-        )
-
     def _pay(self, found: GroupCandidate) -> _In | None:
         """Let an entry in if there are tokens for it; look for a reason against it first."""
         entry = found.entry
-        refused = self.purse.refusal(entry)
+        refused = self.budget.refusal(entry)
         if refused is not None:
-            is_counted = not entry.has_macros and self.purse.may_read(len(entry.content))
+            is_counted = not entry.has_macros and self.budget.may_read(len(entry.content))
             self._drop(entry, refused, self._count(entry, entry.content) if is_counted else 0)
             return None
         content = self._expanded(entry)
         if content is None:
             return None
-        if not self.purse.may_read(len(content)):
+        if not self.budget.may_read(len(content)):
             self._drop(entry, TOO_LONG)
             return None
         tokens = self._count(entry, content)
-        refused, gave_way = self.purse.ask(entry, tokens)
+        refused, gave_way = self.budget.ask(entry, tokens)
         if refused is not None:
             self._drop(entry, refused, tokens)
             return None
@@ -243,32 +230,27 @@ class _Activation:
         self.candidates.discard(entry)
         self.settled.add(entry)
 
-    def _next(
-        self, step: Step, new: list[_In], level: int, levels: list[int]
-    ) -> tuple[Step | None, int]:
+    def _next(self, step: Step, new: list[_In]) -> Step | None:
         """What to do after a step: recursion, then reading further back, then the next level."""
         settings = self.scan.settings
-        passes = step.number + 1
-        if passes >= (settings.max_recursion_steps or MAX_STEPS) or self.purse.is_over:
-            return None, level
+        number = step.number + 1
+        if number >= (settings.max_recursion_steps or MAX_STEPS) or self.budget.is_over:
+            return None
         spoken = [one for one in new if not one.found.entry.entry.prevent_recursion]
-        following = Step("recursion", step.number + 1, level)
         if self.is_recursive and spoken:
             for one in spoken:
-                self.window.add_entry(one.found.entry.title, one.content, following.number)
-            return following, level
-        if len(self.inside) < settings.min_activations and self._may_read_on():
-            self.further_back += 1
-            return Step("deeper", step.number, level), level
-        if levels:
-            return Step("recursion", step.number + 1, levels[0]), levels.pop(0)
-        return None, level
+                self.window.add_entry(one.found.entry.title, one.content, number)
+            return step._replace(kind="recursion", number=number)
+        if len(self.inside) < settings.min_activations and self._may_read_on(step):
+            return step._replace(kind="deeper", further_back=step.further_back + 1)
+        if self.levels:
+            return step._replace(kind="recursion", number=number, level=self.levels.pop(0))
+        return None
 
-    def _may_read_on(self) -> bool:
+    def _may_read_on(self, step: Step) -> bool:
         """As in World Info: the step that goes beyond the limit is still made."""
-        depth = self._reach() + self.further_back
         limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
-        return depth <= min(limit, len(self.scan.messages))
+        return self._reach() + step.further_back <= min(limit, len(self.scan.messages))
 
     def _outcome(self) -> Outcome:
         for one in self.inside.values():
@@ -294,7 +276,7 @@ class _Activation:
             not_found=entries - len(inside) - len(left_out),
             timed=self._timed(),
             notes=list(dict.fromkeys(notes + self.window.notes + self.notes)),
-            tokens=self.purse.used,
+            tokens=self.budget.used,
         )
 
     def _activated(self, inside: _In) -> Activated:
@@ -314,10 +296,7 @@ class _Activation:
             order=stored.order,
             reasons=inside.found.reasons,
             is_constant=stored.constant,
-            score=semantic.score if semantic else None,
             rank=semantic.rank if semantic else None,
-            disable_ui_prompt=entry.says.disable_ui_prompt,
-            automation_id=stored.automation_id,
         )
 
     def _timed(self) -> TimedState:
@@ -326,7 +305,7 @@ class _Activation:
         for book in self.scan.books:
             for entry_id in self.scan.timed.effects:
                 entry = book.by_id.get(entry_id)
-                effect = self.judge.effect(entry) if entry else None
+                effect = self.matcher.effect(entry) if entry else None
                 if entry and effect and (effect.is_cooling(now) or entry.is_remembered):
                     effects[entry_id] = effect
         for one in self.inside.values():
@@ -335,11 +314,6 @@ class _Activation:
             if entry.is_timed and (known is None or not known.is_cooling(now)):
                 effects[entry.entry_id] = begun(entry.entry, now=now, keys=entry.keys)
         return TimedState(effects)
-
-
-def _asks_when(found: GroupCandidate) -> tuple[bool, bool, bool]:
-    entry = found.entry
-    return not entry.entry.constant, not found.is_sticky, entry.says.ignore_on_max_context
 
 
 def _tiers_and_places(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:

@@ -46,7 +46,7 @@ class TimedState(msgspec.Struct, frozen=True):
     effects: Mapping[UUID, TimedEffect] = {}
 
     def encode(self) -> bytes:
-        """For storage, sealed as other text is: fingerprints of keys tell something of them."""
+        """For storage, to be sealed: fingerprints of keys tell something of them."""
         return msgspec.msgpack.encode(dict(self.effects))
 
     @classmethod

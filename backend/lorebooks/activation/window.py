@@ -9,17 +9,31 @@ from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
-from backend.lorebooks.activation.keys import Hits, Key, classify
+from backend.lorebooks.activation.keys import Folded, Hits, Key, classify
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS, Scan
-from backend.lorebooks.activation.words import Folded
 from backend.lorebooks.entries import MatchedField
 from backend.reasons import FoundIn
-from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Answer, Pattern
+from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
 LEAST_SECONDS: Final = 0.03
 """With less left of the scan's time a pattern is not tried: it could not be answered."""
 
 MAX_NOTES: Final = 50
+
+MAX_SCANNED: Final = 1_000_000
+"""Characters of messages that are read in a scan; older messages are not looked at."""
+
+MAX_WORK: Final = 100_000_000
+"""Characters that the books of a scan read together, some 0.2 s: a million by each of a hundred."""
+
+BOOK_WORK: Final = 1_000
+"""What it costs to have a book read a text, beside the text's characters."""
+
+MESSAGE_START: Final = "\x01"
+"""Stands before each message for regexes that name it, as in SillyTavern."""
+
+_MARK_NAMES: Final = (r"\x{1}", r"\U00000001", r"\A(?:")
+"""In RE2's syntax, in that of `regex`, and what only the flag y makes."""
 
 
 class PatternSearch:
@@ -35,13 +49,7 @@ class PatternSearch:
         self._encoded: dict[int, bytes] = {}
 
     def find(
-        self,
-        entry: CompiledEntry,
-        pattern: Pattern,
-        number: int,
-        text: str,
-        *,
-        process: bool,
+        self, entry: CompiledEntry, pattern: Pattern, number: int, text: str, *, process: bool
     ) -> int | None:
         """Where `pattern` is found in `text`, in characters; null where it is not, or not known.
 
@@ -55,24 +63,19 @@ class PatternSearch:
         key = (pattern.digest, number)
         if key in self._found:
             return self._found[key]
-        data = self._encode(number, text)
+        data = self._encoded.get(number)
+        if data is None:
+            data = self._encoded[number] = text.encode(errors="replace")
         if pattern.is_quick(len(data)):
             found = self._search(entry, pattern, data)
-        elif not process or self._is_given_up(entry, pattern):
+        elif not process or (
+            pattern.digest in entry.book.given_up or pattern.digest in self._unanswered
+        ):
             return None
         else:
             found = self._ask(entry, pattern, text)
         self._found[key] = found
         return found
-
-    def _is_given_up(self, entry: CompiledEntry, pattern: Pattern) -> bool:
-        return pattern.digest in entry.book.given_up or pattern.digest in self._unanswered
-
-    def _encode(self, number: int, text: str) -> bytes:
-        data = self._encoded.get(number)
-        if data is None:
-            data = self._encoded[number] = text.encode(errors="replace")
-        return data
 
     def _search(self, entry: CompiledEntry, pattern: Pattern, data: bytes) -> int | None:
         self._work_left -= pattern.work(len(data))
@@ -89,18 +92,9 @@ class PatternSearch:
         if self._seconds_left < LEAST_SECONDS:
             self._note(entry, "was not tried: others took the time there is for such patterns")
             return None
-        answer = self._evaluator.search(
-            pattern.engine,
-            pattern.source,
-            text,
-            seconds=min(PATTERN_SECONDS, self._seconds_left),
-        )
+        seconds = min(PATTERN_SECONDS, self._seconds_left)
+        answer = self._evaluator.search(pattern.engine, pattern.source, text, seconds=seconds)
         self._seconds_left -= answer.seconds
-        return self._read(entry, pattern, answer)
-
-    def _read(self, entry: CompiledEntry, pattern: Pattern, answer: Answer) -> int | None:
-        if answer.status == "found":
-            return answer.start
         if answer.status == "late":
             entry.book.given_up.add(pattern.digest)
             self._note(entry, "took too long, and is not tried again until the book changes")
@@ -112,27 +106,11 @@ class PatternSearch:
             self._note(
                 entry, "was not answered: the machine, or the process for such patterns, was busy"
             )
-        return None
+        return answer.start if answer.status == "found" else None
 
     def _note(self, entry: CompiledEntry, what: str) -> None:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(f'A regex of entry "{entry.title}" {what}.')
-
-
-MAX_SCANNED: Final = 1_000_000
-"""Characters of messages that are read in a scan; older messages are not looked at."""
-
-MAX_WORK: Final = 100_000_000
-"""Characters that the books of a scan read together, some 0.2 s: a million by each of a hundred."""
-
-BOOK_WORK: Final = 1_000
-"""What it costs to have a book read a text, beside the text's characters."""
-
-MESSAGE_START: Final = "\x01"
-"""Stands before each message for regexes that name it, as in SillyTavern."""
-
-_MARK_NAMES: Final = (r"\x{1}", r"\U00000001", r"\A(?:")
-"""In RE2's syntax, in that of `regex`, and what only the flag y makes."""
 
 
 class WindowPart:
@@ -205,8 +183,7 @@ class Window:
 
     def add_entry(self, title: str, content: str, step: int) -> None:
         """Read the content of an entry that is in, for the next step of recursion."""
-        label = FoundIn("entry", step, title)
-        self._add(self._entries, content, label, self._scan.books)
+        self._add(self._entries, content, FoundIn("entry", step, title), self._scan.books)
 
     def fresh(self) -> tuple[set[CompiledEntry], set[CompiledEntry]]:
         """Entries of which something was found since the last call: a primary key; another key."""
@@ -217,8 +194,7 @@ class Window:
                 numbers = part.hits[book].fresh
                 for number in numbers:
                     primary.update(book.by_key[number])
-                    if number in book.by_other_key:
-                        other.update(book.by_other_key[number])
+                    other.update(book.by_other_key.get(number, ()))
                 numbers.clear()
         return primary, other
 
@@ -229,9 +205,8 @@ class Window:
         """
         settings, book = self._scan.settings, entry.book
         parts = [(self._messages, self._messages.hits[book], depth)]
-        if entry.entry.match_fields:
-            opted = [self._fields.get(name) for name in entry.entry.match_fields]
-            parts += [(part, part.hits[book], 1) for part in opted if part is not None]
+        opted = [self._fields.get(name) for name in entry.entry.match_fields]
+        parts += [(part, part.hits[book], 1) for part in opted if part is not None]
         if self._note.texts:
             parts.append((self._note, self._note.hits[book], 1))
         if recursion and self._entries.texts:

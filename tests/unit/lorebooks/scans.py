@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from backend.lorebooks.activation.compiled import CompiledBook, compile_book
+from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.entries import BookFields, LoreEntry, LoreSettings
@@ -27,7 +27,7 @@ def entry(title: str, *keys: str, **fields: Any) -> LoreEntry:
 def book(*entries: LoreEntry, name: str = "Book", **fields: Any) -> CompiledBook:
     """A compiled book of these entries, in this order."""
     numbered = [(id_of(one.title), place, one) for place, one in enumerate(entries)]
-    return compile_book(id_of(name), 1, BookFields(name=name, **fields), numbered)
+    return CompiledBook(id_of(name), 1, BookFields(name=name, **fields), numbered)
 
 
 def lines(*texts: str) -> list[ScannedLine]:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.lorebooks.activation.cache import BookCache
-from backend.lorebooks.activation.compiled import CompiledBook, compile_book
+from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.entries import BookFields
 from tests.unit.lorebooks.scans import book, entry, id_of, scanned, titles
 
@@ -27,7 +27,7 @@ class Seconds:
 
 def of_revision(revision: int, count: int = 2, book_id: UUID | None = None) -> CompiledBook:
     entries = [(uuid4(), place, entry(f"E{place}", "inn")) for place in range(count)]
-    return compile_book(book_id or id_of("Book"), revision, BookFields(), entries)
+    return CompiledBook(book_id or id_of("Book"), revision, BookFields(), entries)
 
 
 def test_a_compiled_book_is_kept_for_its_revision_and_its_user() -> None:

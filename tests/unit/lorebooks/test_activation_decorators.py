@@ -210,7 +210,7 @@ def test_what_gives_way_stays_where_that_would_not_be_enough() -> None:
     assert outcome.tokens == 3
 
 
-def test_disable_ui_prompt_is_handed_on() -> None:
-    lore = book(entry("It", "inn", content=with_head("disable_ui_prompt system_prompt")))
+def test_disable_ui_prompt_is_known() -> None:
+    says, _ = split_decorators(with_head("disable_ui_prompt system_prompt"))
 
-    assert scanned(lore, "inn").activated[0].disable_ui_prompt == "system_prompt"
+    assert says.disable_ui_prompt == "system_prompt"

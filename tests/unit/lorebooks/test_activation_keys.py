@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.lorebooks.activation import keys
-from backend.lorebooks.activation.keys import Hits, Key, KeyIndex, classify
-from backend.lorebooks.activation.words import Folded
+from backend.lorebooks.activation.keys import Folded, Hits, Key, KeyIndex, classify
 from backend.lorebooks.entries import Logic
 from tests.unit.lorebooks.scans import (
     book,

@@ -38,10 +38,7 @@ def entry(title: str, **changes: Any) -> Activated:
         "order": 100,
         "reasons": [Reason("key", title, FoundIn("line"))],
         "is_constant": False,
-        "score": None,
         "rank": None,
-        "disable_ui_prompt": "",
-        "automation_id": "",
         **changes,
     }
     return Activated(**values)
@@ -152,9 +149,7 @@ def test_what_shares_an_outlet_is_joined_and_being_read_is_noticed() -> None:
 
 def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> None:
     by_key = entry("Said", order=1)
-    by_meaning = entry(
-        "Meant", order=900, reasons=[Reason("semantic", score=0.9, rank=2)], rank=2, score=0.9
-    )
+    by_meaning = entry("Meant", order=900, reasons=[Reason("semantic", score=0.9, rank=2)], rank=2)
     both = entry(
         "Both",
         order=50,
