@@ -36,12 +36,7 @@ from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summary.service import SummaryService
 from backend.enrichment.summary.stored import ChatSummaries
 from backend.events import Participants
-from backend.generation.registry import (
-    DemoConfig,
-    GeminiConfig,
-    ModelRegistry,
-    OpenAICompatibleConfig,
-)
+from backend.generation.registry import ModelRegistry, build_registry
 from backend.http import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
@@ -267,36 +262,3 @@ def build_worker(
         takes_queued=takes_queued,
         poll=3.0 if settings.embedded else 1.0,
     )
-
-
-def build_registry(settings: Settings) -> ModelRegistry:
-    """The models that the settings name.
-
-    Raises `UnknownModelError` where they name one by default that they do not offer.
-    """
-    gemini = openai = None
-    if settings.gemini_api_key is not None:
-        gemini = GeminiConfig(
-            api_key=settings.gemini_api_key.get_secret_value(),
-            models=settings.gemini_models,
-            base_url=settings.gemini_base_url or None,
-            chunk_timeout=settings.model_silence_seconds,
-        )
-    if settings.openai_base_url:
-        openai = OpenAICompatibleConfig(
-            base_url=settings.openai_base_url,
-            api_key=(
-                settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
-            ),
-            models=settings.openai_models,
-            context_window=settings.openai_context_window,
-            max_output_tokens=settings.openai_max_output_tokens,
-            chunk_timeout=settings.model_silence_seconds,
-        )
-    registry = ModelRegistry(
-        DemoConfig(settings.demo_tokens_per_second), gemini, openai, default=settings.default_model
-    )
-    registry.spec(registry.default_id)
-    if settings.enrichment_model:
-        registry.spec(settings.enrichment_model)
-    return registry

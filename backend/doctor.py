@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backend.accounts.settings import EnrichmentSettings
-from backend.container import build_registry
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
+from backend.generation.registry import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError

@@ -36,7 +36,7 @@ from backend.chats.scenes import LENGTH
 from backend.container import Services, build_services
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.http import observe
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.index.protocol import Kind, Payload, Point, Sparse, VectorIndex, point_id
@@ -272,7 +272,11 @@ async def open_account(
 ) -> Account:
     """Put a server together, and sign somebody up or in."""
     parts = await build_services(
-        settings, ROOT, database, kdf=CHEAP_KDF, registry=registry or ModelRegistry(DemoConfig(0))
+        settings,
+        ROOT,
+        database,
+        kdf=CHEAP_KDF,
+        registry=registry or ModelRegistry(demo_tokens_per_second=0),
     )
     accounts, password = parts.accounts, "a long bench password"
     if is_new:

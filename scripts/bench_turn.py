@@ -64,7 +64,7 @@ from backend.generation.model import (
     TextPiece,
     TokenUsage,
 )
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.tokens import get_tokenizer
 from backend.logs import configure_logging
@@ -174,7 +174,7 @@ class StopwatchRegistry(ModelRegistry):
     """The demo's registry with the stopwatch as its only model."""
 
     def __init__(self, model: StopwatchModel) -> None:
-        super().__init__(DemoConfig(0))
+        super().__init__(demo_tokens_per_second=0)
         self._models = {"stopwatch": model}  # type: ignore[dict-item]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from backend.generation._failures import mapping, sequence
+from backend.generation._json import mapping, sequence
 from backend.generation.model import Prompt, Tool, ToolCall
 
 SUMMARY_HEAD = "(Demo summary)"

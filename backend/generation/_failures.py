@@ -8,10 +8,8 @@ field), from which a reader can tell what to change.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
 
 from backend.generation.model import (
     ModelAuthError,
@@ -96,13 +94,3 @@ def _verdict(status: int | None, words: tuple[str, ...]) -> tuple[type[ModelErro
     if _TOO_LONG.intersection(words):
         return _VERDICTS[413]
     return ModelRequestError, "does not take the request: a setting of it, or its length"
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """`value` where it is a JSON object, else an empty one: for bodies of any shape."""
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
-def sequence(value: object) -> Sequence[Any]:
-    """`value` where it is a JSON array, else an empty one."""
-    return cast("Sequence[Any]", value) if isinstance(value, list) else ()

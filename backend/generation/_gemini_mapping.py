@@ -11,8 +11,7 @@ from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from backend.generation._failures import mapping
-from backend.generation._json import clean, clean_text
+from backend.generation._json import clean, clean_text, mapping
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,

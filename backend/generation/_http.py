@@ -1,14 +1,17 @@
-"""The HTTP client under both vendors' SDKs: it goes where it is told, and nowhere else."""
+"""The HTTP client under both vendors' SDKs: made late, and it goes nowhere but where it is told."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     import httpx2
+
+T = TypeVar("T")
 
 _opened: ContextVar[list[httpx2.Response] | None] = ContextVar("opened_responses", default=None)
 
@@ -70,3 +73,19 @@ def noting_responses(opened: list[httpx2.Response]) -> Generator[None, None, Non
         yield
     finally:
         _opened.reset(token)
+
+
+class Lazy(Generic[T]):
+    """Something that `make` makes in a thread, once, when first asked for: SDKs import slowly."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._making = asyncio.Lock()
+        self.made: T | None = None
+
+    async def get(self) -> T:
+        """Make it, or wait for whoever is making it. A `make` that raises is tried again."""
+        async with self._making:
+            if self.made is None:
+                self.made = await asyncio.to_thread(self._make)
+            return self.made

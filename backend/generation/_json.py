@@ -41,3 +41,13 @@ def clean(value: Any, depth: int = MAX_DEPTH) -> Any:
 def clean_text(text: str) -> str:
     """A text with U+FFFD for lone surrogates."""
     return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """`value` where it is a JSON object, else an empty one: for bodies of any shape."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def sequence(value: object) -> Sequence[Any]:
+    """`value` where it is a JSON array, else an empty one."""
+    return cast("Sequence[Any]", value) if isinstance(value, list) else ()

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
-from backend.generation._failures import code_words, mapping
-from backend.generation._json import clean, parse_json
+from backend.generation._failures import code_words
+from backend.generation._json import clean, mapping, parse_json
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from backend.generation._configs import DemoConfig
 from backend.generation._demo_agent import calls, last_line, summary, triage
 from backend.generation.model import (
     Finish,
@@ -85,12 +84,15 @@ _COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
 
 
 class DemoModel:
-    """A `ChatModel` that needs nothing. The same prompt always gets the same reply."""
+    """A `ChatModel` that needs nothing. The same prompt always gets the same reply.
 
-    def __init__(self, config: DemoConfig) -> None:
+    `tokens_per_second` is its pace; 0 and infinity mean without a pause.
+    """
+
+    def __init__(self, tokens_per_second: float) -> None:
         self.spec = DEMO_SPEC
-        pace = config.tokens_per_second
-        self._delay = 1 / pace if pace > 0 and math.isfinite(pace) else 0.0
+        is_paced = tokens_per_second > 0 and math.isfinite(tokens_per_second)
+        self._delay = 1 / tokens_per_second if is_paced else 0.0
 
     async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""

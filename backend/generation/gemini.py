@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _gemini_mapping as wire
-from backend.generation._configs import GeminiConfig
-from backend.generation._failures import code_words, failure, mapping, sequence, wait_seconds
-from backend.generation._http import make_http_client, noting_responses
-from backend.generation._lazy import Lazy
+from backend.generation._failures import code_words, failure, wait_seconds
+from backend.generation._http import Lazy, make_http_client, noting_responses
+from backend.generation._json import mapping, sequence
 from backend.generation._replies import Delta, parse_value, relay, said, whole
 from backend.generation.model import (
     ModelError,
@@ -44,6 +43,22 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
     }
 )
 """What the API has a field for. A model may take less: see the registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeminiConfig:
+    """Gemini, through Google AI's API.
+
+    Times are in seconds. `chunk_timeout` is the longest silence within a streamed reply,
+    `answer_timeout` the longest wait for one that comes as a whole.
+    """
+
+    api_key: str = field(repr=False)
+    models: tuple[str, ...] = ()  # an embedder needs none
+    base_url: str | None = None
+    chunk_timeout: float = 60
+    connect_timeout: float = 10
+    answer_timeout: float = 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _openai_mapping as wire
-from backend.generation._configs import OpenAICompatibleConfig
-from backend.generation._failures import code_words, failure, mapping, wait_seconds
-from backend.generation._http import make_http_client
-from backend.generation._lazy import Lazy
+from backend.generation._failures import code_words, failure, wait_seconds
+from backend.generation._http import Lazy, make_http_client
+from backend.generation._json import mapping
 from backend.generation._replies import Delta, parse_value, relay, said, whole
 from backend.generation.model import (
     ModelBlockedError,
@@ -50,6 +49,23 @@ _STATUS_OF_WORD = {
 """Statuses of errors within a stream, where HTTP's own has already been sent."""
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAICompatibleConfig:
+    """A server that speaks OpenAI's chat completions. `base_url` usually ends in `/v1`.
+
+    Nothing is known of its models but what is said here. Times as in `GeminiConfig`.
+    """
+
+    base_url: str
+    models: tuple[str, ...]
+    context_window: int
+    max_output_tokens: int
+    api_key: str | None = field(default=None, repr=False)
+    chunk_timeout: float = 60
+    connect_timeout: float = 10
+    answer_timeout: float = 300
 
 
 @dataclass(frozen=True, slots=True)

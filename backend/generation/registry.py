@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.errors import ValidationError
-from backend.generation._configs import (
-    DEFAULT_GEMINI_MODELS,
-    DemoConfig,
-    GeminiConfig,
-    OpenAICompatibleConfig,
-)
 from backend.generation.demo import DemoModel
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
-from backend.generation.gemini import GeminiModel, GeminiProvider
+from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.openai_compatible import ADAPTER_ACCEPTS as OPENAI_ACCEPTS
-from backend.generation.openai_compatible import OpenAICompatibleModel, OpenAICompatibleProvider
-
-__all__ = [
-    "DEFAULT_GEMINI_MODELS",
-    "DemoConfig",
-    "GeminiConfig",
-    "ModelRegistry",
-    "OpenAICompatibleConfig",
-    "UnknownModelError",
-]
+from backend.generation.openai_compatible import (
+    OpenAICompatibleConfig,
+    OpenAICompatibleModel,
+    OpenAICompatibleProvider,
+)
+from backend.settings import Settings
 
 _GEMINI_WINDOW = 1_048_576
 _GEMINI_MAX_OUTPUT = 65_536
@@ -87,10 +77,10 @@ class ModelRegistry:
 
     def __init__(
         self,
-        demo: DemoConfig,
         gemini: GeminiConfig | None = None,
         openai: OpenAICompatibleConfig | None = None,
         *,
+        demo_tokens_per_second: float = 50,
         default: str = "",
     ) -> None:
         self._providers: list[GeminiProvider | OpenAICompatibleProvider] = []
@@ -108,7 +98,7 @@ class ModelRegistry:
             models += (
                 OpenAICompatibleModel(_openai_spec(name, openai), server) for name in openai.models
             )
-        models.append(DemoModel(demo))
+        models.append(DemoModel(demo_tokens_per_second))
         self._models = {model.spec.id: model for model in models}
         self._default = default
 
@@ -145,3 +135,39 @@ class ModelRegistry:
         if model_id.startswith("openai/") and "openai" not in configured:
             reason += " No such server is configured: TALEKEEPER_OPENAI_BASE_URL is missing."
         return UnknownModelError(reason, extra={"models": list(self._models)})
+
+
+def build_registry(settings: Settings) -> ModelRegistry:
+    """The models that the settings name.
+
+    Raises `UnknownModelError` where they name one by default that they do not offer.
+    """
+    gemini = openai = None
+    if settings.gemini_api_key is not None:
+        gemini = GeminiConfig(
+            api_key=settings.gemini_api_key.get_secret_value(),
+            models=settings.gemini_models,
+            base_url=settings.gemini_base_url or None,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    if settings.openai_base_url:
+        openai = OpenAICompatibleConfig(
+            base_url=settings.openai_base_url,
+            api_key=(
+                settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
+            ),
+            models=settings.openai_models,
+            context_window=settings.openai_context_window,
+            max_output_tokens=settings.openai_max_output_tokens,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    registry = ModelRegistry(
+        gemini,
+        openai,
+        demo_tokens_per_second=settings.demo_tokens_per_second,
+        default=settings.default_model,
+    )
+    registry.spec(registry.default_id)
+    if settings.enrichment_model:
+        registry.spec(settings.enrichment_model)
+    return registry

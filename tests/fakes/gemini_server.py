@@ -2,7 +2,7 @@
 
     async with GeminiServer() as server:
         server.script(reply("Well", " met."))
-        model = ModelRegistry(DemoConfig(), gemini=server.config()).get(MODEL_ID)
+        model = ModelRegistry(gemini=server.config()).get(MODEL_ID)
 
 Formats: https://ai.google.dev/api/generate-content, https://ai.google.dev/api/embeddings
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.generation.registry import GeminiConfig
+from backend.generation.gemini import GeminiConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 from tests.fakes.word_vectors import word_vector
 
@@ -136,6 +136,7 @@ class GeminiServer(ScriptedServer):
         """A configuration that leads here, with short time-outs."""
         values: dict[str, Any] = {
             "api_key": API_KEY,
+            "models": ("gemini-2.5-flash", "gemini-2.5-pro", "gemini-2.5-flash-lite"),
             "base_url": self.url,
             "chunk_timeout": 5,
             "connect_timeout": 5,

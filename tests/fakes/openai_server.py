@@ -2,7 +2,7 @@
 
     async with OpenAIServer() as server:
         server.script(reply("Well", " met."))
-        model = ModelRegistry(DemoConfig(), openai=server.config()).get(MODEL_ID)
+        model = ModelRegistry(openai=server.config()).get(MODEL_ID)
 
 Formats: https://platform.openai.com/docs/api-reference/chat, .../embeddings
 """
@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.generation.registry import OpenAICompatibleConfig
+from backend.generation.openai_compatible import OpenAICompatibleConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 from tests.fakes.word_vectors import word_vector
 

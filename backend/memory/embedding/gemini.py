@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.generation.gemini import WHO, GeminiProvider
+from backend.generation.gemini import WHO, GeminiConfig, GeminiProvider
 from backend.generation.model import ModelError
-from backend.generation.registry import GeminiConfig
 from backend.memory.embedding._texts import batches, prepared
 from backend.memory.embedding._vectors import table, unit_rows
 from backend.memory.embedding._vendors import answer, as_embedder_error

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from backend.generation.model import ModelError
-from backend.generation.openai_compatible import OpenAICompatibleProvider
-from backend.generation.registry import OpenAICompatibleConfig
+from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.memory.embedding._texts import batches, prepared
 from backend.memory.embedding._vectors import table, unit_rows
 from backend.memory.embedding._vendors import answer, as_embedder_error

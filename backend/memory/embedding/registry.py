@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from backend.database.engine import Database
-from backend.generation.registry import GeminiConfig, OpenAICompatibleConfig
+from backend.generation.gemini import GeminiConfig
+from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
 from backend.memory.embedding.local import LocalEmbedder, is_installed

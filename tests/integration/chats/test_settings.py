@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from tests.fakes.gemini_server import MODEL_ID as GEMINI
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import MODEL_ID as OPENAI
@@ -149,7 +149,10 @@ class TestSampling:
     ) -> AsyncGenerator[Account]:
         async with GeminiServer() as gemini:
             registry = ModelRegistry(
-                DemoConfig(0), gemini=gemini.config(), openai=vendor.config(), default="demo"
+                demo_tokens_per_second=0,
+                gemini=gemini.config(),
+                openai=vendor.config(),
+                default="demo",
             )
             async with (
                 running(sqlite_url, tmp_path, registry=registry) as server,

@@ -24,7 +24,7 @@ from backend.chronicles.joining import ChatChronicles
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
 from backend.memory.outbox import IndexOutbox
 from backend.regex.process import RegexProcess
@@ -161,7 +161,7 @@ class Grove:
         pool = CpuPool()
         self.chats = ChatService(
             database,
-            ModelRegistry(DemoConfig()),
+            ModelRegistry(),
             settings,
             index,
             pool=pool,

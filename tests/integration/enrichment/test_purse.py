@@ -11,7 +11,7 @@ import pytest
 from backend.database.base import now
 from backend.enrichment.daily_budget import DAY, seconds_to_wait, spent_today
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID
 from tests.integration.enrichment.storytelling import (
     Storyteller,
@@ -85,7 +85,7 @@ async def test_a_summary_waits_until_there_is_something_to_spend_again(
     database_url: str, tmp_path: Path
 ) -> None:
     async with Storyteller() as teller:
-        registry = ModelRegistry(DemoConfig(0), openai=teller.config(), default=MODEL_ID)
+        registry = ModelRegistry(demo_tokens_per_second=0, openai=teller.config(), default=MODEL_ID)
         async with (
             running(
                 database_url, tmp_path / "data", registry=registry, enrichment_tokens_per_day=100

@@ -15,7 +15,7 @@ from backend.chats.models import Chat
 from backend.chats.service import read_settings
 from backend.enrichment.models import ChatSummary, EnrichmentMark
 from backend.enrichment.outbox import EnrichmentOutbox
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.jobs import backoff
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Gate, Silence
@@ -75,7 +75,7 @@ def fresh(teller: Storyteller) -> None:
 
 
 def registry_of(teller: Storyteller) -> ModelRegistry:
-    return ModelRegistry(DemoConfig(0), openai=teller.config(), default=MODEL_ID)
+    return ModelRegistry(demo_tokens_per_second=0, openai=teller.config(), default=MODEL_ID)
 
 
 async def say(ada: Account, chat: str, text: str = TICK, **body: Any) -> str:

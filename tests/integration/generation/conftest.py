@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.generation.model import ChatModel
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
@@ -39,7 +39,7 @@ async def gemini() -> AsyncGenerator[Vendor, None]:
     registries: list[ModelRegistry] = []
 
     def connect(**changes: Any) -> ChatModel:
-        registries.append(ModelRegistry(DemoConfig(), gemini=server.config(**changes)))
+        registries.append(ModelRegistry(gemini=server.config(**changes)))
         return registries[-1].get(gemini_server.MODEL_ID)
 
     async with GeminiServer() as server:
@@ -62,7 +62,7 @@ async def openai() -> AsyncGenerator[Vendor, None]:
     registries: list[ModelRegistry] = []
 
     def connect(**changes: Any) -> ChatModel:
-        registries.append(ModelRegistry(DemoConfig(), openai=server.config(**changes)))
+        registries.append(ModelRegistry(openai=server.config(**changes)))
         return registries[-1].get(openai_server.MODEL_ID)
 
     async with OpenAIServer() as server:

@@ -74,10 +74,9 @@ async def test_nothing_about_this_machine_goes_along(vendor: Vendor) -> None:
 def test_the_sdks_are_not_imported_before_a_model_is_spoken_to() -> None:
     program = """
 import sys
-from backend.generation.registry import *
+from backend.generation.registry import GeminiConfig, ModelRegistry, OpenAICompatibleConfig
 registry = ModelRegistry(
-    DemoConfig(),
-    GeminiConfig(api_key="key"),
+    GeminiConfig(api_key="key", models=("gemini-2.5-flash",)),
     OpenAICompatibleConfig("http://127.0.0.1:9/v1", ("any",), 1000, 1000),
 )
 registry.get("gemini/gemini-2.5-flash"), registry.get("openai/any"), registry.get("demo")

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed, stored_lines
 from tests.support.memory import link, new_book
@@ -27,7 +27,7 @@ async def server(
     """With a model whose window is small."""
     async with OpenAIServer() as vendor:
         openai = vendor.config(context_window=WINDOW, max_output_tokens=LONGEST_REPLY)
-        registry = ModelRegistry(DemoConfig(0), openai=openai, default="demo")
+        registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default="demo")
         folder = tmp_path_factory.mktemp("data")
         async with running(shared_url, folder, registry=registry) as server:
             yield server

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from backend.chats.models import Message
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.turns.models import ContextText, StoredContextRecord
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
@@ -33,7 +33,7 @@ async def server(
 ) -> AsyncGenerator[Running]:
     """With a model that keeps what it was sent."""
     openai = vendor.config(context_window=300_000)
-    registry = ModelRegistry(DemoConfig(0), openai=openai, default=MODEL_ID)
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
 

@@ -13,7 +13,7 @@ import pytest
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.recount import recount
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.llm import ratios
 from backend.turns.builder import PromptBuilder
@@ -43,7 +43,7 @@ async def server(
     """With a model that counts as the demo does, and one that does not."""
     async with GeminiServer() as gemini:
         registry = ModelRegistry(
-            DemoConfig(0), gemini=gemini.config(), openai=vendor.config(), default="demo"
+            demo_tokens_per_second=0, gemini=gemini.config(), openai=vendor.config(), default="demo"
         )
         folder = tmp_path_factory.mktemp("data")
         async with running(shared_url, folder, registry=registry) as server:

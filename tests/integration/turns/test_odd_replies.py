@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.turns import runs
 from tests.fakes.openai_server import (
     MODEL_ID,
@@ -49,7 +49,7 @@ async def vendor() -> AsyncGenerator[OpenAIServer]:
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(DemoConfig(0), openai=vendor.config(), default=MODEL_ID)
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
 

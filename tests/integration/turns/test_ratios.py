@@ -10,7 +10,7 @@ import pytest
 
 from backend.database.engine import Database
 from backend.generation.model import ModelSpec
-from backend.generation.registry import DemoConfig, ModelRegistry
+from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import SHARED_BOUNDS
 from backend.llm import ratios
 from backend.llm.ratios import TokenRatio
@@ -19,7 +19,7 @@ from tests.support.server import Running, running
 pytestmark = pytest.mark.anyio
 
 TOKENIZER = "o200k_base"
-SPEC: ModelSpec = ModelRegistry(DemoConfig(0)).spec("demo")
+SPEC: ModelSpec = ModelRegistry(demo_tokens_per_second=0).spec("demo")
 
 
 @pytest.fixture

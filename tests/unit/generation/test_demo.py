@@ -19,13 +19,12 @@ from backend.generation.model import (
     ThinkingPiece,
     TokenUsage,
 )
-from backend.generation.registry import DemoConfig
 from backend.generation.sampling import Sampling
 
 pytestmark = pytest.mark.anyio
 
 PLAIN = Sampling()
-FAST = DemoModel(DemoConfig(tokens_per_second=0))
+FAST = DemoModel(tokens_per_second=0)
 
 
 def prompt(line: str, *, system: str = "You are Marlena Voss. Stay in character.") -> Prompt:
@@ -184,7 +183,7 @@ async def test_the_pace_is_kept_and_slow_is_a_tenth_of_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("backend.generation.demo.asyncio.sleep", note)
     for line, beat in (("Hello?", 0.02), ("/demo slow", 0.2)):
         waits.clear()
-        model = DemoModel(DemoConfig(tokens_per_second=50))
+        model = DemoModel(tokens_per_second=50)
         pieces = [piece async for piece in model.stream(prompt(line), PLAIN)]
 
         words = len(pieces) - 2
@@ -200,7 +199,7 @@ async def test_no_pace_is_as_fast_as_it_goes(pace: float, monkeypatch: pytest.Mo
         waits.append(seconds)
 
     monkeypatch.setattr("backend.generation.demo.asyncio.sleep", note)
-    model = DemoModel(DemoConfig(tokens_per_second=pace))
+    model = DemoModel(tokens_per_second=pace)
     assert [piece async for piece in model.stream(prompt("Hello?"), PLAIN)]
 
     assert set(waits) == {0}

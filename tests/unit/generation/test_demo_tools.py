@@ -15,13 +15,12 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
-from backend.generation.registry import DemoConfig
 from backend.generation.sampling import Sampling
 
 pytestmark = pytest.mark.anyio
 
 PLAIN = Sampling()
-FAST = DemoModel(DemoConfig(tokens_per_second=0))
+FAST = DemoModel(tokens_per_second=0)
 TRIAGE = {
     "type": "object",
     "properties": {

@@ -2,15 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from backend.generation.gemini import ADAPTER_ACCEPTS
+from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
 from backend.generation.model import ChatModel
-from backend.generation.registry import (
-    DemoConfig,
-    GeminiConfig,
-    ModelRegistry,
-    OpenAICompatibleConfig,
-    UnknownModelError,
-)
+from backend.generation.openai_compatible import OpenAICompatibleConfig
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
 
 GEMINI = GeminiConfig(api_key="AIza-secret", models=("gemini-2.5-flash", "gemini-9-huge"))
@@ -24,7 +19,7 @@ SERVER = OpenAICompatibleConfig(
 
 
 def test_the_demo_is_always_there_and_takes_every_setting() -> None:
-    registry = ModelRegistry(DemoConfig())
+    registry = ModelRegistry()
 
     (spec,) = registry.specs()
     assert (spec.id, spec.context_window) == ("demo", 1_000_000)
@@ -32,7 +27,7 @@ def test_the_demo_is_always_there_and_takes_every_setting() -> None:
 
 
 def test_models_are_offered_before_the_demo_in_the_order_configured() -> None:
-    registry = ModelRegistry(DemoConfig(), GEMINI, SERVER)
+    registry = ModelRegistry(GEMINI, SERVER)
 
     assert [spec.id for spec in registry.specs()] == [
         "gemini/gemini-2.5-flash",
@@ -43,7 +38,7 @@ def test_models_are_offered_before_the_demo_in_the_order_configured() -> None:
 
 
 def test_every_id_leads_to_its_model() -> None:
-    registry = ModelRegistry(DemoConfig(), GEMINI, SERVER)
+    registry = ModelRegistry(GEMINI, SERVER)
 
     for spec in registry.specs():
         model = registry.get(spec.id)
@@ -52,7 +47,7 @@ def test_every_id_leads_to_its_model() -> None:
 
 
 def test_a_known_gemini_model_has_its_window_and_its_vocabulary() -> None:
-    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-2.5-flash")
+    spec = ModelRegistry(GEMINI).spec("gemini/gemini-2.5-flash")
 
     assert spec.title == "Gemini 2.5 Flash"
     assert (spec.context_window, spec.max_output_tokens) == (1_048_576, 65_536)
@@ -60,14 +55,14 @@ def test_a_known_gemini_model_has_its_window_and_its_vocabulary() -> None:
 
 
 def test_an_unknown_gemini_model_is_taken_as_configured() -> None:
-    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-9-huge")
+    spec = ModelRegistry(GEMINI).spec("gemini/gemini-9-huge")
 
     assert (spec.title, spec.context_window) == ("gemini-9-huge", 1_048_576)
     assert "thinking_budget" in spec.accepts
 
 
 def test_penalties_are_refused_when_set_and_not_by_google_in_every_turn() -> None:
-    spec = ModelRegistry(DemoConfig(), GEMINI).spec("gemini/gemini-2.5-flash")
+    spec = ModelRegistry(GEMINI).spec("gemini/gemini-2.5-flash")
 
     with pytest.raises(SettingNotTakenError):
         check_taken(Sampling(presence_penalty=0.5), accepts=spec.accepts, model_id=spec.id)
@@ -76,13 +71,11 @@ def test_penalties_are_refused_when_set_and_not_by_google_in_every_turn() -> Non
 def test_the_one_family_that_takes_penalties_may_be_given_them() -> None:
     old = GeminiConfig(api_key="AIza-secret", models=("gemini-2.0-flash",))
 
-    assert (
-        ModelRegistry(DemoConfig(), old).spec("gemini/gemini-2.0-flash").accepts == ADAPTER_ACCEPTS
-    )
+    assert ModelRegistry(old).spec("gemini/gemini-2.0-flash").accepts == ADAPTER_ACCEPTS
 
 
 def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
-    spec = ModelRegistry(DemoConfig(), openai=SERVER).spec("openai/qwen/qwen3:8b")
+    spec = ModelRegistry(openai=SERVER).spec("openai/qwen/qwen3:8b")
 
     assert spec.name == "qwen/qwen3:8b"
     assert (spec.context_window, spec.max_output_tokens) == (40_960, 4_096)
@@ -90,7 +83,7 @@ def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
 
 
 def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
-    registry = ModelRegistry(DemoConfig(), GEMINI)
+    registry = ModelRegistry(GEMINI)
 
     with pytest.raises(UnknownModelError, match=r"gemini/gemini-2\.5-flash.*demo") as caught:
         registry.get("gemini/gemini-0.1")
@@ -104,12 +97,12 @@ def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
 
 def test_gemini_without_a_key_says_which_setting_is_missing() -> None:
     with pytest.raises(UnknownModelError, match="TALEKEEPER_GEMINI_API_KEY"):
-        ModelRegistry(DemoConfig()).spec("gemini/gemini-2.5-flash")
+        ModelRegistry().spec("gemini/gemini-2.5-flash")
 
 
 def test_a_server_that_is_not_configured_says_which_setting_is_missing() -> None:
     with pytest.raises(UnknownModelError, match="TALEKEEPER_OPENAI_BASE_URL"):
-        ModelRegistry(DemoConfig()).spec("openai/any")
+        ModelRegistry().spec("openai/any")
 
 
 def test_a_configuration_does_not_show_its_key() -> None:
@@ -118,4 +111,4 @@ def test_a_configuration_does_not_show_its_key() -> None:
 
 @pytest.mark.anyio
 async def test_closing_a_registry_that_was_never_used_is_nothing() -> None:
-    await ModelRegistry(DemoConfig(), GEMINI, SERVER).aclose()
+    await ModelRegistry(GEMINI, SERVER).aclose()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiktoken_ext.openai_public  # type: ignore[import-untyped]
 
-from backend.generation import _vocabularies
+from backend.generation import tokens
 from backend.generation.tokens import (
     Tokenizer,
     TokenizerUnavailableError,
@@ -29,11 +29,11 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def test_counts_are_those_that_openai_documents() -> None:
-    tokens = get_tokenizer("o200k_base")
+    vocabulary = get_tokenizer("o200k_base")
 
-    assert tokens.count("hello world") == 2
-    assert tokens.count("tiktoken is great!") == 6
-    assert tokens.count("") == 0
+    assert vocabulary.count("hello world") == 2
+    assert vocabulary.count("tiktoken is great!") == 6
+    assert vocabulary.count("") == 0
 
 
 def test_the_vocabulary_is_cut_as_tiktoken_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_the_vocabulary_is_cut_as_tiktoken_cuts_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", no_ranks)
     published = tiktoken_ext.openai_public.o200k_base()
 
-    assert published["pat_str"] == _vocabularies.O200K_SPLIT
+    assert published["pat_str"] == tokens.O200K_SPLIT
 
 
 def test_loads_with_no_network_whatever_the_environment_says(tmp_path: Path) -> None:
@@ -73,23 +73,23 @@ assert get_tokenizer("o200k_base").count("hello world") == 2
 
 
 def test_a_damaged_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = resources.files("backend.generation") / "vocabulary" / _vocabularies.O200K_FILE
+    package = resources.files("backend.generation") / "vocabulary" / tokens.O200K_FILE
     damaged = package.read_bytes().replace(b"IQ== 0\n", b"IQ== 1\n", 1)
     (tmp_path / "vocabulary").mkdir()
-    (tmp_path / "vocabulary" / _vocabularies.O200K_FILE).write_bytes(damaged)
+    (tmp_path / "vocabulary" / tokens.O200K_FILE).write_bytes(damaged)
 
     def elsewhere(_: str) -> Path:
         return tmp_path
 
-    monkeypatch.setattr("backend.generation._vocabularies.resources.files", elsewhere)
-    monkeypatch.setattr(_vocabularies, "_loaded", {})
+    monkeypatch.setattr("backend.generation.tokens.resources.files", elsewhere)
+    monkeypatch.setattr(tokens, "_loaded", {})
 
     with pytest.raises(VocabularyDamagedError):
         get_tokenizer("o200k_base")
 
 
 def test_many_threads_that_ask_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_vocabularies, "_loaded", {})
+    monkeypatch.setattr(tokens, "_loaded", {})
 
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(get_tokenizer, ["o200k_base"] * 8))
@@ -158,8 +158,8 @@ def test_a_vocabulary_that_is_not_installed_gives_way_to_the_one_that_always_is(
     def nothing_found(_: str) -> None:
         return None
 
-    monkeypatch.setattr(_vocabularies, "find_spec", nothing_found)
-    monkeypatch.setattr(_vocabularies, "_loaded", {})
+    monkeypatch.setattr(tokens, "find_spec", nothing_found)
+    monkeypatch.setattr(tokens, "_loaded", {})
 
     assert best_tokenizer("gemma3") == "o200k_base"
     with pytest.raises(TokenizerUnavailableError, match="exact-tokens"):
