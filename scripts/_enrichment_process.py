@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend.cli import main
-from backend.jobs import backoff, worker
+from backend.jobs import running, worker
 from backend.memory.index import server
 from backend.settings import Settings
 from scripts._enrichment_index import RemoteIndex
@@ -28,8 +28,8 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 def hurry() -> None:
     """Shorten what workers of this process wait for."""
     for holder, name, value in (
-        (backoff, "FIRST_DELAY", FIRST_DELAY),
-        (backoff, "LONGEST_DELAY", LONGEST_DELAY),
+        (running, "FIRST_DELAY", FIRST_DELAY),
+        (running, "LONGEST_DELAY", LONGEST_DELAY),
         (worker, "HEARTBEAT", HEARTBEAT),
     ):
         if not hasattr(holder, name):

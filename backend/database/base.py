@@ -20,6 +20,9 @@ T = TypeVar("T")
 PARAMETERS = 5_000
 """Ids in one statement: both databases take some 32,000 parameters."""
 
+UNSYNCHRONISED = {"synchronize_session": False}
+"""Of a statement: rows that the session has in memory are not followed up."""
+
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",

@@ -37,8 +37,7 @@ from backend.generation.model import (
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.jobs.errors import RetryLaterError
-from backend.jobs.failures import UNEXPECTED
-from backend.jobs.running import RunningJob
+from backend.jobs.running import UNEXPECTED, RunningJob
 from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.sealing import Sealer

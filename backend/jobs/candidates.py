@@ -14,9 +14,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum, auto
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import (
@@ -36,6 +35,9 @@ from sqlalchemy.orm import aliased
 
 from backend.database.types import Id, UtcTime
 from backend.jobs.models import Job
+
+Shares = Literal["all", "behind", "open"]
+"""Whose jobs are looked at: of all that are queued, of those behind one, or of who is here."""
 
 LOOK_AT = 4
 """How many times more jobs are looked at than can be taken, so that everybody gets a share."""
@@ -85,7 +87,7 @@ async def candidates(
     is_postgres = session.get_bind().dialect.name == "postgresql"
     found: list[Row[UUID, UUID]] = []
     if wanted.open_to:
-        query = _due(Shares.OPEN, is_postgres)
+        query = _due("open", is_postgres)
         found += await session.execute(query, {**values, "open_to": wanted.open_to})
     if wanted.queued:
         found += await session.execute(_ABANDONED, values)
@@ -93,11 +95,11 @@ async def candidates(
             found += await session.execute(_SUSPECT, values)
         rows: list[Row[UUID, UUID]] = []
         if start is not None:
-            query = _due(Shares.BEHIND, is_postgres)
+            query = _due("behind", is_postgres)
             rows += await session.execute(query, {**values, "start": start})
         if len(rows) < limit:
             seen = {row.share for row in rows}
-            more = await session.execute(_due(Shares.ALL, is_postgres), values)
+            more = await session.execute(_due("all", is_postgres), values)
             rows += [row for row in more if row.share not in seen]
         found += rows
     return _in_turn(found, wanted)
@@ -122,18 +124,10 @@ def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
     return taken
 
 
-class Shares(Enum):
-    """Whose jobs are looked at: of all that are queued, of those behind one, or of who is here."""
-
-    ALL = auto()
-    BEHIND = auto()
-    OPEN = auto()
-
-
 def _queued_shares(which: Shares) -> CTE:
     """The shares that have something queued, one step on the index each; they end with a null."""
     first = select(Job.share).where(Job.state == "queued")
-    if which is Shares.BEHIND:
+    if which == "behind":
         first = first.where(Job.share > bindparam("start", type_=Id()))
     first = first.order_by(Job.share).limit(1)
     shares = select(first.scalar_subquery().label("share")).cte("shares", recursive=True)
@@ -161,11 +155,11 @@ def _due(which: Shares, is_postgres: bool) -> Select[UUID, UUID]:  # noqa: FBT00
     Built once: building it costs more than running it.
     """
     job = aliased(Job)
-    shares = _open_shares() if which is Shares.OPEN else _queued_shares(which)
+    shares = _open_shares() if which == "open" else _queued_shares(which)
     of_share = (
         select(job.id)
         .where(
-            job.state == ("waiting_key" if which is Shares.OPEN else "queued"),
+            job.state == ("waiting_key" if which == "open" else "queued"),
             job.share == shares.c.share,
             job.run_after <= bindparam("at", type_=UtcTime()),
             job.kind.in_(bindparam("kinds", expanding=True)),

@@ -14,21 +14,12 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    and_,
-    case,
-    delete,
-    func,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.dml import ReturningUpdate
 
+from backend.database.base import UNSYNCHRONISED
 from backend.jobs.candidates import Wanted, candidates
 from backend.jobs.models import Job
 
@@ -83,19 +74,11 @@ async def claim(
     ids = await candidates(session, wanted, at, start)
     if not ids:
         return []
-    rows = await session.execute(_taking(ids, wanted, at, lease))
-    taken = [Claimed(*row) for row in rows]
-    return sorted(taken, key=lambda each: ids.index(each.id))
-
-
-def _taking(
-    ids: Sequence[UUID], wanted: Wanted, at: datetime, lease: timedelta
-) -> ReturningUpdate[Any]:
-    free = (
-        select(Job.id)
-        .where(Job.id.in_(ids), _is_free_to_take(at))
-        .with_for_update(skip_locked=True)
+    is_free = or_(
+        Job.state.in_(("queued", "waiting_key")),
+        and_(Job.state == "running", Job.lease_until <= at),
     )
+    free = select(Job.id).where(Job.id.in_(ids), is_free).with_for_update(skip_locked=True)
     taken = (
         update(Job)
         .where(Job.id.in_(free))
@@ -109,17 +92,10 @@ def _taking(
             leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
             updated_at=at,
         )
-        .execution_options(synchronize_session=False)
     )
-    statement: ReturningUpdate[Any] = cast("Any", taken).returning(*_COLUMNS)
-    return statement
-
-
-def _is_free_to_take(at: datetime) -> ColumnElement[bool]:
-    return or_(
-        Job.state.in_(("queued", "waiting_key")),
-        and_(Job.state == "running", Job.lease_until <= at),
-    )
+    query: ReturningUpdate[Any] = cast("Any", taken).returning(*_COLUMNS)
+    rows = await session.execute(query, execution_options=UNSYNCHRONISED)
+    return sorted((Claimed(*row) for row in rows), key=lambda each: ids.index(each.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +129,9 @@ ENDED: dict[str, Any] = {
 
 async def end(session: AsyncSession, lease: Lease, *, at: datetime, keep: bool) -> bool:
     """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
-    if keep:
-        query = update(Job).where(lease.holds(at)).values(state="done", updated_at=at, **ENDED)
-        query = query.execution_options(synchronize_session=False)
-        return await session.scalar(query.returning(Job.id)) is not None
-    gone = delete(Job).where(lease.holds(at)).execution_options(synchronize_session=False)
-    return await session.scalar(gone.returning(Job.id)) is not None
+    done = update(Job).values(state="done", updated_at=at, **ENDED)
+    query = (done if keep else delete(Job)).where(lease.holds(at)).returning(Job.id)
+    return await session.scalar(query, execution_options=UNSYNCHRONISED) is not None
 
 
 async def end_many(session: AsyncSession, leases: Sequence[Lease], *, at: datetime) -> set[UUID]:
@@ -171,9 +144,9 @@ async def end_many(session: AsyncSession, leases: Sequence[Lease], *, at: dateti
             Job.state == "running",
             Job.lease_until > at,
         )
-        .execution_options(synchronize_session=False)
+        .returning(Job.id)
     )
-    return set(await session.scalars(query.returning(Job.id)))
+    return set(await session.scalars(query, execution_options=UNSYNCHRONISED))
 
 
 async def renew(
@@ -192,9 +165,9 @@ async def renew(
         update(Job)
         .where(Job.id.in_(mine))
         .values(lease_until=at + lease)
-        .execution_options(synchronize_session=False)
+        .returning(Job.id, Job.fence)
     )
-    rows = await session.execute(query.returning(Job.id, Job.fence))
+    rows = await session.execute(query, execution_options=UNSYNCHRONISED)
     return {(row.id, row.fence) for row in rows}
 
 
@@ -206,29 +179,21 @@ async def put_back(
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = (
-        update(Job)
-        .where(lease.holds(at))
-        .values(values)
-        .execution_options(synchronize_session=False)
-    )
+    query = update(Job).where(lease.holds(at)).values(values).returning(Job.id)
     held = select(Job.dedupe_key).where(lease.holds(at)).with_for_update().scalar_subquery()
-    twins = (
-        delete(Job)
-        .where(
-            Job.dedupe_key == held,
-            Job.id != lease.job_id,
-            Job.state.in_(("queued", "waiting_key")),
-        )
-        .execution_options(synchronize_session=False)
+    twins = delete(Job).where(
+        Job.dedupe_key == held,
+        Job.id != lease.job_id,
+        Job.state.in_(("queued", "waiting_key")),
     )
     waits = changes.get("state") in {"queued", "waiting_key"}
     for left in reversed(range(TWIN_TRIES)):
         try:
             async with session.begin_nested():
                 if waits:
-                    await session.execute(twins)
-                return await session.scalar(query.returning(Job.id)) is not None
+                    await session.execute(twins, execution_options=UNSYNCHRONISED)
+                found = await session.scalar(query, execution_options=UNSYNCHRONISED)
+                return found is not None
         except IntegrityError:  # one more came in between
             if not left:
                 raise

@@ -20,9 +20,11 @@ from backend.jobs.schemas import JobProgress, JobView
 from backend.jobs.service import JobService
 from backend.wire import RAISES, STORES, STREAMS, Page, PageSize
 
+Caller = NamedDependency[Identity]
+Jobs = NamedDependency[JobService]
+
 KEEP_ALIVE = b": still here\n\n"
 KEEP_ALIVE_SECONDS = 15.0
-
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "state": JobView.__struct_fields__,
@@ -41,8 +43,8 @@ class JobController(Controller):
     @get(operation_id="listJobs", summary="List jobs")
     async def list_jobs(
         self,
-        identity: NamedDependency[Identity],
-        jobs: NamedDependency[JobService],
+        identity: Caller,
+        jobs: Jobs,
         in_state: Annotated[JobState | None, QueryParameter(name="state")] = None,
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
@@ -51,10 +53,7 @@ class JobController(Controller):
 
         Most jobs are gone when they are done; some stay for a day.
         """
-        items, following = await jobs.list_jobs(
-            identity.user_id, state=in_state, limit=limit, after=after
-        )
-        return Page(items=items, next=following)
+        return await jobs.list_jobs(identity.user_id, state=in_state, limit=limit, after=after)
 
     @get(
         "/{job_id:uuid}",
@@ -62,12 +61,7 @@ class JobController(Controller):
         operation_id="getJob",
         summary="Read a job",
     )
-    async def get_job(
-        self,
-        job_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        jobs: NamedDependency[JobService],
-    ) -> JobView:
+    async def get_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """How a job is going."""
         return await jobs.get(identity.user_id, job_id)
 
@@ -78,12 +72,7 @@ class JobController(Controller):
         operation_id="retryJob",
         summary="Try a job again",
     )
-    async def retry(
-        self,
-        job_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        jobs: NamedDependency[JobService],
-    ) -> JobView:
+    async def retry(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """Have a job that gave up, or waits, tried again now, with all its attempts before it."""
         return await jobs.retry(identity, job_id)
 
@@ -94,12 +83,7 @@ class JobController(Controller):
         operation_id="stopJob",
         summary="Stop a job",
     )
-    async def stop(
-        self,
-        job_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        jobs: NamedDependency[JobService],
-    ) -> JobView:
+    async def stop(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """End a job half-way, where its kind allows it: a rebuild of a chronicle does.
 
         What it has done stays, what it was about to do is dropped. It is `done`, with `stopped` as
@@ -116,8 +100,8 @@ class JobController(Controller):
     async def follow(
         self,
         job_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        jobs: NamedDependency[JobService],
+        identity: Caller,
+        jobs: Jobs,
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
         """A job's progress as server-sent events, until it has ended.

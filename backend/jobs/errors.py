@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from backend.errors import AppError, ConflictError, NotFoundError
 
+MAX_LEASES_LOST = 3
+"""Workers in a row that a job may bring down. Each costs everybody whom that process served."""
+
 
 class JobNotFoundError(NotFoundError):
     """There is no such job, or it ended and was cleared away, or it is someone else's."""

@@ -54,15 +54,15 @@ class JobKeys:
             people = await _People.load(session, wanted, self._open)
         found: dict[UUID, Sealer] = {}
         for job in wanted:
+            sealer = None
             try:
                 sealer = self._sealer(job, people, at)
             except AppError as error:  # a key that does not open is none
                 log.warning("job.key_refused", job_id=job.id, problem=error.slug)
-            else:
-                if sealer is not None:
-                    found[job.id] = sealer
-            if job.id not in found:
+            if sealer is None:
                 self._forget(job.share, people)
+            else:
+                found[job.id] = sealer
         return found
 
     def _forget(self, user_id: UUID, people: _People) -> None:

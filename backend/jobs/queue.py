@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from backend.accounts.models import KeyMode
-from backend.database.base import new_id, now
+from backend.database.base import UNSYNCHRONISED, new_id, now
 from backend.database.engine import Database
 from backend.jobs.models import IS_WAITING, NOBODY, Job
 from backend.vault.root import RootKeys
@@ -85,51 +85,12 @@ class JobKey:
         return found
 
 
-async def enqueue(session: AsyncSession, job: NewJob, *, key: JobKey | None = None) -> UUID | None:
-    """Put a job into the queue, in the caller's transaction: one statement.
-
-    Returns its id, or None when another one with its dedupe key waits already: that one gets the
-    key where it lacks one. A kind that needs its user's key and was enqueued without waits until
-    the user is seen. Callers wake the worker once they have committed (`JobQueue.wake`);
-    `JobQueue.enqueue` does so by itself.
-    """
-    job_id, at = new_id(), now()
-    row: dict[str, Any] = {
-        "id": job_id,
-        "user_id": job.user_id,
-        "share": job.user_id or NOBODY,
-        "kind": job.kind,
-        "lane": job.lane,
-        "payload": msgspec.json.encode(job.payload).decode(),
-        "dedupe_key": job.dedupe_key,
-        **NO_GRANT,
-        "attempts": 0,
-        "leases_lost": 0,
-        "fence": 0,
-        "progress_done": 0,
-        "progress_total": 0,
-        "run_after": job.run_after or at,
-        "created_at": at,
-        "updated_at": at,
-    }
-    if key is not None:
-        row |= key.columns(job_id, job.user_id, at)
-    statement = _insert(session.get_bind().dialect.name)
-    found: UUID | None = await session.scalar(statement, row)
-    made = found if found == job_id else None
-    if made is None and key is not None and job.dedupe_key is not None:
-        await _renew_key(session, job, key, job.dedupe_key, at)
-    return made
-
-
-async def _renew_key(
-    session: AsyncSession, job: NewJob, key: JobKey, dedupe_key: str, at: datetime
-) -> None:
+async def _renew_key(session: AsyncSession, job: NewJob, key: JobKey, at: datetime) -> None:
     """Give the waiting job that absorbed `job` its key, where it has none that holds for long."""
     if key.key_mode == "sealed":
         return
     is_it = (
-        Job.dedupe_key == dedupe_key,
+        Job.dedupe_key == job.dedupe_key,
         Job.user_id == job.user_id,
         Job.state.in_(("queued", "waiting_key")),
     )
@@ -139,12 +100,9 @@ async def _renew_key(
     holds = waiting.key_until is not None and waiting.key_until >= at + GRANT_LASTS / 2
     if waiting.state == "queued" and (holds or key.key_mode == "managed"):
         return
-    await session.execute(
-        update(Job)
-        .where(Job.id == waiting.id, *is_it)
-        .values(updated_at=at, **key.columns(waiting.id, job.user_id, at))
-        .execution_options(synchronize_session=False)
-    )
+    values = {"updated_at": at, **key.columns(waiting.id, job.user_id, at)}
+    query = update(Job).where(Job.id == waiting.id, *is_it).values(values)
+    await session.execute(query, execution_options=UNSYNCHRONISED)
 
 
 @cache
@@ -181,9 +139,38 @@ class JobQueue:
     async def enqueue(
         self, session: AsyncSession, job: NewJob, *, key: JobKey | None = None
     ) -> UUID | None:
-        """`enqueue`, and wake the workers of this process once the transaction is committed."""
+        """Put a job into the queue, in the caller's transaction: one statement.
+
+        Returns its id, or None when another one with its dedupe key waits already: that one gets
+        the key where it lacks one. A kind that needs its user's key and was enqueued without waits
+        until the user is seen. Once the transaction is committed, the workers of this process wake.
+        """
         event.listen(session.sync_session, "after_commit", self._woken, once=True)
-        return await enqueue(session, job, key=key)
+        job_id, at = new_id(), now()
+        row: dict[str, Any] = {
+            "id": job_id,
+            "user_id": job.user_id,
+            "share": job.user_id or NOBODY,
+            "kind": job.kind,
+            "lane": job.lane,
+            "payload": msgspec.json.encode(job.payload).decode(),
+            "dedupe_key": job.dedupe_key,
+            **(NO_GRANT if key is None else key.columns(job_id, job.user_id, at)),
+            "attempts": 0,
+            "leases_lost": 0,
+            "fence": 0,
+            "progress_done": 0,
+            "progress_total": 0,
+            "run_after": job.run_after or at,
+            "created_at": at,
+            "updated_at": at,
+        }
+        found: UUID | None = await session.scalar(_insert(session.get_bind().dialect.name), row)
+        if found == job_id:
+            return found
+        if key is not None and job.dedupe_key is not None:
+            await _renew_key(session, job, key, at)
+        return None
 
     def wake(self) -> None:
         """Tell the workers of this process that there may be work."""

@@ -1,4 +1,4 @@
-"""A job while it is worked on: what its handler is given."""
+"""A job while it is worked on: what its handler is given, and what becomes of it if that fails."""
 
 from __future__ import annotations
 
@@ -14,15 +14,28 @@ import msgspec
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.database.base import UNSYNCHRONISED
 from backend.database.engine import Database
+from backend.errors import AppError
 from backend.jobs import claims
-from backend.jobs.claims import Claimed, Lease
-from backend.jobs.errors import LostLeaseError
+from backend.jobs.claims import ENDED, Claimed, Lease
+from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
 from backend.jobs.models import Job
+from backend.logs import get_logger
 from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
 
 PROGRESS_EVERY = timedelta(seconds=1)
 """How often progress is stored, at most."""
+
+MAX_ATTEMPTS = 8
+FIRST_DELAY = 5.0
+FACTOR = 3.0
+LONGEST_DELAY = 3600.0
+
+UNEXPECTED = "internal-error"
+"""Slug of what our own errors do not name."""
 
 Clock = Callable[[], datetime]
 
@@ -33,6 +46,7 @@ class RunningJob:
     What a handler changes, it changes in `finish` or `step`: both make sure, in the transaction
     itself, that the job is still this worker's. `payload` is what was enqueued, or what the last
     `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1.
+    `task` and `is_lost` are the worker's.
     """
 
     def __init__(
@@ -40,40 +54,37 @@ class RunningJob:
         database: Database,
         claimed: Claimed,
         *,
-        owner: UUID,
-        sealer: Sealer | None,
+        owner_id: UUID,
         keep: bool,
-        lease: timedelta,
+        lasts: timedelta,
         clock: Clock,
     ) -> None:
+        self.claimed = claimed
         self.id = claimed.id
         self.user_id = claimed.user_id
         self.kind = claimed.kind
         self.lane = claimed.lane
         self.attempt = claimed.attempts
         self.payload: dict[str, Any] = msgspec.json.decode(claimed.payload, type=dict[str, Any])
-        self.lease = Lease(claimed.id, owner, claimed.fence)
+        self.lease = Lease(claimed.id, owner_id, claimed.fence)
+        self.sealer: Sealer | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_lost = False
         self.is_over = False
         self.is_writing = False
-        self._sealer = sealer
         self._database = database
         self._keep = keep
-        self._lasts = lease
+        self._lasts = lasts
         self._clock = clock
         self._changes: dict[str, Any] = {}
         self._stored_at: datetime | None = None
 
     @property
-    def sealer(self) -> Sealer | None:
-        """The user's sealer; None where the kind needs none."""
-        return self._sealer
-
-    @property
     def keys(self) -> Sealer:
         """The user's sealer, of a kind that needs it: the worker gives such jobs no other way."""
-        if self._sealer is None:
+        if self.sealer is None:
             raise LostLeaseError("The job has no key at hand.")
-        return self._sealer
+        return self.sealer
 
     @asynccontextmanager
     async def finish(self) -> AsyncGenerator[AsyncSession]:
@@ -141,23 +152,9 @@ class RunningJob:
         values = {"lease_until": at + self._lasts, "updated_at": at, **changes}
         if "payload" in changes:  # the next attempt goes on from there
             values["leases_lost"] = 0
-        await session.execute(
-            update(Job)
-            .where(Job.id == self.id)
-            .values(values)
-            .execution_options(synchronize_session=False)
-        )
+        query = update(Job).where(Job.id == self.id).values(values)
+        await session.execute(query, execution_options=UNSYNCHRONISED)
         self._stored_at = at
-
-
-@dataclass(slots=True)
-class JobRun:
-    """A job in a worker, and the task that does it."""
-
-    job: RunningJob
-    claimed: Claimed
-    task: asyncio.Task[None] | None = None
-    is_lost: bool = False
 
 
 Handler = Callable[[RunningJob], Awaitable[None]]
@@ -185,3 +182,45 @@ class JobKind:
 def stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
     """Which of these kinds may be ended half-way."""
     return frozenset(name for name, kind in kinds.items() if kind.stoppable)
+
+
+def delay_after(attempts: int, draw: Callable[[], float]) -> timedelta | None:
+    """The wait after that many failed attempts; None when there is to be no further one.
+
+    Full jitter: anywhere from nothing to a bound that grows from 5 s to 1 h, so that jobs that
+    failed together do not come back together. `draw` gives numbers from [0, 1).
+    """
+    if attempts >= MAX_ATTEMPTS:
+        return None
+    bound = min(FIRST_DELAY * FACTOR ** (attempts - 1), LONGEST_DELAY)
+    return timedelta(seconds=draw() * bound)
+
+
+def queued_at(at: datetime) -> dict[str, Any]:
+    """What changes about a job that is to be taken again from then on."""
+    return {"state": "queued", "run_after": at}
+
+
+def after_failure(
+    job: RunningJob, error: Exception, *, at: datetime, draw: Callable[[], float]
+) -> dict[str, Any]:
+    """What changes about a job whose handler raised, and a line in the log that says so.
+
+    Of the error its slug is kept, and never its text, which may be a user's.
+    """
+    slug, unexpected = (error.slug, None) if isinstance(error, AppError) else (UNEXPECTED, error)
+    about = log.bind(job_id=job.id, job_kind=job.kind, problem=slug)
+    if isinstance(error, RetryLaterError):
+        about.info("job.put_off", retry_after_s=error.after)
+        later = queued_at(at + timedelta(seconds=error.after))
+        return {**later, "attempts": job.attempt - 1, "leases_lost": 0}
+    if isinstance(error, WorkerLostError):  # it was claimed once more to say so
+        wait, attempts = None, job.attempt - 1
+    else:
+        wait, attempts = delay_after(job.attempt, draw), job.attempt
+    about = about.bind(attempt=attempts, exc_info=unexpected)
+    if wait is None:
+        about.error("job.died")
+        return {"state": "dead", "error": slug, "attempts": attempts, **ENDED}
+    about.warning("job.failed", retry_after_s=round(wait.total_seconds(), 1))
+    return {**queued_at(at + wait), "error": slug, "leases_lost": 0}

@@ -6,8 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.jobs.backoff import MAX_LEASES_LOST
-from backend.jobs.errors import WorkerLostError
+from backend.jobs.errors import MAX_LEASES_LOST, WorkerLostError
 from backend.jobs.models import Job, JobState
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -14,12 +15,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.server_held_keys import clear_old_keys
-from backend.database.base import now
+from backend.database.base import UNSYNCHRONISED, now
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
+from backend.wire import Page, page_of
 
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)
@@ -48,12 +50,12 @@ class JobService:
         """End the leases of a process that is no more, where there is one process at a time."""
         running = update(Job).where(Job.state == "running").values(lease_until=at)
         async with self._database.write() as session:
-            await session.execute(running.execution_options(synchronize_session=False))
+            await session.execute(running, execution_options=UNSYNCHRONISED)
 
     async def list_jobs(
         self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None
-    ) -> tuple[list[JobView], str | None]:
-        """A page of the user's jobs, newest first, and where the next one begins."""
+    ) -> Page[JobView]:
+        """A page of the user's jobs, newest first."""
         query = select(Job).where(Job.user_id == owner_id)
         if state is not None:
             query = query.where(Job.state == state)
@@ -61,9 +63,8 @@ class JobService:
             query = query.where(Job.id < after)
         query = query.order_by(Job.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows = list(await session.scalars(query))
-        page = rows[:limit]
-        return [JobView.of(row) for row in page], str(page[-1].id) if len(rows) > limit else None
+            rows, following = page_of(list(await session.scalars(query)), limit)
+        return Page(items=[JobView.of(row) for row in rows], next=following)
 
     async def get(self, owner_id: UUID, job_id: UUID) -> JobView:
         """Raises `JobNotFoundError`."""
@@ -119,13 +120,10 @@ class JobService:
         view = await self.get(owner_id, job_id)
         yield view
         while view.state not in {"done", "dead"} and not self._closed.is_set():
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._closed.wait()
-            except TimeoutError:
-                pass
-            else:
-                return
+                    return
             try:
                 found = await self.get(owner_id, job_id)
             except JobNotFoundError:  # its row goes when it is done

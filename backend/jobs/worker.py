@@ -13,16 +13,20 @@ from uuid import UUID
 
 from backend.database.base import new_id, now
 from backend.jobs import claims
-from backend.jobs.backoff import MAX_ATTEMPTS, MAX_LEASES_LOST
 from backend.jobs.candidates import Wanted
 from backend.jobs.claims import Claimed
-from backend.jobs.errors import LostLeaseError, WorkerLostError
-from backend.jobs.failures import after_failure, queued_at
+from backend.jobs.errors import MAX_LEASES_LOST, LostLeaseError, WorkerLostError
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import Clock, JobKind, JobRun, RunningJob
+from backend.jobs.running import (
+    MAX_ATTEMPTS,
+    Clock,
+    JobKind,
+    RunningJob,
+    after_failure,
+    queued_at,
+)
 from backend.logs import get_logger
-from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
@@ -73,8 +77,8 @@ class Worker:
         self._lease = lease
         self._clock = clock
         self._draw = draw
-        self._runs: dict[UUID, JobRun] = {}
-        self._returned: list[JobRun] = []
+        self._jobs: dict[UUID, RunningJob] = {}
+        self._returned: list[RunningJob] = []
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
         self._is_closing = False
@@ -82,7 +86,7 @@ class Worker:
 
     def __len__(self) -> int:
         """How many jobs it holds just now."""
-        return len(self._runs)
+        return len(self._jobs)
 
     def start(self) -> None:
         """Begin to work."""
@@ -103,12 +107,12 @@ class Worker:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._tasks = []
-        running = [run.task for run in self._runs.values() if run.task is not None]
+        running = [job.task for job in self._jobs.values() if job.task is not None]
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CLOSE_SECONDS)
-        left, self._runs = list(self._runs.values()), {}
+        left, self._jobs = list(self._jobs.values()), {}
         try:
             await self._let_go(left)
         except Exception as error:  # their leases run out by themselves
@@ -135,7 +139,7 @@ class Worker:
         Returns whether there may be more to take at once.
         """
         ended, self._returned = self._returned, []
-        room = self._concurrency - len(self._runs) + len(ended)
+        room = self._concurrency - len(self._jobs) + len(ended)
         wanted = self._wanted(room, ended)
         if not room or not (wanted.queued or wanted.open_to):
             room = 0
@@ -145,7 +149,7 @@ class Worker:
         try:
             async with self._database.write() as session:
                 if ended:
-                    await claims.end_many(session, [run.job.lease for run in ended], at=at)
+                    await claims.end_many(session, [job.lease for job in ended], at=at)
                 if room:
                     claimed = await claims.claim(
                         session, wanted, at=at, lease=self._lease, start=self._last_share
@@ -153,16 +157,16 @@ class Worker:
         except BaseException:
             self._returned = [*ended, *self._returned]
             raise
-        for run in ended:
-            self._forget(run)
+        for job in ended:
+            self._forget(job)
         if claimed:
             self._last_share = claimed[-1].share
             await self._begin(claimed, at)
         return bool(room) and len(claimed) == room
 
-    def _wanted(self, room: int, ended: list[JobRun]) -> Wanted:
-        running = Counter(run.claimed.share for run in self._runs.values())
-        running.subtract(run.claimed.share for run in ended)
+    def _wanted(self, room: int, ended: list[RunningJob]) -> Wanted:
+        running = Counter(job.claimed.share for job in self._jobs.values())
+        running.subtract(job.claimed.share for job in ended)
         return Wanted(
             owner=self.id,
             kinds=tuple(self._kinds),
@@ -171,110 +175,104 @@ class Worker:
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
-            suspect=not any(run.claimed.leases_lost > 1 for run in self._runs.values()),
+            suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 
     async def _begin(self, claimed: list[Claimed], at: datetime) -> None:
-        needing = [job for job in claimed if self._kinds[job.kind].needs_key]
-        runs = {job.id: self._run_of(job, None) for job in claimed}
-        self._runs |= runs
+        jobs = [self._running(each) for each in claimed]
+        self._jobs |= {job.id: job for job in jobs}
+        needing = [each for each in claimed if self._kinds[each.kind].needs_key]
         try:
             sealers = await self._keys.sealers(needing, at=at)
         except BaseException:
-            await self._let_go(list(runs.values()))
+            await self._let_go(jobs)
             raise
-        without = [job for job in needing if job.user_id is not None and job.id not in sealers]
-        for job in claimed:
-            self._runs[job.id] = run = self._run_of(job, sealers.get(job.id))
-            if job in without:
-                await self._wait_for_key(run)
-            elif job.leases_lost >= MAX_LEASES_LOST or job.attempts > MAX_ATTEMPTS:
-                await self._fail(run, WorkerLostError())
+        for job in jobs:
+            job.sealer = sealers.get(job.id)
+            if job.sealer is None and job.user_id is not None and self._kinds[job.kind].needs_key:
+                await self._wait_for_key(job)
+            elif job.claimed.leases_lost >= MAX_LEASES_LOST or job.attempt > MAX_ATTEMPTS:
+                await self._fail(job, WorkerLostError())
             else:
-                run.task = asyncio.create_task(self._run(run))
+                job.task = asyncio.create_task(self._run(job))
 
-    def _run_of(self, claimed: Claimed, sealer: Sealer | None) -> JobRun:
-        job = RunningJob(
+    def _running(self, claimed: Claimed) -> RunningJob:
+        return RunningJob(
             self._database,
             claimed,
-            owner=self.id,
-            sealer=sealer,
+            owner_id=self.id,
             keep=self._kinds[claimed.kind].keep,
-            lease=self._lease,
+            lasts=self._lease,
             clock=self._clock,
         )
-        return JobRun(job, claimed)
 
-    async def _run(self, run: JobRun) -> None:
-        job, kind = run.job, self._kinds[run.job.kind]
+    async def _run(self, job: RunningJob) -> None:
+        kind = self._kinds[job.kind]
         try:
             await kind.handler(job)
             if not job.is_over and kind.keep:
                 async with job.finish():
                     pass
         except LostLeaseError:
-            self._lose(run)
+            self._lose(job)
         except Exception as error:  # noqa: BLE001  # whatever a handler raises ends its attempt alone
-            await self._fail(run, error)
+            await self._fail(job, error)
         except asyncio.CancelledError:
-            if not run.is_lost:
+            if not job.is_lost:
                 raise
-            self._lose(run)
+            self._lose(job)
         else:
             log.debug("job.done", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
             if job.is_over:
-                self._forget(run)
+                self._forget(job)
             else:
-                self._returned.append(run)
+                self._returned.append(job)
                 self._wake.set()
 
-    async def _fail(self, run: JobRun, error: Exception) -> None:
-        await self._change(run, after_failure(run.job, error, at=self._clock(), draw=self._draw))
+    async def _fail(self, job: RunningJob, error: Exception) -> None:
+        await self._change(job, after_failure(job, error, at=self._clock(), draw=self._draw))
 
-    async def _wait_for_key(self, run: JobRun) -> None:
-        log.info("job.waits_for_key", job_id=run.job.id, job_kind=run.job.kind)
-        await self._change(
-            run, {**claims.ENDED, "state": "waiting_key", "attempts": run.job.attempt - 1}
-        )
+    async def _wait_for_key(self, job: RunningJob) -> None:
+        log.info("job.waits_for_key", job_id=job.id, job_kind=job.kind)
+        changes = {**claims.ENDED, "state": "waiting_key", "attempts": job.attempt - 1}
+        await self._change(job, changes)
 
-    async def _change(self, run: JobRun, changes: Mapping[str, Any]) -> None:
+    async def _change(self, job: RunningJob, changes: Mapping[str, Any]) -> None:
         """Put a job back. Should that fail, its lease runs out, and it is claimed again then."""
         try:
             async with self._database.write() as session:
-                await claims.put_back(session, run.job.lease, at=self._clock(), changes=changes)
+                await claims.put_back(session, job.lease, at=self._clock(), changes=changes)
         except Exception as error:
-            log.warning("job.put_back_failed", job_id=run.job.id, exc_info=error)
+            log.warning("job.put_back_failed", job_id=job.id, exc_info=error)
         finally:
-            self._forget(run)
+            self._forget(job)
 
-    def _lose(self, run: JobRun) -> None:
-        job = run.job
+    def _lose(self, job: RunningJob) -> None:
         log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
-        self._forget(run)
+        self._forget(job)
 
-    def _forget(self, run: JobRun) -> None:
-        if self._runs.get(run.job.id) is run:
-            del self._runs[run.job.id]
+    def _forget(self, job: RunningJob) -> None:
+        if self._jobs.get(job.id) is job:
+            del self._jobs[job.id]
         self._wake.set()
 
-    async def _let_go(self, runs: list[JobRun]) -> None:
+    async def _let_go(self, jobs: list[RunningJob]) -> None:
         """Give jobs back as they were before they were claimed."""
-        returned = {run.job.id for run in self._returned}
         async with self._database.write() as session:
             at = self._clock()
-            for run in runs:
-                if run.job.id in returned:
-                    await claims.end_many(session, [run.job.lease], at=at)
-                elif not run.job.is_over:
-                    changes = {**queued_at(at), "attempts": run.job.attempt - 1}
-                    await claims.put_back(session, run.job.lease, at=at, changes=changes)
-        for run in runs:
-            self._forget(run)
+            for job in jobs:
+                if job in self._returned:
+                    await claims.end_many(session, [job.lease], at=at)
+                elif not job.is_over:
+                    changes = {**queued_at(at), "attempts": job.attempt - 1}
+                    await claims.put_back(session, job.lease, at=at, changes=changes)
+        for job in jobs:
+            self._forget(job)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT.total_seconds())
-            if self._runs:
+            if self._jobs:
                 try:
                     await self.renew()
                 except Exception as error:  # there are three more before the leases run out
@@ -282,14 +280,13 @@ class Worker:
 
     async def renew(self) -> None:
         """Renew the leases of all that runs here, and stop what is no longer this worker's."""
-        before = [run for run in self._runs.values() if not run.job.is_writing]
+        before = [job for job in self._jobs.values() if not job.is_writing]
         async with self._database.write() as session:
             renewed = await claims.renew(session, self.id, at=self._clock(), lease=self._lease)
-        for run in before:
-            lease = run.job.lease
-            if (lease.job_id, lease.fence) in renewed or self._runs.get(lease.job_id) is not run:
+        for job in before:
+            if (job.id, job.lease.fence) in renewed or self._jobs.get(job.id) is not job:
                 continue
-            if run.job.is_writing or run.job.is_over or run.task is None or run in self._returned:
+            if job.is_writing or job.is_over or job.task is None or job in self._returned:
                 continue
-            run.is_lost = True
-            run.task.cancel()
+            job.is_lost = True
+            job.task.cancel()

@@ -51,10 +51,9 @@ from backend.enrichment.study import AgentResult
 from backend.errors import AppError
 from backend.generation.model import ModelRateLimitError
 from backend.generation.registry import ModelRegistry
-from backend.jobs.backoff import delay_after
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.running import JobKind, RunningJob, delay_after
 from backend.memory.index.protocol import Kind
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings

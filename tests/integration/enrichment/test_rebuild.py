@@ -78,10 +78,10 @@ async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator
 
 def kill(worker: Worker) -> None:
     """End a worker as a crash does: it gives nothing back."""
-    running = [run.task for run in worker._runs.values() if run.task is not None]
+    running = [job.task for job in worker._jobs.values() if job.task is not None]
     for task in (*worker._tasks, *running):
         task.cancel()
-    worker._runs.clear()
+    worker._jobs.clear()
 
 
 def path_of(study: Study) -> str:
@@ -361,7 +361,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
     await start(study)
     async with rebuilder(study, hanging.kinds[REBUILD]) as worker:
         await hanging.is_inside.wait()
-        tasks = [run.task for run in worker._runs.values() if run.task is not None]
+        tasks = [job.task for job in worker._jobs.values() if job.task is not None]
         kill(worker)
         await asyncio.wait(tasks)
     assert await runs(study) == [("done", "")]

@@ -16,7 +16,7 @@ from backend.chats.service import read_settings
 from backend.enrichment.models import ChatSummary, EnrichmentMark
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.registry import ModelRegistry
-from backend.jobs import backoff
+from backend.jobs import running as running_jobs
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Gate, Silence
 from tests.integration.enrichment.storytelling import (
@@ -49,7 +49,7 @@ TICK = "The clock in the hall went on and on, and nobody minded it any more, for
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(backoff, "FIRST_DELAY", 0.2)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.2)
 
 
 @pytest.fixture(scope="module")

@@ -299,8 +299,8 @@ async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence
 
 async def vanish(worker: Worker) -> None:
     """End a worker's tasks and nothing else."""
-    tasks = [*worker._tasks, *(run.task for run in worker._runs.values() if run.task)]
-    worker._tasks, worker._runs = [], {}
+    tasks = [*worker._tasks, *(job.task for job in worker._jobs.values() if job.task)]
+    worker._tasks, worker._jobs = [], {}
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -11,7 +11,7 @@ import pytest
 
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.jobs.queue import JobQueue, NewJob, enqueue
+from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import (
     Person,
@@ -84,7 +84,7 @@ async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transac
 async def test_what_is_rolled_back_was_never_enqueued(queue: JobQueue) -> None:
     with pytest.raises(ZeroDivisionError):
         async with queue.database.write() as session:
-            await enqueue(session, NewJob("note"))
+            await queue.enqueue(session, NewJob("note"))
             _ = 1 / 0
     assert await is_empty(queue.database)
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from backend.database.base import now
-from backend.jobs.queue import NewJob, enqueue
+from backend.jobs.queue import NewJob
 from backend.quotas import middleware
 from backend.quotas.definitions import QUOTAS
 from backend.quotas.ledgers import stored_bytes
@@ -397,7 +397,9 @@ async def test_a_rebuild_is_not_begun_while_too_many_jobs_wait_and_a_reply_still
         chronicle = await opt_in(ada, chat)
         async with server.parts.database.write() as session:
             for number in range(3):
-                await enqueue(session, NewJob(kind=f"some.kind{number}", user_id=user_id))
+                await server.parts.queue.enqueue(
+                    session, NewJob(kind=f"some.kind{number}", user_id=user_id)
+                )
         path, wanted = f"{API}/chronicles/{chronicle}/rebuild", {"chat_id": chat}
         body = refused(await ada.client.post(path, json=wanted), "queued_jobs")
         assert (body["limit"], body["unit"]) == (3, "jobs")

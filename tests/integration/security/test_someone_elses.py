@@ -17,7 +17,7 @@ from PIL import Image
 from sqlalchemy import update
 
 from backend.jobs.models import Job
-from backend.jobs.queue import NewJob, enqueue
+from backend.jobs.queue import NewJob
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
 from tests.support.memory import settled
@@ -109,7 +109,7 @@ async def job_of(server: Running, owner: Account) -> str:
     """A job that is done and still there: its stream ends at once."""
     async with server.parts.database.write() as session:
         user_id = UUID(owner.user["id"])
-        job_id = await enqueue(session, NewJob("example", user_id))
+        job_id = await server.parts.queue.enqueue(session, NewJob("example", user_id))
         await session.execute(update(Job).where(Job.id == job_id).values(state="done"))
     return str(job_id)
 

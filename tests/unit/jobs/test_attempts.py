@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backend.jobs.backoff import MAX_ATTEMPTS, delay_after
+from backend.jobs.running import MAX_ATTEMPTS, delay_after
 
 
 def bounds(draw: float) -> list[float]:
