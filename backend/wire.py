@@ -60,6 +60,16 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
     next: str | None = None
 
 
+def struct_from(kind: type[StructT], source: object, **members: Any) -> StructT:
+    """A struct of the members given, and of those that a row has by the same name."""
+    same = {
+        name: getattr(source, name)
+        for name in kind.__struct_fields__
+        if name not in members and hasattr(source, name)
+    }
+    return kind(**same, **members)
+
+
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:
     """Apply a JSON Merge Patch (RFC 7396): absent stays, null clears to the default.
 

@@ -34,6 +34,9 @@ from backend.generation.sampling import SettingNotTakenError
 from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
+Caller = NamedDependency[Identity]
+Chats = NamedDependency[ChatService]
+Messages = NamedDependency[MessageService]
 
 
 class ChatController(Controller):
@@ -45,18 +48,14 @@ class ChatController(Controller):
     @get(operation_id="listChats", summary="List chats")
     async def list_chats(
         self,
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
+        identity: Caller,
+        chats: Chats,
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         character_id: FromQuery[UUID | None] = None,
     ) -> Page[ChatView]:
         """Chats, newest first, of one character or of all."""
-        items = await chats.list_chats(
-            identity, limit=limit + 1, after=after, character_id=character_id
-        )
-        more = len(items) > limit
-        return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
+        return await chats.list_chats(identity, limit=limit, after=after, character_id=character_id)
 
     @get(
         "/{chat_id:uuid}",
@@ -65,10 +64,7 @@ class ChatController(Controller):
         summary="Read a chat",
     )
     async def get_chat(
-        self,
-        chat_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
+        self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatView]:
         """A chat; its messages are at `/chats/{chat_id}/messages`."""
         return _tagged(await chats.get(identity, chat_id))
@@ -79,12 +75,7 @@ class ChatController(Controller):
         operation_id="deleteChat",
         summary="Delete a chat",
     )
-    async def delete_chat(
-        self,
-        chat_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
-    ) -> None:
+    async def delete_chat(self, chat_id: FromPath[UUID], identity: Caller, chats: Chats) -> None:
         """Delete a chat with all its messages, on all branches."""
         await chats.delete(identity, chat_id)
 
@@ -95,10 +86,7 @@ class ChatController(Controller):
         summary="Read settings",
     )
     async def get_settings(
-        self,
-        chat_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
+        self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatSettings]:
         """What is set for this chat; what is absent is the account's."""
         settings, revision = await chats.read_settings(identity, chat_id)
@@ -124,8 +112,8 @@ class ChatController(Controller):
         request: AnyRequest,
         chat_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
+        identity: Caller,
+        chats: Chats,
     ) -> Response[ChatSettings]:
         """Merge into the settings: what is absent stays, null goes back to the account's."""
         settings, revision = await chats.patch_settings(
@@ -142,8 +130,8 @@ class ChatController(Controller):
     async def list_messages(
         self,
         chat_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        identity: Caller,
+        messages: Messages,
         limit: PageSize = 50,
         before: PlaceCursor = None,
     ) -> MessagePage:
@@ -157,11 +145,7 @@ class ChatController(Controller):
         summary="Copy a branch out",
     )
     async def fork(
-        self,
-        chat_id: FromPath[UUID],
-        data: JSONBody[Fork],
-        identity: NamedDependency[Identity],
-        chats: NamedDependency[ChatService],
+        self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own."""
         return await chats.fork(identity, chat_id, message_id=data.message_id, title=data.title)
@@ -175,10 +159,7 @@ class MessageController(Controller):
 
     @get(opt={RAISES: (MessageNotFoundError,)}, operation_id="getMessage", summary="Read a message")
     async def get_message(
-        self,
-        message_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> MessageView:
         """A message, active or not."""
         return await messages.get(identity, message_id)
@@ -194,8 +175,8 @@ class MessageController(Controller):
         self,
         message_id: FromPath[UUID],
         data: JSONBody[MessagePatch],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        identity: Caller,
+        messages: Messages,
     ) -> MessageView:
         """`text` adds a sibling and makes it active; `hidden` leaves the message out of prompts."""
         match data:
@@ -213,10 +194,7 @@ class MessageController(Controller):
         summary="Delete a message",
     )
     async def delete_message(
-        self,
-        message_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> Deleted:
         """Delete a message and all below it, on every branch."""
         return await messages.delete(identity, message_id)
@@ -230,8 +208,8 @@ class MessageController(Controller):
     async def list_siblings(
         self,
         message_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        identity: Caller,
+        messages: Messages,
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[MessageView]:
@@ -248,8 +226,8 @@ class MessageController(Controller):
     async def activate(
         self,
         message_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        messages: NamedDependency[MessageService],
+        identity: Caller,
+        messages: Messages,
         data: JSONBody[Activation | None] = None,
     ) -> MessageView:
         """Lead the active path through a message; with `follow: false` let it end there."""

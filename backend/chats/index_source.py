@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
@@ -12,12 +12,12 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.database.base import chunks
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
-PARAMETERS = 5000
 _LINES_KEPT = 64
 """Lines that stay open while rows are made into documents: a scene and its neighbours."""
 
@@ -59,18 +59,17 @@ class MessageSource:
         With `neighbours` also those above them whose windows reach down to them. A scene comes with
         the last of its messages here: while that is not stored, the scene is made again.
         """
-        stretch = _Stretch(sealer)
-        reader = _Reader(session, stretch, container_id)
-        wanted = await reader.load(source_ids)
+        stretch = _Stretch(sealer, container_id)
+        wanted = await stretch.load(session, source_ids)
         if neighbours:
-            wanted |= await reader.load_above(wanted)
-        await reader.load_around(wanted)
-        members = await reader.load_scenes(wanted)
+            wanted |= await stretch.load_above(session, wanted)
+        await stretch.load_around(session, wanted)
+        members = await stretch.load_scenes(session, wanted)
         ordered = sorted(wanted, key=lambda each: (stretch.rows[each].position, each))
         scene_of = {each: stretch.rows[each].scene_id for each in ordered}
         last = {scene: each for each, scene in scene_of.items()}
         return [
-            _source_row(stretch, each, members.get(scene, ()) if last[scene] == each else ())
+            stretch.source_row(each, members.get(scene, ()) if last[scene] == each else ())
             for each, scene in scene_of.items()
         ]
 
@@ -79,7 +78,7 @@ class MessageSource:
     ) -> dict[UUID, Recalled]:
         """Messages of active paths that are not hidden."""
         found: dict[UUID, Recalled] = {}
-        for ids in _chunks(list(source_ids)):
+        for ids in chunks(list(source_ids)):
             rows = await session.execute(
                 select(
                     Message.id,
@@ -128,34 +127,86 @@ _COLUMNS = (
 
 
 class _Stretch:
-    """Messages of one chat, read and still sealed, and how they hang together.
+    """Messages of one chat, read and still sealed, and how they hang together in the tree.
 
-    Plain rows: what is here may be used in a thread.
+    Plain rows: once they are loaded, they may be used in a thread.
     """
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: Sealer, chat_id: UUID) -> None:
         self._sealer = sealer
-        self.owner_id = sealer.user_id
+        self._query = select(*_COLUMNS).where(
+            Message.chat_id == chat_id, Message.user_id == sealer.user_id
+        )
         self.rows: dict[UUID, Any] = {}
-        self.selected: dict[UUID, UUID] = {}
+        self._selected: dict[UUID, UUID] = {}
         # Rows come in the order of the path: their windows share lines.
-        self.line = lru_cache(_LINES_KEPT)(self._line)
+        self._line = lru_cache(_LINES_KEPT)(self._open)
 
-    def documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[Document]:
+    async def load(self, session: AsyncSession, ids: Iterable[UUID]) -> set[UUID]:
+        """Read messages; those of them that are there."""
+        wanted = set(ids)
+        for part in chunks(list(wanted - self.rows.keys())):
+            await self._read(session, Message.id.in_(part))
+        return wanted & self.rows.keys()
+
+    async def load_above(self, session: AsyncSession, ids: set[UUID]) -> set[UUID]:
+        """Read the `WINDOW` messages above each; their ids."""
+        above: set[UUID] = set()
+        level = ids
+        for _ in range(WINDOW):
+            parents = {self.rows[each].parent_id for each in level}
+            level = await self.load(session, parents - {None})
+            above |= level
+        return above
+
+    async def load_around(self, session: AsyncSession, ids: set[UUID]) -> None:
+        """Read what stands in the windows of messages."""
+        await self.load_above(session, ids)
+        level = ids
+        for _ in range(WINDOW):
+            for part in chunks([each for each in level if each not in self._selected]):
+                await self._read(session, Message.parent_id.in_(part) & Message.is_selected)
+            level = {self._selected[each] for each in level if each in self._selected}
+
+    async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
+        """Read the active messages of the scenes in which messages stand: their ids, in order."""
+        scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
+        members: dict[UUID, list[UUID]] = defaultdict(list)
+        for part in chunks(list(scene_ids)):
+            is_there = Message.is_active & (Message.status != "streaming")
+            found = await self._read(session, Message.scene_id.in_(part) & is_there)
+            for row in sorted(found, key=lambda row: row.position):
+                members[row.scene_id].append(row.id)
+        return members
+
+    async def _read(self, session: AsyncSession, condition: ColumnElement[bool]) -> Sequence[Any]:
+        found: Sequence[Any] = (await session.execute(self._query.where(condition))).all()
+        for row in found:
+            self.rows[row.id] = row
+            if row.is_selected and row.parent_id is not None:
+                self._selected[row.parent_id] = row.id
+        return found
+
+    def source_row(self, message_id: UUID, scene: Sequence[UUID]) -> SourceRow:
+        sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
+        documents = partial(self._documents, message_id, scene)
+        return SourceRow(source_id=message_id, size=sum(sizes), documents=documents)
+
+    def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[Document]:
         """What is indexed of a message, and of the scene that those of `scene` make."""
         found: list[Document] = []
         row = self.rows[message_id]
         if row.status != "streaming":
             found += message_documents(
-                self.line(message_id),
+                self._line(message_id),
                 before=self._before(message_id),
                 after=self._after(message_id),
             )
         if scene:
-            found.append(scene_document(row.scene_id, [self.line(each) for each in scene]))
+            found.append(scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
 
-    def _line(self, message_id: UUID) -> Line:
+    def _open(self, message_id: UUID) -> Line:
         row = self.rows[message_id]
         return Line(
             id=row.id,
@@ -173,87 +224,15 @@ class _Stretch:
         found: list[Line] = []
         parent = self.rows[message_id].parent_id
         while parent is not None and parent in self.rows and len(found) < WINDOW:
-            found.append(self.line(parent))
+            found.append(self._line(parent))
             parent = self.rows[parent].parent_id
         return found[::-1]
 
     def _after(self, message_id: UUID) -> list[Line]:
         """What follows a message where the path goes, or last went, on below it."""
         found: list[Line] = []
-        child = self.selected.get(message_id)
+        child = self._selected.get(message_id)
         while child is not None and len(found) < WINDOW:
-            found.append(self.line(child))
-            child = self.selected.get(child)
+            found.append(self._line(child))
+            child = self._selected.get(child)
         return found
-
-
-class _Reader:
-    """Reads messages of one chat into a stretch, with what stands around them in the tree."""
-
-    def __init__(self, session: AsyncSession, stretch: _Stretch, chat_id: UUID) -> None:
-        self._session = session
-        self._rows, self._selected = stretch.rows, stretch.selected
-        self._query = select(*_COLUMNS).where(
-            Message.chat_id == chat_id, Message.user_id == stretch.owner_id
-        )
-
-    async def load(self, ids: Iterable[UUID]) -> set[UUID]:
-        """Read messages; those of them that are there."""
-        wanted = set(ids)
-        for part in _chunks(list(wanted - self._rows.keys())):
-            await self._read(Message.id.in_(part))
-        return wanted & self._rows.keys()
-
-    async def load_above(self, ids: set[UUID]) -> set[UUID]:
-        """Read the `WINDOW` messages above each; their ids."""
-        above: set[UUID] = set()
-        level = ids
-        for _ in range(WINDOW):
-            parents = {self._rows[each].parent_id for each in level}
-            level = await self.load(each for each in parents if each is not None)
-            above |= level
-        return above
-
-    async def load_around(self, ids: set[UUID]) -> None:
-        """Read what stands in the windows of messages."""
-        await self.load_above(ids)
-        level = ids
-        for _ in range(WINDOW):
-            unknown = [each for each in level if each not in self._selected]
-            for part in _chunks(unknown):
-                await self._read(Message.parent_id.in_(part) & Message.is_selected)
-            level = {self._selected[each] for each in level if each in self._selected}
-
-    async def load_scenes(self, ids: set[UUID]) -> dict[UUID, list[UUID]]:
-        """Read the active messages of the scenes in which messages stand: their ids, in order."""
-        scene_ids = {scene for each in ids if (scene := self._rows[each].scene_id) is not None}
-        members: dict[UUID, list[UUID]] = defaultdict(list)
-        for part in _chunks(list(scene_ids)):
-            found = await self._read(
-                Message.scene_id.in_(part) & Message.is_active & (Message.status != "streaming")
-            )
-            for row in sorted(found, key=lambda row: row.position):
-                members[row.scene_id].append(row.id)
-        return members
-
-    async def _read(self, condition: ColumnElement[bool]) -> Sequence[Any]:
-        found: Sequence[Any] = (await self._session.execute(self._query.where(condition))).all()
-        for row in found:
-            self._rows[row.id] = row
-            if row.is_selected and row.parent_id is not None:
-                self._selected[row.parent_id] = row.id
-        return found
-
-
-def _source_row(stretch: _Stretch, message_id: UUID, scene: Sequence[UUID]) -> SourceRow:
-    sizes = [len(stretch.rows[each].sealed_content) for each in (message_id, *scene)]
-    return SourceRow(
-        source_id=message_id,
-        size=sum(sizes),
-        documents=partial(stretch.documents, message_id, scene),
-    )
-
-
-def _chunks(ids: list[UUID]) -> Iterator[list[UUID]]:
-    for start in range(0, len(ids), PARAMETERS):
-        yield ids[start : start + PARAMETERS]

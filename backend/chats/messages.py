@@ -15,13 +15,7 @@ from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
 from backend.chats.events import MessageShown
-from backend.chats.models import (
-    MESSAGE_AUTHOR,
-    MESSAGE_CONTENT,
-    MESSAGE_THINKING,
-    Chat,
-    Message,
-)
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
@@ -31,7 +25,7 @@ from backend.generation.model import Role
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
-from backend.wire import Page, page_of
+from backend.wire import Page, page_of, struct_from
 
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""
@@ -142,33 +136,25 @@ class MessageService:
         `MessageBusyError`, and `ConflictError` where the chat's unit changes again and again.
         """
         self.check_text(text)
-        sealer = identity.sealer
+        sealer, owner_id = identity.sealer, identity.user_id
         async with self._database.read() as session:
-            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-        text = self.check_text(
-            await self._scripts.edited(
-                identity,
-                message.chat_id,
-                role=message.role,
-                character_id=message.character_id,
-                text=text,
-            )
+            message = await repository.get_message(session, message_id, owner_id=owner_id)
+            chat = await repository.get_chat(session, message.chat_id, owner_id=owner_id)
+        text = await self._scripts.edited(
+            identity, chat.id, role=message.role, character_id=message.character_id, text=text
+        )
+        draft = MessageDraft(
+            role=message.role,
+            author=sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author),
+            text=self.check_text(text),
+            character_id=message.character_id,
+            persona_id=message.persona_id,
         )
         for _ in range(ATTEMPTS):
-            async with self._database.read() as session:
-                message, unit = await repository.get_counted(
-                    session, message_id, owner_id=identity.user_id
-                )
-            draft = MessageDraft(
-                role=message.role,
-                author=sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author),
-                text=text,
-                character_id=message.character_id,
-                persona_id=message.persona_id,
-            )
+            unit = chat.count_unit
             # Before the transaction: no one who writes waits for a thread.
             sealed = await self._pool.run(
-                identity.user_id,
+                owner_id,
                 partial(sealed_draft, sealer, draft, unit=CountUnit.parse(unit)),
                 size=len(text),
             )
@@ -178,8 +164,7 @@ class MessageService:
                     raise MessageBusyError("Stop it first, or wait until it is there.")
                 if chat.count_unit != unit:
                     continue
-                edited = sealed.to_message()
-                edited.hidden = message.hidden
+                edited = Message(**sealed, hidden=message.hidden)
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 await tree.attach(session, chat, edited, parent=parent)
@@ -227,25 +212,14 @@ async def view_messages(
 
 def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
     thinking = row.sealed_thinking
-    return MessageView(
-        id=row.id,
-        chat_id=row.chat_id,
-        parent_id=row.parent_id,
-        position=row.position,
-        role=row.role,
+    return struct_from(
+        MessageView,
+        row,
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
-        character_id=row.character_id,
-        persona_id=row.persona_id,
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
-        status=row.status,
-        hidden=row.hidden,
-        is_active=row.is_active,
-        tokens=row.tokens,
         sibling=sibling,
         sibling_count=sibling_count,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
     )
 
 

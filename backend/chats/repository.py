@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, and_, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
+from backend.chats.tree import climb_from
+from backend.database.base import chunks
 from backend.generation.model import Role
 
 PAGE = 500
@@ -50,22 +52,6 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
     if message is None:
         raise MessageNotFoundError
     return message
-
-
-async def get_counted(
-    session: AsyncSession, message_id: UUID, *, owner_id: UUID
-) -> tuple[Message, str]:
-    """A message, and its chat's `count_unit`. Raises `MessageNotFoundError`."""
-    row = (
-        await session.execute(
-            select(Message, Chat.count_unit)
-            .join(Chat, Chat.id == Message.chat_id)
-            .where(Message.id == message_id, Message.user_id == owner_id)
-        )
-    ).one_or_none()
-    if row is None:
-        raise MessageNotFoundError
-    return row[0], row[1]
 
 
 async def list_chats(
@@ -142,11 +128,9 @@ async def sibling_places(
     families = (
         select(Message.id, place.label("place"), count.label("count")).where(is_family).subquery()
     )
-    wanted = [row.id for row in messages]
     found: dict[UUID, tuple[int, int]] = {}
-    for start in range(0, len(wanted), PAGE):
-        some = families.c.id.in_(wanted[start : start + PAGE])
-        rows = await session.execute(select(families).where(some))
+    for ids in chunks([row.id for row in messages], PAGE):
+        rows = await session.execute(select(families).where(families.c.id.in_(ids)))
         found |= {row.id: (row.place, row.count) for row in rows}
     return found
 
@@ -181,7 +165,7 @@ async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
 
 async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     """A message and its ancestors, from the root down."""
-    climb = _climb(message.id)
+    climb = climb_from(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
@@ -193,7 +177,7 @@ async def path_pages(
 
     Nothing else is asked of the session until the last page has come.
     """
-    climb = _climb(message.id)
+    climb = climb_from(message.id)
     query = select(*columns).join(climb, climb.c.id == Message.id).order_by(Message.position)
     result = await session.stream(query.execution_options(yield_per=PAGE))
     async for page in result.partitions():
@@ -206,22 +190,10 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
         Message.chat_id == message.chat_id, Message.status == "streaming"
     )
     for message_id in (await session.scalars(query)).all():
-        climb = _climb(message_id)
+        climb = climb_from(message_id)
         if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False
-
-
-def _climb(message_id: UUID) -> CTE:
-    """Ids and parents' ids of a message and its ancestors: one walk up the tree."""
-    climb = (
-        select(Message.id.label("id"), Message.parent_id.label("parent_id"))
-        .where(Message.id == message_id)
-        .cte("climb", recursive=True)
-    )
-    return climb.union_all(
-        select(Message.id, Message.parent_id).join(climb, Message.id == climb.c.parent_id)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +214,8 @@ class SealedHistory:
 
 async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
     """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
-    query = (
-        select(Message.position)
-        .where(
-            Message.chat_id == chat_id,
-            Message.is_active,
-            Message.path_tokens > from_sum,
-            Message.path_tokens - Message.tokens >= from_sum,
-        )
-        .order_by(Message.path_tokens)
-        .limit(1)
-    )
-    return await session.scalar(query)
+    query = select(Message.position).where(_behind(chat_id, from_sum))
+    return await session.scalar(query.order_by(Message.path_tokens).limit(1))
 
 
 async def active_lines(
@@ -276,14 +238,7 @@ async def active_lines(
     query = (
         # Without a type SQLAlchemy hands on what the driver gives, untouched.
         select(*(type_coerce(column, NullType()) for column in columns))
-        .where(
-            Message.chat_id == chat_id,
-            Message.is_active,
-            Message.path_tokens > from_sum,
-            Message.path_tokens - Message.tokens >= from_sum,
-            Message.position <= to_position,
-            ~Message.hidden,
-        )
+        .where(_behind(chat_id, from_sum), Message.position <= to_position, ~Message.hidden)
         .order_by(Message.path_tokens)
     )
     rows = (await session.execute(query)).all()
@@ -294,3 +249,12 @@ async def active_lines(
     # SQLite's driver gives bytes, PostgreSQL's a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
     return SealedHistory(raw, *rest)
+
+
+def _behind(chat_id: UUID, from_sum: int) -> ColumnElement[bool]:
+    return and_(
+        Message.chat_id == chat_id,
+        Message.is_active,
+        Message.path_tokens > from_sum,
+        Message.path_tokens - Message.tokens >= from_sum,
+    )

@@ -34,7 +34,7 @@ def place_in_scene(message: Message, parent: Message | None) -> None:
     """Give a message its scene: its parent's, or one of its own.
 
     A scene begins with the first message, after a pause, after `LENGTH` messages, and where the
-    text says so (`scene_id` is the message's own id then, as `draft_message` leaves it).
+    text says so (`scene_id` is the message's own id then, as `sealed_draft` leaves it).
     """
     goes_on = (
         message.scene_id != message.id

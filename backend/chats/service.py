@@ -14,7 +14,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.settings import check_budgets
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import COPIED, MessageDraft, PathCopier, sealed_draft
+from backend.chats.drafts import COPIED, MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import (
@@ -28,7 +28,7 @@ from backend.chats.models import (
 from backend.chats.schemas import ChatPatch, ChatView
 from backend.chats.settings import ChatSettings
 from backend.cpu_pool import CpuPool, unhurried
-from backend.database.base import new_id, now
+from backend.database.base import chunks, new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.events import Participants
@@ -39,8 +39,8 @@ from backend.generation.tokens import best_tokenizer
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, unlimited
 from backend.settings import Settings
-from backend.vault.sealing import Column, Sealer
-from backend.wire import check_revision, merge_patch
+from backend.vault.sealing import Sealer
+from backend.wire import Page, check_revision, merge_patch, page_of, struct_from
 
 
 def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
@@ -126,7 +126,7 @@ class ChatService:
             lambda: [sealed_draft(identity.sealer, each, unit=unit) for each in greetings],
             size=sum(len(each.text) for each in greetings),
         )
-        messages = [each.to_message() for each in drafts]
+        messages = [Message(**each) for each in drafts]
         async with self._database.write() as session:
             session.add(chat)
             await session.flush()
@@ -134,14 +134,11 @@ class ChatService:
             _add_members(session, chat_id, character_ids)
             if messages:
                 await tree.attach_greetings(session, chat, messages)
+                ids = [message.id for message in messages]
                 await self._index.changed(
-                    session,
-                    identity,
-                    kind="message",
-                    container_id=chat.id,
-                    source_ids=[message.id for message in messages],
+                    session, identity, kind="message", container_id=chat.id, source_ids=ids
                 )
-        return view_chat(identity.sealer, chat, list(character_ids))
+        return _view_of(identity.sealer, chat, list(character_ids))
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
         """Raises `ChatNotFoundError`."""
@@ -151,18 +148,20 @@ class ChatService:
 
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
-    ) -> list[ChatView]:
+    ) -> Page[ChatView]:
         """Chats, newest first."""
         async with self._database.read() as session:
-            chats = await repository.list_chats(
+            rows = await repository.list_chats(
                 session,
                 owner_id=identity.user_id,
-                limit=limit,
+                limit=limit + 1,
                 after=after,
                 character_id=character_id,
             )
+            chats, following = page_of(rows, limit)
             members = await repository.character_ids(session, [chat.id for chat in chats])
-        return [view_chat(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
+        items = [_view_of(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
+        return Page(items=items, next=following)
 
     async def patch(
         self,
@@ -258,8 +257,7 @@ class ChatService:
         """Copy the path that ends at a message into a chat of its own.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`,
-        `StorageQuotaExceededError`, and `MessageBusyError` while the message is being written; and
-        what `chat_copied` of others raises.
+        `StorageQuotaExceededError`, `MessageBusyError`, and what `chat_copied` of others raises.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -279,10 +277,10 @@ class ChatService:
                     fork_id,
                     title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
                 ),
-                sealed_settings=_reseal(
+                sealed_settings=resealed(
                     sealer, CHAT_SETTINGS, source.id, source.sealed_settings, fork_id
                 ),
-                sealed_variables=_reseal(
+                sealed_variables=resealed(
                     sealer, CHAT_VARIABLES, source.id, source.sealed_variables, fork_id
                 ),
                 persona_id=source.persona_id,
@@ -304,14 +302,14 @@ async def _copy_path(
     session: AsyncSession, sealer: Sealer, message: Message, fork_id: UUID
 ) -> dict[UUID, UUID]:
     """Copy the path that ends at a message into another chat: each message's copy, by its id."""
-    copier = PathCopier(sealer, fork_id)
+    copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
     async for page in repository.path_pages(session, message, COPIED):
         opened = unhurried(page, lambda row: 2 * len(row.sealed_content))
-        rows += [copier.copy(row) async for row in opened]
-    for start in range(0, len(rows), tree.AT_ONCE):
-        await session.execute(insert(Message), rows[start : start + tree.AT_ONCE])
-    return copier.copied
+        rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
+    for part in chunks(rows, tree.AT_ONCE):
+        await session.execute(insert(Message), part)
+    return copied
 
 
 def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[UUID]) -> None:
@@ -321,29 +319,11 @@ def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[U
     )
 
 
-def view_chat(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
-    """A chat as the API shows it."""
-    return ChatView(
-        id=chat.id,
-        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
-        character_ids=members,
-        persona_id=chat.persona_id,
-        leaf_id=chat.leaf_id,
-        revision=chat.revision,
-        created_at=chat.created_at,
-        updated_at=chat.updated_at,
-    )
+def _view_of(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
+    title = sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
+    return struct_from(ChatView, chat, title=title, character_ids=members)
 
 
 async def _view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
     members = await repository.character_ids(session, [chat.id])
-    return view_chat(sealer, chat, members.get(chat.id, []))
-
-
-def _reseal(
-    sealer: Sealer, column: Column, source_id: UUID, blob: bytes | None, copy_id: UUID
-) -> bytes | None:
-    """A sealed value of one row, sealed for another."""
-    if blob is None:
-        return None
-    return sealer.seal_bytes(column, copy_id, sealer.open_bytes(column, source_id, blob))
+    return _view_of(sealer, chat, members.get(chat.id, []))

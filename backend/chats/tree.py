@@ -13,7 +13,7 @@ another leaf climbs from it to the first message that is active already.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -23,15 +23,10 @@ from sqlalchemy.orm import aliased
 
 from backend.chats.models import Chat, Message
 from backend.chats.scenes import place_in_scene
-
-CHUNK = 5000
-"""Ids in one statement: both databases take some 32,000 parameters."""
+from backend.database.base import UNSYNCHRONISED, chunks
 
 AT_ONCE = 100
 """Rows that a session writes in one go."""
-
-UNSYNCHRONISED = {"synchronize_session": False}
-"""Rows in memory are not followed up: what is shown afterwards is read again."""
 
 
 async def attach(
@@ -73,8 +68,8 @@ async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence
         message.path_tokens = 0 if message.hidden else message.tokens
         message.is_active = message.is_selected = message is messages[0]
     chat.leaf_id = messages[0].id if messages else None
-    for start in range(0, len(messages), AT_ONCE):
-        session.add_all(messages[start : start + AT_ONCE])
+    for part in chunks(messages, AT_ONCE):
+        session.add_all(part)
         await session.flush()
 
 
@@ -85,33 +80,19 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
     await session.execute(
         update(Message)
         .where(Message.chat_id == chat.id, Message.is_active, Message.position > junction)
-        .values(is_active=False)
-        .execution_options(**UNSYNCHRONISED)
+        .values(is_active=False),
+        execution_options=UNSYNCHRONISED,
     )
     await _deselect(session, chat, [row.parent_id for row in branch])
-    for ids in _chunks([row.id for row in branch]):
-        await session.execute(
-            update(Message)
-            .where(Message.id.in_(ids))
-            .values(is_active=True, is_selected=True)
-            .execution_options(**UNSYNCHRONISED)
-        )
+    for ids in chunks([row.id for row in branch]):
+        taken = update(Message).where(Message.id.in_(ids)).values(is_active=True, is_selected=True)
+        await session.execute(taken, execution_options=UNSYNCHRONISED)
     chat.leaf_id = leaf_id
 
 
 async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:
     """Where the path through a message last ended: down from it along the selected children."""
-    walk = (
-        select(Message.id.label("id"), Message.position.label("position"))
-        .where(Message.id == message_id)
-        .cte("walk", recursive=True)
-    )
-    child = aliased(Message)
-    walk = walk.union_all(
-        select(child.id, child.position).join(
-            walk, (child.parent_id == walk.c.id) & child.is_selected
-        )
-    )
+    walk = subtree(message_id, selected=True)
     query = select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
     found: UUID = (await session.scalars(query)).one()
     return found
@@ -152,8 +133,8 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
     gone = await session.scalars(
         delete(Message)
         .where(Message.id.in_(select(subtree(message.id).c.id)))
-        .returning(Message.id)
-        .execution_options(**UNSYNCHRONISED)
+        .returning(Message.id),
+        execution_options=UNSYNCHRONISED,
     )
     return list(gone)
 
@@ -194,14 +175,7 @@ async def _climb(
     """From a leaf up to the first active message: (inactive rows, that one's position or -1)."""
     if leaf_id is None:
         return [], -1
-    columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
-    climb = select(*columns).where(Message.id == leaf_id).cte("climb", recursive=True)
-    parent = aliased(Message)
-    climb = climb.union_all(
-        select(parent.id, parent.parent_id, parent.is_active, parent.position).join(
-            climb, (parent.id == climb.c.parent_id) & ~climb.c.is_active
-        )
-    )
+    climb = climb_from(leaf_id, inactive=True)
     query = select(climb.c.id, climb.c.parent_id, climb.c.is_active, climb.c.position)
     rows = list((await session.execute(query.order_by(climb.c.position.desc()))).all())
     if rows and rows[-1].is_active:
@@ -211,13 +185,10 @@ async def _climb(
 
 async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]) -> None:
     """Clear the selection among the children of these parents (None: among the roots)."""
-    for part in _chunks(parents):
-        await session.execute(
-            update(Message)
-            .where(_children_of(chat.id, part), Message.is_selected)
-            .values(is_selected=False)
-            .execution_options(**UNSYNCHRONISED)
-        )
+    for part in chunks(parents):
+        was_taken = _children_of(chat.id, part), Message.is_selected
+        left = update(Message).where(*was_taken).values(is_selected=False)
+        await session.execute(left, execution_options=UNSYNCHRONISED)
 
 
 def _children_of(chat_id: UUID, parents: Sequence[UUID | None]) -> ColumnElement[bool]:
@@ -240,19 +211,30 @@ async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> 
     await session.execute(
         update(Message)
         .where(Message.id.in_(select(subtree(message_id).c.id)))
-        .values(path_tokens=Message.path_tokens + change)
-        .execution_options(**UNSYNCHRONISED)
+        .values(path_tokens=Message.path_tokens + change),
+        execution_options=UNSYNCHRONISED,
     )
 
 
-def subtree(message_id: UUID) -> CTE:
-    """Ids (`id`) of a message and all below it, on every branch."""
-    tree = select(Message.id.label("id")).where(Message.id == message_id)
-    cte = tree.cte("subtree", recursive=True)
+def subtree(message_id: UUID, *, selected: bool = False) -> CTE:
+    """A message (`id`, `position`) and all below it; `selected`: along the selected children."""
+    start = select(Message.id, Message.position).where(Message.id == message_id)
+    tree = start.cte("subtree", recursive=True)
     child = aliased(Message)
-    return cte.union_all(select(child.id).join(cte, child.parent_id == cte.c.id))
+    is_below = child.parent_id == tree.c.id
+    if selected:
+        is_below &= child.is_selected
+    return tree.union_all(select(child.id, child.position).join(tree, is_below))
 
 
-def _chunks(ids: Sequence[UUID | None]) -> Iterator[Sequence[UUID | None]]:
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]
+def climb_from(message_id: UUID, *, inactive: bool = False) -> CTE:
+    """A message and its ancestors; `inactive`: no further than to the first that is active."""
+    columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
+    climb = select(*columns).where(Message.id == message_id).cte("climb", recursive=True)
+    parent = aliased(Message)
+    is_above = parent.id == climb.c.parent_id
+    if inactive:
+        is_above &= ~climb.c.is_active
+    return climb.union_all(
+        select(parent.id, parent.parent_id, parent.is_active, parent.position).join(climb, is_above)
+    )

@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import BudgetSettings
+from backend.chats.counting import recount
 from backend.chats.errors import EmptyMessageError, MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
-from backend.chats.recount import recount
 from backend.chats.repository import get_chat
 from backend.context.record import Totals
 from backend.cpu_pool import CpuPool

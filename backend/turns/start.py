@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -12,7 +13,7 @@ from backend.accounts.identity import Identity
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import MessageDraft, SealedDraft, draft_message, sealed_draft
+from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
@@ -71,7 +72,7 @@ class TurnStarter:
             parent = target.parent or target.leaf
             line: Message | None = None
             if line_draft is not None:
-                line = line_draft.to_message()
+                line = Message(**line_draft)
                 turn.user_message_id = line.id
                 await tree.attach(session, chat, line, parent=parent)
                 await save_variables(
@@ -85,7 +86,7 @@ class TurnStarter:
                 reply.status = "streaming"
             return run
 
-    async def _line_draft(self, identity: Identity, built: Built) -> SealedDraft | None:
+    async def _line_draft(self, identity: Identity, built: Built) -> dict[str, Any] | None:
         """The user's line, sealed and counted before the transaction, which waits for no thread."""
         loaded = built.loaded
         if loaded.line is None:

@@ -14,11 +14,10 @@ from sqlalchemy import select
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit
+from backend.chats.counting import CountUnit, recount
 from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.recount import recount
 from backend.chats.service import ChatService
 from backend.chronicles.joining import ChatChronicles
 from backend.cpu_pool import CpuPool

@@ -10,9 +10,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from backend.chats.counting import CountUnit
+from backend.chats.counting import CountUnit, recount
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.recount import recount
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.llm import ratios
