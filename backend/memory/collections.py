@@ -15,7 +15,7 @@ from sqlalchemy import delete, exists, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.database.base import new_id, now, upsert
+from backend.database.base import upsert
 from backend.database.engine import Database
 from backend.memory.embedding.protocol import EmbedderSpec
 from backend.memory.index.protocol import VectorIndex
@@ -60,17 +60,7 @@ class Collections:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
             is_known = exists().where(IndexState.user_id == User.id, IndexState.collection == name)
             unknown = list(await session.scalars(select(User.id).where(~is_known)))
-            at = now()
-            rows = [
-                {
-                    "id": new_id(),
-                    "user_id": each,
-                    "collection": name,
-                    "state": "due",
-                    "created_at": at,
-                }
-                for each in unknown
-            ]
+            rows = [{"user_id": each, "collection": name, "state": "due"} for each in unknown]
             if rows:
                 await session.execute(insert(IndexState), rows)
             due = select(IndexState.user_id).where(
@@ -99,16 +89,7 @@ class Collections:
 
     async def arrived(self, session: AsyncSession, user_id: UUID) -> None:
         """All texts of a user's are in the current collection: from now on it is searched."""
-        row = {
-            "id": new_id(),
-            "user_id": user_id,
-            "collection": self.current.name,
-            "state": "ready",
-            "created_at": now(),
-        }
-        await upsert(
-            session, IndexState, row, key=["user_id", "collection"], update={"state": "ready"}
-        )
+        await self._note_ready(session, user_id, update={"state": "ready"})
         await session.execute(
             delete(IndexState).where(
                 IndexState.user_id == user_id, IndexState.collection != self.current.name
@@ -119,16 +100,8 @@ class Collections:
     async def begun(self, session: AsyncSession, user_id: UUID) -> None:
         """Note a user who came after the current collection: nothing has to move."""
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
-        if await session.scalar(known) is not None:
-            return
-        row = {
-            "id": new_id(),
-            "user_id": user_id,
-            "collection": self.current.name,
-            "state": "ready",
-            "created_at": now(),
-        }
-        await upsert(session, IndexState, row, key=["user_id", "collection"], update={})
+        if await session.scalar(known) is None:
+            await self._note_ready(session, user_id, update={})
 
     async def all_due(self, session: AsyncSession, user_id: UUID | None = None) -> list[UUID]:
         """Have everything of all users, or of one, indexed anew; gives back whose."""
@@ -152,6 +125,12 @@ class Collections:
         """Close all of them."""
         for index in (self.current, *self._others.values()):
             await index.aclose()
+
+    async def _note_ready(
+        self, session: AsyncSession, user_id: UUID, *, update: dict[str, str]
+    ) -> None:
+        row = {"user_id": user_id, "collection": self.current.name, "state": "ready"}
+        await upsert(session, IndexState, row, key=["user_id", "collection"], update=update)
 
     async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
         """The collection that a user is in: the current one, else the newest that is there."""

@@ -7,7 +7,7 @@ rows, and ends together with the notes of what changed. Doing any of it twice ch
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import time, timedelta
+from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
@@ -15,17 +15,18 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.cpu_pool import CpuPool
+from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
-from backend.memory.comparing import differences
 from backend.memory.documents import Document
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.points import Blinders, PointMaker
+from backend.memory.reconciling import differences
 from backend.memory.sources import Source, SourceRow, slices
 from backend.vault.sealing import Sealer
 
@@ -39,14 +40,28 @@ others get their turn. One row may be more by itself."""
 CHANGES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
 
-PARAMETERS = 5000
-VECTORS_KEPT = timedelta(days=90)
-"""Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
-
-NIGHT = time(hour=3)
-
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One user's texts on their way into the index.
+
+    `failure` is why dense vectors are missing, once they are: they are not asked for again. The
+    rest goes in without them: words find it until then.
+    """
+
+    sealer: Sealer
+    failure: EmbedderError | None = None
+
+    def check(self) -> None:
+        """Raise where vectors are missing: the job comes later, as late as the provider says."""
+        if self.failure is None:
+            return
+        if self.failure.retry_after is not None:
+            raise RetryLaterError(self.failure.detail, after=self.failure.retry_after)
+        raise self.failure
 
 
 class Indexer:
@@ -88,20 +103,16 @@ class Indexer:
         """Follow the changes of one chat, lorebook or chronicle up."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
+        attempt = _Attempt(job.keys)
         while True:
             notes, indexes = await self._changes(job, container_id)
             changed = [note.source_id for note in notes if note.source_id is not None]
-            failure: EmbedderError | None = None
-            for index in indexes if len(changed) < len(notes) else ():
-                failed = await self._whole(
-                    job.keys, source, container_id, index, failure=failure, report=job.progress
-                )
-                failure = failure or failed
+            if len(changed) < len(notes):
+                for index in indexes:
+                    await self._whole(attempt, source, container_id, index, job.progress)
             # After all of it as well: the rows next to one that went held its words.
-            failed = await self._some(job, source, container_id, changed, indexes, failure=failure)
-            failure = failure or failed
-            if failure is not None:
-                raise _put_off(failure)
+            await self._some(attempt, source, container_id, changed, indexes)
+            attempt.check()
             if len(notes) < CHANGES:
                 break
             async with job.step() as session:
@@ -149,124 +160,104 @@ class Indexer:
 
         Raises once all are done, as far as words go, where the embedder failed on the way.
         """
-        containers = await self._containers(sealer.user_id)
-        failure: EmbedderError | None = None
-        for number, (source, container_id) in enumerate(containers):
-            await report(number, len(containers))
-            failed = await self._whole(
-                sealer, source, container_id, self._collections.current, failure=failure
-            )
-            failure = failure or failed
-        if failure is not None:
-            raise _put_off(failure)
-        await report(len(containers), len(containers))
-
-    async def _containers(self, owner_id: UUID) -> list[tuple[Source, UUID]]:
-        """Every chat, lorebook or chronicle of a user's."""
         async with self._database.read() as session:
-            return [
+            containers = [
                 (source, container_id)
                 for source in self._sources.values()
-                for container_id in await source.containers(session, owner_id=owner_id)
+                for container_id in await source.containers(session, owner_id=sealer.user_id)
             ]
+        attempt = _Attempt(sealer)
+        for number, (source, container_id) in enumerate(containers):
+            await report(number, len(containers))
+            await self._whole(attempt, source, container_id, self._collections.current)
+        attempt.check()
+        await report(len(containers), len(containers))
 
     async def _some(
         self,
-        job: RunningJob,
+        attempt: _Attempt,
         source: Source,
         container_id: UUID,
         source_ids: Sequence[UUID],
         indexes: Sequence[VectorIndex],
-        *,
-        failure: EmbedderError | None,
-    ) -> EmbedderError | None:
+    ) -> None:
         """Index some rows anew; those that are gone lose their points."""
-        for start in range(0, len(source_ids), BATCH):
-            part = source_ids[start : start + BATCH]
+        for part in chunks(source_ids, BATCH):
             async with self._database.read() as session:
-                rows = await source.rows(session, job.keys, container_id, part, neighbours=True)
-            failed = await self._store_rows(job.keys, rows, indexes, anew=part, failure=failure)
-            failure = failure or failed
-        return failure
+                rows = await source.rows(
+                    session, attempt.sealer, container_id, part, neighbours=True
+                )
+            await self._store_rows(attempt, rows, indexes, anew=part)
 
     async def _whole(
         self,
-        sealer: Sealer,
+        attempt: _Attempt,
         source: Source,
         container_id: UUID,
         index: VectorIndex,
-        *,
-        failure: EmbedderError | None = None,
         report: Report | None = None,
-    ) -> EmbedderError | None:
+    ) -> None:
         """Bring one collection up to date with a container: only what differs is made anew."""
-        owner_id = sealer.user_id
+        sealer = attempt.sealer
         async with self._database.read() as session:
-            stored = await source.inventory(session, container_id, owner_id=owner_id)
+            stored = await source.inventory(session, container_id, owner_id=sealer.user_id)
         if stored is None:
-            await index.delete_container(owner_id, container_id)
-            return None
-        found = await differences(index, owner_id, container_id, source.kind, stored)
+            await index.delete_container(sealer.user_id, container_id)
+            return
+        found = await differences(index, sealer.user_id, container_id, source.kind, stored)
         if found.gone:
-            await index.delete_sources(owner_id, found.gone)
-        for start in range(0, len(found.missing), BATCH):
+            await index.delete_sources(sealer.user_id, found.gone)
+        for number, part in enumerate(chunks(found.missing, BATCH)):
             if report is not None:
-                await report(start, len(found.missing))
-            part = found.missing[start : start + BATCH]
+                await report(number * BATCH, len(found.missing))
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
-            stale = [each for each in part if each in found.stale]
-            failed = await self._store_rows(sealer, rows, [index], anew=stale, failure=failure)
-            failure = failure or failed
-        return failure
+            await self._store_rows(
+                attempt, rows, [index], anew=[each for each in part if each in found.stale]
+            )
 
     async def _store_rows(
         self,
-        sealer: Sealer,
+        attempt: _Attempt,
         rows: Sequence[SourceRow],
         indexes: Sequence[VectorIndex],
         *,
         anew: Sequence[UUID],
-        failure: EmbedderError | None,
-    ) -> EmbedderError | None:
+    ) -> None:
         """Store what rows make, in place of all points of the rows `anew`, slice by slice."""
+        owner_id = attempt.sealer.user_id
         left = set(anew)
         gone = left.difference(row.source_id for row in rows)
         for index in indexes if gone else ():
-            await index.delete_sources(sealer.user_id, list(gone))
+            await index.delete_sources(owner_id, list(gone))
         left -= gone
         for some in slices(rows, SLICE_BYTES):
-            documents = await self._pool.run(sealer.user_id, partial(_documents, some), is_job=True)
+            documents = await self._pool.run(owner_id, partial(_documents, some), is_job=True)
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
             for index in indexes:
-                failed = await self._store(sealer, documents, index, anew=here, failure=failure)
-                failure = failure or failed
-        return failure
+                await self._store(attempt, documents, index, anew=here)
 
     async def _store(
         self,
-        sealer: Sealer,
+        attempt: _Attempt,
         documents: Sequence[Document],
         index: VectorIndex,
         *,
         anew: Sequence[UUID],
-        failure: EmbedderError | None,
-    ) -> EmbedderError | None:
-        """Store what documents make, in place of all points of the rows `anew`.
-
-        Gives back why dense vectors are missing, where they are; with a `failure` of a moment ago
-        they are not asked for. The rest goes in without them: words find it until then.
-        """
-        is_current = index is self._collections.current
-        maker = self._maker if is_current else self._terms_only
-        made = await maker.make(sealer, self._blinders.get(sealer), documents, failure=failure)
+    ) -> None:
+        """Store what documents make, in place of all points of the rows `anew`."""
+        sealer = attempt.sealer
+        maker = self._maker if index is self._collections.current else self._terms_only
+        made = await maker.make(
+            sealer, self._blinders.get(sealer), documents, failure=attempt.failure
+        )
+        attempt.failure = attempt.failure or made.failure
         # Only now, with the new points at hand: in between nothing of these rows is found.
         if anew:
             await index.delete_sources(sealer.user_id, anew)
         if made.points:
             await index.upsert(made.points)
-        return made.failure
 
 
 def _documents(rows: Sequence[SourceRow]) -> list[Document]:
@@ -274,14 +265,5 @@ def _documents(rows: Sequence[SourceRow]) -> list[Document]:
 
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> None:
-    ids = [note.id for note in notes]
-    for start in range(0, len(ids), PARAMETERS):
-        part = ids[start : start + PARAMETERS]
-        await session.execute(delete(IndexChange).where(IndexChange.id.in_(part)))
-
-
-def _put_off(failure: EmbedderError) -> Exception:
-    """What a job does about an embedder that failed: later, as late as the provider says."""
-    if failure.retry_after is not None:
-        return RetryLaterError(failure.detail, after=failure.retry_after)
-    return failure
+    for ids in chunks([note.id for note in notes]):
+        await session.execute(delete(IndexChange).where(IndexChange.id.in_(ids)))

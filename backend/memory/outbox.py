@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import new_id
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange
@@ -129,7 +128,6 @@ async def note_changes(
     """Write down what changed, for the job that follows it up."""
     rows = [
         {
-            "id": new_id(),
             "user_id": user_id,
             "kind": kind,
             "container_id": container_id,

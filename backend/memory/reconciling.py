@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from uuid import UUID
 
@@ -14,17 +16,43 @@ from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
-from backend.memory.comparing import differences
-from backend.memory.embedding.cache import EmbeddingCache
-from backend.memory.index.protocol import VectorIndex
+from backend.memory.embedding.cache import forget_unused
+from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.outbox import FORGET, RECONCILE, IndexOutbox
 from backend.memory.points import Blinders
-from backend.memory.sources import Source
+from backend.memory.sources import Source, Stored
 
 VECTORS_KEPT = timedelta(days=90)
 """Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
 
 NIGHT = time(hour=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Rows without points, or with `stale` ones; rows that have points and are `gone`."""
+
+    missing: list[UUID]
+    stale: set[UUID]
+    gone: list[UUID]
+
+
+async def differences(
+    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Sequence[Stored]
+) -> Differences:
+    """Hold a container's points against its rows. Opens no text; asks for no vectors."""
+    found: defaultdict[UUID, set[int]] = defaultdict(set)
+    async for page in index.scan(owner_id, container_id=container_id):
+        for _, payload in page:
+            if payload.kind == kind:
+                found[payload.source_id].add(payload.version)
+    missing = [row.source_id for row in stored if found.get(row.source_id) != {row.version}]
+    kept = {row.source_id for row in stored}
+    return Differences(
+        missing=missing,
+        stale={source_id for source_id in missing if source_id in found},
+        gone=[source_id for source_id in found if source_id not in kept],
+    )
 
 
 class Reconciler:
@@ -80,7 +108,7 @@ class Reconciler:
             await job.progress(number, len(users))
             await self._compare(user_id, current)
         async with job.finish() as session:
-            await EmbeddingCache().forget_unused(session, now() - VECTORS_KEPT)
+            await forget_unused(session, now() - VECTORS_KEPT)
             await self._queue.enqueue(session, _tonight())
 
     async def _compare(self, user_id: UUID, index: VectorIndex) -> None:

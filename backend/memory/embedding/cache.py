@@ -6,10 +6,10 @@ reads the table, and no two users share one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -17,12 +17,10 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import new_id, now
+from backend.database.base import chunks, new_id, now
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.models import EMBEDDING_VECTOR, Embedding
 from backend.vault.sealing import SealBrokenError, Sealer, digest
-
-T = TypeVar("T")
 
 _STORED = np.dtype("<f2")
 """Half precision: half the room, and cosines stay the same to six digits."""
@@ -61,67 +59,63 @@ class CachedVectors:
     broken: Sequence[UUID]
 
 
-class EmbeddingCache:
-    """The table `embeddings`, for the texts of one user and one model at a time."""
-
-    async def lookup(
-        self, session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
-    ) -> CachedVectors:
-        """The vectors of those of `wanted` (see `digests`) that are stored, each of shape (d,)."""
-        vectors: dict[bytes, Floats] = {}
-        stale: list[UUID] = []
-        broken: list[UUID] = []
-        old = now() - _RENEWED_EVERY
-        for chunk in _chunks(wanted):
-            columns = (Embedding.id, Embedding.digest, Embedding.sealed_vector, Embedding.used_at)
-            statement = select(*columns).where(
-                Embedding.user_id == sealer.user_id, Embedding.digest.in_(chunk)
-            )
-            for row_id, key, blob, used_at in await session.execute(statement):
-                vector = _open(sealer, row_id, blob)
-                if vector is None or len(vector) != spec.dimension:
-                    broken.append(row_id)
-                    continue
-                vectors[key] = vector
-                if used_at < old:
-                    stale.append(row_id)
-        return CachedVectors(vectors, stale, broken)
-
-    async def store(
-        self, session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, Floats]
-    ) -> None:
-        """Keep vectors by their hashes. One that is there already stays."""
-        if not vectors:
-            return
-        rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
-        dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-        statement = dialect.insert(Embedding).on_conflict_do_nothing(
-            index_elements=["user_id", "digest"]
+async def lookup(
+    session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
+) -> CachedVectors:
+    """The vectors of those of `wanted` (see `digests`) that are stored, each of shape (d,)."""
+    vectors: dict[bytes, Floats] = {}
+    stale: list[UUID] = []
+    broken: list[UUID] = []
+    old = now() - _RENEWED_EVERY
+    for some in chunks(wanted, _CHUNK):
+        columns = (Embedding.id, Embedding.digest, Embedding.sealed_vector, Embedding.used_at)
+        statement = select(*columns).where(
+            Embedding.user_id == sealer.user_id, Embedding.digest.in_(some)
         )
-        for chunk in _chunks(rows):
-            await session.execute(statement, chunk)
+        for row_id, key, blob, used_at in await session.execute(statement):
+            vector = _open(sealer, row_id, blob)
+            if vector is None or len(vector) != spec.dimension:
+                broken.append(row_id)
+                continue
+            vectors[key] = vector
+            if used_at < old:
+                stale.append(row_id)
+    return CachedVectors(vectors, stale, broken)
 
-    async def tidy(self, session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
-        """Renew and remove what `lookup` found to be stale and broken."""
-        mine = Embedding.user_id == sealer.user_id
-        for chunk in _chunks(found.stale):
-            renewed = update(Embedding).where(mine, Embedding.id.in_(chunk))
-            await session.execute(renewed.values(used_at=now()))
-        for chunk in _chunks(found.broken):
-            await session.execute(delete(Embedding).where(mine, Embedding.id.in_(chunk)))
 
-    async def forget_unused(
-        self, session: AsyncSession, before: datetime, *, most: int = 1000
-    ) -> int:
-        """Remove up to `most` vectors, of any user, that were last used before then.
+async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, Floats]) -> None:
+    """Keep vectors by their hashes. One that is there already stays."""
+    if not vectors:
+        return
+    rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(Embedding).on_conflict_do_nothing(
+        index_elements=["user_id", "digest"]
+    )
+    for some in chunks(rows, _CHUNK):
+        await session.execute(statement, some)
 
-        Returns how many that were; fewer than `most` means that there are no more.
-        """
-        unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
-        removed = await session.scalars(
-            delete(Embedding).where(Embedding.id.in_(unused)).returning(Embedding.id)
-        )
-        return len(removed.all())
+
+async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
+    """Renew and remove what `lookup` found to be stale and broken."""
+    mine = Embedding.user_id == sealer.user_id
+    for some in chunks(found.stale, _CHUNK):
+        renewed = update(Embedding).where(mine, Embedding.id.in_(some))
+        await session.execute(renewed.values(used_at=now()))
+    for some in chunks(found.broken, _CHUNK):
+        await session.execute(delete(Embedding).where(mine, Embedding.id.in_(some)))
+
+
+async def forget_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
+    """Remove up to `most` vectors, of any user, that were last used before then.
+
+    Returns how many that were; fewer than `most` means that there are no more.
+    """
+    unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
+    removed = await session.scalars(
+        delete(Embedding).where(Embedding.id.in_(unused)).returning(Embedding.id)
+    )
+    return len(removed.all())
 
 
 def _row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:
@@ -145,8 +139,3 @@ def _open(sealer: Sealer, row_id: UUID, blob: bytes) -> Floats | None:
     except (SealBrokenError, ValueError):
         return None
     return halved(stored[np.newaxis])[0] if stored.any() else None
-
-
-def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), _CHUNK):
-        yield items[start : start + _CHUNK]

@@ -6,15 +6,17 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
 
+from backend.database.base import chunks
 from backend.database.engine import Database
-from backend.memory.embedding.cache import EmbeddingCache, digests, halved
+from backend.memory.embedding import cache
 from backend.memory.embedding.protocol import Embedder, EmbedderError, EmbedderSpec, Floats
 from backend.vault.sealing import Sealer
 
@@ -143,7 +145,6 @@ class CachedEmbedder:
         self._query_timeout = query_timeout
         self._retries = retries or Retries()
         self._breaker = Breaker(clock=clock)
-        self._cache = EmbeddingCache()
         self._queries: OrderedDict[tuple[UUID, bytes], Floats] = OrderedDict()
 
     @property
@@ -164,22 +165,23 @@ class CachedEmbedder:
         Raises:
             EmbedderError: `retry_after` says when to come back, where the provider did.
         """
-        if not texts:
-            return np.empty((0, (await self.ready()).dimension), np.float32)
         spec = await self.ready()
-        keys = digests(sealer, spec, "document", texts)
+        if not texts:
+            return np.empty((0, spec.dimension), np.float32)
+        keys = cache.digests(sealer, spec, "document", texts)
         wanted = dict(zip(keys, texts, strict=True))
         async with self._database.read() as session:
-            found = await self._cache.lookup(session, sealer, spec, [*wanted])
+            found = await cache.lookup(session, sealer, spec, [*wanted])
         if found.stale or found.broken:
             async with self._database.write() as session:
-                await self._cache.tidy(session, sealer, found)
+                await cache.tidy(session, sealer, found)
         vectors = dict(found.vectors)
-        for batch in _batches([key for key in wanted if key not in vectors], self._batch):
-            made = await self._embed([wanted[key] for key in batch])
-            some = dict(zip(batch, halved(made), strict=True))
+        for batch in chunks([key for key in wanted if key not in vectors], self._batch):
+            texts = [wanted[key] for key in batch]
+            made = await self._retries.run(partial(self._embedder.embed, texts, "document"))
+            some = dict(zip(batch, cache.halved(made), strict=True))
             async with self._database.write() as session:
-                await self._cache.store(session, sealer, some)
+                await cache.store(session, sealer, some)
             vectors |= some
         return np.stack([vectors[key] for key in keys])
 
@@ -208,9 +210,6 @@ class CachedEmbedder:
         """Let go of the embedder."""
         await self._embedder.aclose()
 
-    async def _embed(self, texts: Sequence[str]) -> Floats:
-        return await self._retries.run(lambda: self._embedder.embed(texts, "document"))
-
     async def _ask(self, text: str) -> Floats:
         """One attempt, within the time there is, unless the breaker is open."""
         self._breaker.check()
@@ -238,11 +237,6 @@ class CachedEmbedder:
     def _remembered(self, sealer: Sealer, text: str) -> tuple[UUID, bytes] | None:
         """What a query is remembered under; None while it is not known which model answers."""
         try:
-            return sealer.user_id, digests(sealer, self.spec, "query", [text])[0]
+            return sealer.user_id, cache.digests(sealer, self.spec, "query", [text])[0]
         except EmbedderError:
             return None
-
-
-def _batches(keys: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(keys), most):
-        yield keys[start : start + most]

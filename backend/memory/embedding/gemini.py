@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from backend.generation.gemini import WHO, GeminiConfig, GeminiProvider
-from backend.generation.model import ModelError
-from backend.memory.embedding._texts import batches, prepared
-from backend.memory.embedding._vectors import table, unit_rows
-from backend.memory.embedding._vendors import answer, as_embedder_error
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
+from backend.memory.embedding.requests import answer, batches, prepared, unit_rows
 
 DEFAULT_MODEL = "gemini-embedding-001"
 DEFAULT_DIMENSION = 768
@@ -63,30 +60,23 @@ class GeminiEmbedder:
         return np.concatenate([np.empty((0, self._spec.dimension), np.float32), *parts])
 
     async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
-        try:
-            connection = await self._provider.connect()
-        except ModelError as error:
-            raise as_embedder_error(error) from None
         # Of bare texts the SDK makes one single content for models that it takes to be multimodal:
         # one vector for all of them.
         contents: Any = [{"parts": [{"text": text}]} for text in texts]
+        config = {
+            "task_type": _TASK_TYPES[task],
+            "output_dimensionality": self._spec.dimension,
+        }
         response = await answer(
-            connection.client.aio.models.embed_content(
-                model=self._spec.model,
-                contents=contents,
-                config={
-                    "task_type": _TASK_TYPES[task],
-                    "output_dimensionality": self._spec.dimension,
-                },
+            self._provider,
+            lambda connection: connection.client.aio.models.embed_content(
+                model=self._spec.model, contents=contents, config=config
             ),
-            provider=self._provider,
             who=WHO,
         )
         rows = [embedding.values or [] for embedding in response.embeddings or ()]
         # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
-        return unit_rows(
-            table(rows, who=WHO), who=WHO, count=len(texts), dimension=self._spec.dimension
-        )
+        return unit_rows(rows, who=WHO, count=len(texts), dimension=self._spec.dimension)
 
     async def aclose(self) -> None:
         """See `Embedder`."""

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from backend.memory.embedding._folders import ModelFolder, Pooling, read_folder
-from backend.memory.embedding._texts import repaired
-from backend.memory.embedding._vectors import unit_rows
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
+from backend.memory.embedding.requests import repaired, unit_rows
 
 if TYPE_CHECKING:
     from fastembed import TextEmbedding

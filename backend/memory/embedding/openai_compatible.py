@@ -10,12 +10,9 @@ import httpx
 import msgspec
 import numpy as np
 
-from backend.generation.model import ModelError
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
-from backend.memory.embedding._texts import batches, prepared
-from backend.memory.embedding._vectors import table, unit_rows
-from backend.memory.embedding._vendors import answer, as_embedder_error
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
+from backend.memory.embedding.requests import answer, batches, prepared, unit_rows
 
 WHO = "The embeddings server"
 DEFAULT_BATCH = 100
@@ -71,24 +68,22 @@ class OpenAICompatibleEmbedder:
         return np.concatenate(parts)
 
     async def _ask(self, texts: Sequence[str]) -> Floats:
-        try:
-            connection = await self._provider.connect()
-        except ModelError as error:
-            raise as_embedder_error(error) from None
-        asked: dict[str, Any] = {"model": self._model, "input": list(texts)}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "input": list(texts),
+            "encoding_format": "base64",
+        }
         if self._asked_dimension is not None:
-            asked["dimensions"] = self._asked_dimension
+            body["dimensions"] = self._asked_dimension
         response = await answer(
+            self._provider,
             # As it came: the SDK would parse all of it first, whatever it is.
-            connection.client.post(
-                "/embeddings",
-                cast_to=httpx.Response,
-                body={**asked, "encoding_format": "base64"},
+            lambda connection: connection.client.post(
+                "/embeddings", cast_to=httpx.Response, body=body
             ),
-            provider=self._provider,
             who=WHO,
         )
-        vectors = table(_rows(response.content), who=WHO)
+        vectors = _rows(response.content)
         rows = unit_rows(vectors, who=WHO, count=len(texts), dimension=self._dimension)
         self._dimension = rows.shape[1]
         return rows

@@ -13,7 +13,7 @@ from sqlalchemy import func, select, update
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.memory.embedding.cache import EmbeddingCache
+from backend.memory.embedding.cache import forget_unused
 from backend.memory.embedding.cached import CachedEmbedder, Retries
 from backend.memory.embedding.gemini import GeminiEmbedder
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
@@ -256,9 +256,9 @@ async def test_what_nobody_used_is_forgotten(
         change = update(Embedding).where(Embedding.id.in_([row.id for row in unused]))
         await session.execute(change.values(used_at=long_ago))
 
-    cache, before = EmbeddingCache(), now() - timedelta(days=30)
+    before = now() - timedelta(days=30)
     async with database.write() as session:
-        removed = [await cache.forget_unused(session, before, most=1) for _ in range(3)]
+        removed = [await forget_unused(session, before, most=1) for _ in range(3)]
 
     assert removed == [1, 1, 0]
     assert len(await stored(database)) == 1
