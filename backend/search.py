@@ -22,8 +22,7 @@ from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.reading import books_for_chat
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.search import MemorySearch
-from backend.memory.search_request import Memory, SearchRequest
+from backend.memory.search import Memory, MemorySearch, SearchRequest
 from backend.memory.sources import Source
 from backend.wire import RAISES
 

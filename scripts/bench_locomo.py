@@ -51,9 +51,9 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
 from backend.memory.points import Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
-from backend.memory.search import MemorySearch
-from backend.memory.search_request import SearchRequest
+from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import TermCounter, blinded
+from backend.memory.thresholds import RankingThresholds, relevant
 from backend.vault.sealing import Sealer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -278,7 +278,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         speakers=frozenset(speaker_id(name, blinder) for name in reading.names),
         reading=reading,
         plain=await verbatim(desk, question, where),
-        relevant=frozenset(each.id for each in ranking.relevant(findings.candidates)),
+        relevant=frozenset(each.id for each in relevant(findings.candidates, RankingThresholds())),
         vectors=findings.vectors,
     )
     if ranked(searched, Weights()) != list(findings.candidates):

@@ -30,7 +30,7 @@ from backend.lorebooks.formats.reader import read_file
 from backend.memory.documents import lore_documents
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.parsed_query import read
-from backend.memory.ranking import LORE_COSINE
+from backend.memory.thresholds import LORE_COSINE
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"

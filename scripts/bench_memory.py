@@ -48,8 +48,7 @@ from backend.memory.embedding.protocol import Floats
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
 from backend.memory.runtime import MemoryRuntime, index_folder
-from backend.memory.search import MemorySearch
-from backend.memory.search_request import SearchRequest
+from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import TermCounter
 from backend.settings import Settings
 from scripts._bench import (

@@ -1,24 +1,12 @@
 """From what each signal found to one ranked list.
 
-Pure. A search goes like this (`querying` is the other half):
-
-    reading = parsed_query.read(text, cast=names, now=now)        # what is asked for
-    plan = parsed_query.plan(reading, dense=..., terms=..., ...)  # the queries, one a signal
-    hits = await index.search([query for _, query in plan])
-    found = ranking.gather([signal for signal, _ in plan], hits)
-    ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
-    ranked = ranking.relevant(ranked)                         # nothing rather than noise
-    ...                                                       # SQL: drop what is not active
-    chosen = mmr.select(...)                                  # drop what says the same
-
 Scores are fused, not ranks: rank fusion gives the tenth hit of a signal that found nothing much
 the same say as the tenth of one that found a lot. What each signal brings: docs/retrieval.md.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
@@ -31,13 +19,8 @@ from backend.memory.spans import Span
 
 Signal = Literal["dense", "sparse", "dense_window", "sparse_window", "scene"]
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span")
 Found = Mapping[Signal, Sequence[Hit]]
-
-LORE_COSINE = 0.30
-"""The cosine from which on an entry of a lorebook is what a line is about. Words alone never are.
-
-MiniLM's; chosen by `scripts/bench_lore.py`: docs/retrieval.md.
-"""
 
 FEW = 10
 """Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
@@ -74,29 +57,6 @@ class Weights:
     question: float = -0.14
     span: float = 0.3
     recent: float = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankingThresholds:
-    """What a memory must reach, by meaning and by words, to be brought up at all.
-
-    On cosine and BM25 as they come from the index, never on the fused score: its best is near 1
-    whatever was asked. Each says how much of what is enough by itself it has, and the two shares
-    are added: half of each is enough as well. Chosen on data: docs/retrieval.md.
-
-    Attributes:
-        dense: The cosine that is enough by itself; 0 lets everything through.
-        sparse: The BM25 that is enough by itself; 0 lets everything through.
-        best: The sum that at least one memory must reach: where nothing is near, what is less far
-            away is no answer either.
-        lore: The cosine from which on lore counts, whatever else is near. Null holds it against
-            the others.
-    """
-
-    dense: float = 0.29
-    sparse: float = 8.7
-    best: float = 1.33
-    lore: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +114,8 @@ def rank(
     ids = list(payloads)
     rows = {each: row for row, each in enumerate(ids)}
     lines = list(payloads.values())
-    total = features(found, lines, rows, speakers=speakers, spans=spans) @ vector(weights)
+    values = np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
+    total = features(found, lines, rows, speakers=speakers, spans=spans) @ values
     said_at = np.array([line.said_at for line in lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * _scaled(said_at)
@@ -164,18 +125,15 @@ def rank(
             for hit in hits:
                 signals[rows[hit.id]][signal] = hit.score
     order: list[int] = np.lexsort((-said_at, -total)).tolist()
-    return _each_once(
-        Candidate(id=ids[row], payload=lines[row], score=float(total[row]), signals=signals[row])
-        for row in order
-    )
-
-
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span")
-
-
-def vector(weights: Weights) -> NDArray[np.float64]:
-    """The weights in the order of `FEATURES`, shape (9,)."""
-    return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
+    best: dict[UUID, Candidate] = {}
+    for row in order:
+        best.setdefault(
+            lines[row].source_id,
+            Candidate(
+                id=ids[row], payload=lines[row], score=float(total[row]), signals=signals[row]
+            ),
+        )
+    return list(best.values())
 
 
 def features(
@@ -224,74 +182,16 @@ def features(
     return table
 
 
-def relevant(
-    ranked: Sequence[Candidate], thresholds: RankingThresholds | None = None
-) -> list[Candidate]:
-    """Those that reach the thresholds, in their order.
-
-    None where no one reaches `best`, but for lore that `lore` is set for.
-    """
-    least = thresholds or RankingThresholds()
-    if least.lore is None:
-        return _near(ranked, least)
-    others = _near([each for each in ranked if each.payload.kind != "lore"], least)
-    kept = {each.id for each in others}
-    return [
-        each
-        for each in ranked
-        if each.id in kept
-        or (each.payload.kind == "lore" and each.signals.get("dense", 0.0) >= least.lore)
+def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
+    """In the order of their scores times the weight of their kind; a weight of 0 leaves out."""
+    if all(weight == 1 for weight in weights.values()):
+        return list(candidates)
+    kept = [
+        replace(each, score=each.score * weights.get(each.payload.kind, 1.0))
+        for each in candidates
+        if weights.get(each.payload.kind, 1.0) > 0
     ]
-
-
-def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
-    if least.dense <= 0 or least.sparse <= 0:
-        return list(ranked)
-    shares = [
-        _nearest(candidate.signals, "dense", "dense_window") / least.dense
-        + _nearest(candidate.signals, "sparse", "sparse_window") / least.sparse
-        for candidate in ranked
-    ]
-    if not any("dense" in candidate.signals for candidate in ranked):
-        # Without an embedder words have to do alone what they do half of otherwise.
-        shares = [2 * share for share in shares]
-    if max(shares, default=0.0) < least.best:
-        return []
-    return [each for each, share in zip(ranked, shares, strict=True) if share >= 1]
-
-
-MANY = 400
-"""Points of a user from which on rare words weigh as they did where thresholds were chosen."""
-
-
-def for_corpus(least: RankingThresholds, points: int) -> RankingThresholds:
-    """Thresholds for a user with so many points.
-
-    A word that only one text of ten has is no rarer than that: BM25 weighs it a third of what it
-    would among hundreds, and the same match would count as none.
-    """
-    if points >= MANY:
-        return least
-    return replace(least, sparse=least.sparse * _rarest(points) / _rarest(MANY))
-
-
-def _rarest(points: int) -> float:
-    """The weight of a word that one point has (the index's IDF)."""
-    return math.log1p(max(points - 0.5, 0.5) / 1.5)
-
-
-def is_meant(signals: Mapping[Signal, float]) -> bool:
-    """Whether a memory was found by its meaning more than by its words.
-
-    Each is held against what is enough by itself.
-    """
-    least = RankingThresholds()
-    dense = _nearest(signals, "dense", "dense_window") / least.dense
-    return dense > 0 and dense >= _nearest(signals, "sparse", "sparse_window") / least.sparse
-
-
-def _nearest(signals: Mapping[Signal, float], *names: Signal) -> float:
-    return max(0.0, *(signals.get(name, 0.0) for name in names))
+    return sorted(kept, key=lambda each: -each.score)
 
 
 def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -301,14 +201,3 @@ def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     low = scores.min() if len(scores) >= FEW else min(0.0, scores.min())
     span = scores.max() - low
     return (scores - low) / span if span > 0 else np.ones_like(scores)
-
-
-def _each_once(ranked: Iterable[Candidate]) -> list[Candidate]:
-    """The first of each row of the database."""
-    seen: set[UUID] = set()
-    kept: list[Candidate] = []
-    for candidate in ranked:
-        if candidate.payload.source_id not in seen:
-            seen.add(candidate.payload.source_id)
-            kept.append(candidate)
-    return kept

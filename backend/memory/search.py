@@ -1,5 +1,16 @@
 """Searching memory: by meaning and by words, in one batch, ranked, with texts from SQL.
 
+A search goes like this:
+
+    parsed = parsed_query.read(text, cast=names, now=now)     # what is asked for
+    plan = parsed_query.plan(parsed, dense=..., terms=...)    # the queries, one a signal
+    hits = await index.search([query for _, query in plan])
+    found = ranking.gather([signal for signal, _ in plan], hits)
+    ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
+    kept = relevant(ranked, thresholds)                       # nothing rather than noise
+    recalled = await source.recall(...)                       # SQL: drop what is not active
+    chosen = mmr.select(...)                                  # drop what says the same
+
 The index knows no text and may be behind; SQL is asked for what was found, and what does not count
 at this moment is dropped. A part that fails makes the search poorer, never the turn impossible.
 """
@@ -9,27 +20,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from backend.cpu_pool import CpuPool
+from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.index.protocol import Kind, VectorIndex
-from backend.memory.parsed_query import ParsedQuery
+from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.points import Blinders, speaker_id
-from backend.memory.ranking import Candidate, RankingThresholds
-from backend.memory.search_request import Memory, SearchRequest, SearchResult
+from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
 from backend.memory.terms import TermCounter
+from backend.memory.thresholds import MANY, for_corpus, is_meant, relevant, thresholds
+from backend.reasons import Reason, ReasonKind
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -38,7 +49,68 @@ SPARE = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
 
 DEEPER = 8
-"""So many times the usual hits are looked at where most of those are of branches left behind."""
+"""Multiplier for the hits of each signal when most of the usual ones belong to branches left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """What is looked for, and where.
+
+    Attributes:
+        text: The user's line, or words to search for.
+        context: What was said just before, which counts for less.
+        names: Who takes part, and names of things: a query that names them means them.
+        parts: Where to look.
+        weights: How much each kind counts against the others; 0 leaves it out.
+        limit: How many memories are wanted.
+        min_relevance: From 0 (all that was found) to 1; None is the default.
+        now: For queries such as "last week".
+        depth: So many times the usual hits are looked at.
+        activates_lore: Lore that is found will stand in a prompt: only what the text is about by
+            its meaning, never what just shares its words.
+    """
+
+    text: str
+    context: str = ""
+    names: Sequence[str] = ()
+    parts: Sequence[ScopePart] = ()
+    kinds: Sequence[Kind] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    limit: int = 40
+    min_relevance: float | None = None
+    now: datetime
+    depth: int = 1
+    activates_lore: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What the index brought back, best first, and what there is to say about it.
+
+    `by_meaning` says whether it was looked for by meaning, and not by words alone.
+    """
+
+    ask: SearchRequest | None = None
+    candidates: Sequence[Candidate] = ()
+    vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
+    notes: Sequence[str] = ()
+    by_meaning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A memory that was found and counts: its text, its rank from 1, and what each signal said."""
+
+    recalled: Recalled
+    rank: int
+    score: float
+    signals: Mapping[Signal, float]
+
+    @property
+    def reason(self) -> Reason:
+        """Why it is there: its meaning is near, or it has the words."""
+        kind: ReasonKind = "semantic" if is_meant(self.signals) else "words"
+        return Reason(kind, score=round(self.score, 4), rank=self.rank)
 
 
 class QueryEmbedder(Protocol):
@@ -89,7 +161,7 @@ class MemorySearch:
     ) -> None:
         self._pool = pool
         self._collections = collections
-        self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
+        self._sources = sources
         self._embedder = embedder
         self._blinders = blinders
         self._terms = terms
@@ -108,20 +180,78 @@ class MemorySearch:
         """Search the index. Never fails: the notes say what did not work."""
         notes: list[str] = []
         try:
-            index = await self._collections.searched(sealer.user_id)
-            reading = await self._pool.run(
-                sealer.user_id,
-                partial(
-                    parsed_query.read, ask.text, context=ask.context, cast=ask.names, now=ask.now
-                ),
-                size=_size(ask),
-            )
-            vector = await self._embed(sealer, reading.meaning, index, notes)
-            return await self._rank(sealer, ask, reading, index, vector, notes)
+            return await self._find(sealer, ask, notes)
         except AppError as error:
             notes.append(f"nothing was looked up in memory: {error.title.lower()}")
             log.warning("memory.not_searched", problem=error.slug)
-        return SearchResult(ask=ask, notes=notes)
+            return SearchResult(ask=ask, notes=notes)
+
+    async def _find(self, sealer: Sealer, ask: SearchRequest, notes: list[str]) -> SearchResult:
+        user_id, size = sealer.user_id, len(ask.text) + len(ask.context)
+        index = await self._collections.searched(user_id)
+        read = partial(
+            parsed_query.read, ask.text, context=ask.context, cast=ask.names, now=ask.now
+        )
+        parsed = await self._pool.run(user_id, read, size=size)
+        vector = await self._embed(sealer, parsed.meaning, index, notes)
+        blinder = self._blinders.get(sealer)
+        plan = partial(
+            parsed_query.plan,
+            parsed,
+            owner_id=user_id,
+            parts=ask.parts,
+            kinds=ask.kinds,
+            dense=None if vector is None else blinder.turn(vector),
+            terms=self._terms,
+            blinder=blinder,
+            limit=parsed_query.LIMIT * ask.depth,
+        )
+        queries = await self._pool.run(user_id, plan, size=size)
+        hits = await index.search([query for _, query in queries])
+        ranked = ranking.rank(
+            ranking.gather([signal for signal, _ in queries], hits),
+            speakers={speaker_id(name, blinder) for name in parsed.names},
+            spans=parsed.spans,
+            wants_recent=parsed.wants_recent,
+        )
+        ranked = ranking.weighed(ranked, ask.weights)
+        least = thresholds(ask.min_relevance, activates_lore=ask.activates_lore)
+        if ranked:
+            least = for_corpus(least, await self._points(index, user_id))
+        kept = relevant(ranked, least)
+        near = [each.id for each in kept[: ask.limit]]
+        return SearchResult(
+            ask=ask,
+            candidates=kept,
+            vectors=await index.dense_vectors(near) if vector is not None and near else {},
+            notes=notes,
+            by_meaning=vector is not None,
+        )
+
+    async def _embed(
+        self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
+    ) -> Floats | None:
+        if self._embedder is None:
+            return None
+        if index is not self._collections.current:
+            notes.append("memory is moving to another embedding model: looked up by words alone")
+            return None
+        try:
+            return await self._embedder.embed_query(sealer, meaning)
+        except EmbedderError as error:
+            notes.append("looked up by words alone: the embedding model did not answer")
+            log.warning("memory.not_embedded", problem=error.slug)
+            return None
+
+    async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
+        """How many points a user has; once they are many nobody counts them again."""
+        key = index.name, owner_id
+        if key in self._many:
+            return MANY
+        count = await index.count(owner_id)
+        if count >= MANY:
+            self._many.add(key)
+        return count
 
     async def recall(
         self,
@@ -140,10 +270,12 @@ class MemorySearch:
         ask = findings.ask
         if ask is None or not findings.candidates:
             return []
-        active, found, looked_at = await self._active(database, sealer, findings, known)
-        if ask.depth == 1 and 2 * len(active) < min(looked_at, ask.limit):
-            findings = await self.find(sealer, replace(ask, depth=DEEPER))
-            active, found, _ = await self._active(database, sealer, findings, known)
+        found, looked_at = await self._recalled(database, sealer, ask, findings.candidates, known)
+        if ask.depth == 1 and 2 * len(found) < min(looked_at, ask.limit):
+            ask = replace(ask, depth=DEEPER)
+            findings = await self.find(sealer, ask)
+            found, _ = await self._recalled(database, sealer, ask, findings.candidates, known)
+        active = [each for each in findings.candidates if each.payload.source_id in found]
         chosen = mmr.select(active, findings.vectors, count=ask.limit)
         return [
             Memory(
@@ -155,156 +287,27 @@ class MemorySearch:
             for rank, each in enumerate(chosen, start=1)
         ]
 
-    async def _active(
+    async def _recalled(
         self,
         database: Database,
         sealer: Sealer,
-        findings: SearchResult,
-        known: Collection[Kind],
-    ) -> tuple[list[Candidate], dict[UUID, Recalled], int]:
-        """(candidates that count, what they are by row, how many were looked at for them)."""
-        ask = findings.ask
-        active: list[Candidate] = []
-        found: dict[UUID, Recalled] = {}
-        looked_at = 0
-        if ask is None:
-            return active, found, looked_at
-        async with database.read() as session:
-            for start in range(0, ask.limit * SPARE * ask.depth, ask.limit):
-                part = findings.candidates[start : start + ask.limit]
-                if not part or len(active) >= ask.limit:
-                    break
-                looked_at += len(part)
-                found |= await self._recalled(session, sealer, part, known)
-                active += [each for each in part if each.payload.source_id in found]
-        return active, found, looked_at
-
-    async def _recalled(
-        self,
-        session: AsyncSession,
-        sealer: Sealer,
+        ask: SearchRequest,
         candidates: Sequence[Candidate],
         known: Collection[Kind],
-    ) -> dict[UUID, Recalled]:
+    ) -> tuple[dict[UUID, Recalled], int]:
+        """What counts of the best candidates, by row, and how many were looked at for it."""
         found: dict[UUID, Recalled] = {}
-        for kind, source in self._sources.items():
-            payloads = [each.payload for each in candidates if each.payload.kind == kind]
-            if kind in known:
-                found |= {
-                    each.source_id: Recalled(
-                        kind=kind,
-                        source_id=each.source_id,
-                        container_id=each.container_id,
-                        title="",
-                        text="",
-                    )
-                    for each in payloads
-                }
-            elif payloads:
-                wanted = [each.source_id for each in payloads]
-                found |= await source.recall(session, sealer, wanted)
-        return found
-
-    async def _embed(
-        self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
-    ) -> Floats | None:
-        if self._embedder is None:
-            return None
-        if index is not self._collections.current:
-            notes.append("memory is moving to another embedding model: looked up by words alone")
-            return None
-        try:
-            return await self._embedder.embed_query(sealer, meaning)
-        except EmbedderError as error:
-            notes.append("looked up by words alone: the embedding model did not answer")
-            log.warning("memory.not_embedded", problem=error.slug)
-            return None
-
-    async def _rank(
-        self,
-        sealer: Sealer,
-        ask: SearchRequest,
-        reading: ParsedQuery,
-        index: VectorIndex,
-        vector: Floats | None,
-        notes: list[str],
-    ) -> SearchResult:
-        blinder = self._blinders.get(sealer)
-        plan = await self._pool.run(
-            sealer.user_id,
-            partial(
-                parsed_query.plan,
-                reading,
-                owner_id=sealer.user_id,
-                parts=ask.parts,
-                kinds=ask.kinds,
-                dense=None if vector is None else blinder.turn(vector),
-                terms=self._terms,
-                blinder=blinder,
-                limit=parsed_query.LIMIT * ask.depth,
-            ),
-            size=_size(ask),
-        )
-        hits = await index.search([query for _, query in plan])
-        found = ranking.gather([signal for signal, _ in plan], hits)
-        everything = ranking.rank(
-            found,
-            speakers={speaker_id(name, blinder) for name in reading.names},
-            spans=reading.spans,
-            wants_recent=reading.wants_recent,
-        )
-        weighed = _weighed(everything, ask.weights)
-        least = _thresholds(ask)
-        if weighed:
-            least = ranking.for_corpus(least, await self._points(index, sealer.user_id))
-        kept = ranking.relevant(weighed, least)
-        near = [each.id for each in kept[: ask.limit]]
-        vectors = await index.dense_vectors(near) if vector is not None and near else {}
-        return SearchResult(
-            ask=ask,
-            candidates=kept,
-            below=len(weighed) - len(kept),
-            vectors=vectors,
-            notes=notes,
-            by_meaning=vector is not None,
-        )
-
-    async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
-        """How many points a user has; once they are many nobody counts them again."""
-        key = index.name, owner_id
-        if key in self._many:
-            return ranking.MANY
-        count = await index.count(owner_id)
-        if count >= ranking.MANY:
-            self._many.add(key)
-        return count
-
-
-def _size(ask: SearchRequest) -> int:
-    """Characters that are read to know what is looked for."""
-    return len(ask.text) + len(ask.context)
-
-
-def _weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
-    """In the order of their scores times the weight of their kind; a weight of 0 leaves out."""
-    if all(weight == 1 for weight in weights.values()):
-        return list(candidates)
-    weighed = [
-        replace(each, score=each.score * weights.get(each.payload.kind, 1.0))
-        for each in candidates
-        if weights.get(each.payload.kind, 1.0) > 0
-    ]
-    return sorted(weighed, key=lambda each: -each.score)
-
-
-def _thresholds(ask: SearchRequest) -> RankingThresholds:
-    """What must be reached: 0 is nothing, 1 what no text but the query's own reaches."""
-    relevance = ask.min_relevance
-    lore = max(ranking.LORE_COSINE, relevance or 0) if ask.activates_lore else None
-    if relevance is None:
-        return RankingThresholds(lore=lore)
-    return RankingThresholds(dense=relevance, sparse=relevance * MOST_TERMS, lore=lore)
-
-
-MOST_TERMS = 30.0
-"""BM25 of a text that says everything which is asked for, and little else."""
+        looked_at = 0
+        async with database.read() as session:
+            for part in chunks(candidates[: ask.limit * SPARE * ask.depth], ask.limit):
+                if len(found) >= ask.limit:
+                    break
+                looked_at += len(part)
+                for source in self._sources:
+                    payloads = [each.payload for each in part if each.payload.kind == source.kind]
+                    if source.kind in known:
+                        found |= {each.source_id: Recalled.unread(each) for each in payloads}
+                    elif payloads:
+                        wanted = [each.source_id for each in payloads]
+                        found |= await source.recall(session, sealer, wanted)
+        return found, looked_at

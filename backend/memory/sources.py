@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.cpu_pool import unhurried
 from backend.memory.documents import Document
-from backend.memory.index.protocol import Kind
+from backend.memory.index.protocol import Kind, Payload
 from backend.vault.sealing import Sealer
 
 
@@ -54,6 +54,17 @@ class Recalled:
     position: int = 0
     chat_id: UUID | None = None
     tokens: int = 0
+
+    @classmethod
+    def unread(cls, payload: Payload) -> Recalled:
+        """A memory as the index has it, without its text."""
+        return cls(
+            kind=payload.kind,
+            source_id=payload.source_id,
+            container_id=payload.container_id,
+            title="",
+            text="",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

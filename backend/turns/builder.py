@@ -25,8 +25,7 @@ from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
-from backend.memory.search import MemorySearch, Searching
-from backend.memory.search_request import SearchRequest
+from backend.memory.search import MemorySearch, Searching, SearchRequest
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings

@@ -12,7 +12,7 @@ from backend.context.budget import Budget
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
-from backend.memory.search_request import Memory
+from backend.memory.search import Memory
 from backend.turns.load import LoadedChat
 
 

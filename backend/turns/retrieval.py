@@ -18,7 +18,7 @@ from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.search_request import Memory, SearchRequest
+from backend.memory.search import Memory, SearchRequest
 from backend.reasons import Reason
 from backend.turns.load import EXCHANGE, HistoryStart, LoadedChat
 from backend.turns.lore_placement import PlacedLore

@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 
 from backend.memory.index.protocol import Hit, Kind, Payload
 from backend.memory.ranking import (
-    MANY,
     SIGNALS,
     Candidate,
-    RankingThresholds,
     Signal,
     Weights,
-    for_corpus,
     gather,
     rank,
-    relevant,
 )
+from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
