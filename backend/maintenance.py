@@ -85,9 +85,7 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
             async with database.write() as session:
                 users = await memory.collections.all_due(session)
                 for user_id in users:
-                    await memory.outbox.reindex(
-                        session, user_id, memory.collections.current.name, holder=None
-                    )
+                    await memory.outbox.reindex(session, user_id, memory.collections.current.name)
             worker.start()
             while left := await _left(database, "queued", "running"):
                 report(len(users) - min(left, len(users)), len(users))

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from backend.memory.chunks import chunked
 from backend.memory.index.protocol import Kind
+from backend.memory.spans import MONTHS
 
 WINDOW = 2
 """Messages on either side that a message's window takes in, for terms."""
@@ -222,20 +223,4 @@ def _spoken(author: str, text: str) -> str:
 
 
 def _date(at: datetime) -> str:
-    return f"{at.day} {_MONTHS[at.month - 1]} {at.year}"
-
-
-_MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
+    return f"{at.day} {MONTHS[at.month - 1]} {at.year}"

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.queue import JobKey, JobQueue, NewJob
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
@@ -55,16 +55,11 @@ class IndexOutbox(AccountDeleted):
 
         Returns the id of the job that follows it up; None when one waits already.
         """
-        user_id = holder.sealer.user_id
         sources = [None] if source_ids is None else list(dict.fromkeys(source_ids))
         if not sources:
             return None
-        await note_changes(session, user_id, kind, container_id, sources)
-        return await self._queue.enqueue(
-            session,
-            _following(user_id, kind, container_id),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        return await self._note(session, holder.sealer.user_id, kind, container_id, sources, key)
 
     async def left(
         self,
@@ -77,27 +72,18 @@ class IndexOutbox(AccountDeleted):
     ) -> None:
         """The same where nobody has the user's key at hand: it waits until they are seen."""
         if source_ids:
-            await note_changes(session, user_id, kind, container_id, source_ids)
-            await self._queue.enqueue(session, _following(user_id, kind, container_id))
+            await self._note(session, user_id, kind, container_id, source_ids)
 
-    async def reindex(
-        self, session: AsyncSession, user_id: UUID, collection: str, *, holder: KeyHolder | None
-    ) -> UUID | None:
-        """Have all texts of a user's indexed in a collection.
-
-        Without a holder it is done once the user is seen.
-        """
-        return await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=REINDEX,
-                user_id=user_id,
-                lane=user_id,
-                payload={"collection": collection},
-                dedupe_key=f"{REINDEX}/{user_id}/{collection}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode) if holder else None,
+    async def reindex(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
+        """Have all texts of a user's indexed in a collection, once they are seen."""
+        job = NewJob(
+            kind=REINDEX,
+            user_id=user_id,
+            lane=user_id,
+            payload={"collection": collection},
+            dedupe_key=f"{REINDEX}/{user_id}/{collection}",
         )
+        await self._queue.enqueue(session, job)
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
@@ -106,33 +92,23 @@ class IndexOutbox(AccountDeleted):
         )
         await self._queue.enqueue(session, job)
 
-
-def _following(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
-    """The job that follows the changes of a container up."""
-    return NewJob(
-        kind=INDEX,
-        user_id=user_id,
-        lane=container_id,
-        payload={"kind": kind, "container_id": str(container_id)},
-        dedupe_key=f"{INDEX}/{container_id}",
-    )
-
-
-async def note_changes(
-    session: AsyncSession,
-    user_id: UUID,
-    kind: Kind,
-    container_id: UUID,
-    sources: Sequence[UUID | None],
-) -> None:
-    """Write down what changed, for the job that follows it up."""
-    rows = [
-        {
-            "user_id": user_id,
-            "kind": kind,
-            "container_id": container_id,
-            "source_id": source_id,
-        }
-        for source_id in sources
-    ]
-    await session.execute(insert(IndexChange), rows)
+    async def _note(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        kind: Kind,
+        container_id: UUID,
+        sources: Sequence[UUID | None],
+        key: JobKey | None = None,
+    ) -> UUID | None:
+        """Write down what changed, and enqueue the job that follows it up."""
+        row = {"user_id": user_id, "kind": kind, "container_id": container_id}
+        await session.execute(insert(IndexChange), [{**row, "source_id": each} for each in sources])
+        job = NewJob(
+            kind=INDEX,
+            user_id=user_id,
+            lane=container_id,
+            payload={"kind": kind, "container_id": str(container_id)},
+            dedupe_key=f"{INDEX}/{container_id}",
+        )
+        return await self._queue.enqueue(session, job, key=key)

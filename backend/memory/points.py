@@ -116,18 +116,31 @@ class PointMaker:
         dense: Sequence[dict[DenseName, Floats]],
         is_incomplete: bool,  # noqa: FBT001  # called by `partial` alone
     ) -> list[Point]:
-        return [
-            Point(
-                id=point_id(document.kind, document.source_id, document.chunk),
+        points: list[Point] = []
+        for document, vectors in zip(documents, dense, strict=True):
+            sparse: dict[SparseName, Sparse] = {
+                "sparse": self._terms.sparse(document.text, blinder)
+            }
+            if document.sparse_window:
+                sparse["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
+            payload = Payload(
+                owner_id=owner_id,
+                kind=document.kind,
+                container_id=document.container_id,
+                source_id=document.source_id,
+                chunk=document.chunk,
                 # Without its vectors a point is stale from the start: the next look mends it.
-                payload=_payload(
-                    document, owner_id, blinder, version=0 if is_incomplete else document.version
-                ),
-                dense=vectors,
-                sparse=self._sparse(blinder, document),
+                version=0 if is_incomplete else document.version,
+                position=document.position,
+                scene_id=document.scene_id,
+                said_at=document.said_at,
+                speaker=speaker_id(document.speaker, blinder),
+                words=document.words,
+                is_question=document.is_question,
             )
-            for document, vectors in zip(documents, dense, strict=True)
-        ]
+            name = point_id(document.kind, document.source_id, document.chunk)
+            points.append(Point(id=name, payload=payload, dense=vectors, sparse=sparse))
+        return points
 
     async def _dense(
         self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]
@@ -150,30 +163,7 @@ class PointMaker:
             found[place][name] = vector
         return found
 
-    def _sparse(self, blinder: Blinder, document: Document) -> dict[SparseName, Sparse]:
-        vectors: dict[SparseName, Sparse] = {"sparse": self._terms.sparse(document.text, blinder)}
-        if document.sparse_window:
-            vectors["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
-        return vectors
-
 
 def speaker_id(name: str, blinder: Blinder) -> int:
     """The keyed id of who speaks; 0 for nobody."""
     return blinder.term_id(f"speaker/{name.casefold()}") if name else 0
-
-
-def _payload(document: Document, owner_id: UUID, blinder: Blinder, *, version: int) -> Payload:
-    return Payload(
-        owner_id=owner_id,
-        kind=document.kind,
-        container_id=document.container_id,
-        source_id=document.source_id,
-        chunk=document.chunk,
-        version=version,
-        position=document.position,
-        scene_id=document.scene_id,
-        said_at=document.said_at,
-        speaker=speaker_id(document.speaker, blinder),
-        words=document.words,
-        is_question=document.is_question,
-    )

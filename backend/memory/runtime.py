@@ -69,9 +69,7 @@ class MemoryRuntime(UserSignedOut):
             return
         for user_id in await self.collections.prepare():
             async with self.database.write() as session:
-                await self.outbox.reindex(
-                    session, user_id, self.collections.current.name, holder=None
-                )
+                await self.outbox.reindex(session, user_id, self.collections.current.name)
         await self.reconciler.schedule()
         self.is_prepared = True
 

@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 Span = tuple[int, int]
 """From and to, in seconds since 1970; the end is not in it."""
 
-_MONTHS = (
-    "january", "february", "march", "april", "may", "june", "july", "august", "september",
-    "october", "november", "december",
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October", "November", "December",
 )  # fmt: skip
-_NAMES = "|".join(f"{name}|{name[:3]}" for name in _MONTHS if name != "may")
+_NAMES = "|".join(f"{name}|{name[:3]}" for name in MONTHS if name != "May")
 _MONTH = rf"(?P<month>{_NAMES}|sept|may)\.?"
 _YEAR = r"(?P<year>(?:19|20)\d\d)"
 _DAY = r"(?P<day>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?"
@@ -80,7 +80,7 @@ def _dated(found: dict[str, str | None], now: datetime) -> Span | None:
     name, number, day, year = (found.get(key) for key in ("month", "number", "day", "year"))
     month = int(number) if number else 0
     if name:
-        month = next(i for i, each in enumerate(_MONTHS, 1) if each.startswith(name.lower()[:3]))
+        month = next(i for i, each in enumerate(MONTHS, 1) if each.startswith(name.title()[:3]))
     try:
         start = now.replace(year=int(year) if year else now.year, month=month or 1, day=1)
         if day:

@@ -144,20 +144,12 @@ class TermCounter:
                     weights[term] = max(weight, weights.get(term, 0.0))
         return weights
 
-    def sparse(
-        self,
-        text: str,
-        blinder: Blinder,
-        *,
-        k1: float = K1,
-        b: float = B,
-        average_length: float = AVERAGE_LENGTH,
-    ) -> Sparse:
+    def sparse(self, text: str, blinder: Blinder) -> Sparse:
         """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
         counts = self.document(text)
-        norm = k1 * (1 - b + b * counts.total() / average_length)
+        norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
         return blinded(
-            {term: count * (k1 + 1) / (count + norm) for term, count in counts.items()}, blinder
+            {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
         )
 
     def _likeliest(self, tokens: Iterable[tuple[str, bool]]) -> list[str]:

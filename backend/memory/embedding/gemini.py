@@ -74,7 +74,7 @@ class GeminiEmbedder:
             ),
             who=WHO,
         )
-        rows = [embedding.values or [] for embedding in response.embeddings or ()]
+        rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
         # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
         return unit_rows(rows, who=WHO, count=len(texts), dimension=self._spec.dimension)
 

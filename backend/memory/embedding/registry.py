@@ -36,14 +36,15 @@ def build_embedder(settings: Settings) -> Embedder | None:
 
     Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
     """
-    choice = choose(settings)
-    if choice == "gemini":
-        return _gemini(settings)
-    if choice == "openai":
-        return _openai(settings)
-    if choice == "local":
-        return _local(settings)
-    return None
+    match choose(settings):
+        case "gemini":
+            return _gemini(settings)
+        case "openai":
+            return _openai(settings)
+        case "local":
+            return _local(settings)
+        case "none":
+            return None
 
 
 def build_cached_embedder(settings: Settings, database: Database) -> CachedEmbedder | None:
