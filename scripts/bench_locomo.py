@@ -49,7 +49,7 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
-from backend.memory.points import Blinders, PointMaker, speaker_id
+from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import TermCounter, blinded
@@ -225,11 +225,12 @@ async def index_dialogue(desk: Desk, maker: PointMaker) -> tuple[int, int]:
         if line.scene_id is not None:
             scenes.setdefault(line.scene_id, []).append(line)
     documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
-    made = await maker.make(desk.sealer, desk.blinders.get(desk.sealer), documents)
-    if made.failure:
-        raise made.failure
-    await desk.index.upsert(made.points)
-    return len(made.points), sum(map(vector_bytes, made.points))
+    attempt = Attempt(desk.sealer)
+    points = await maker.make(attempt, documents)
+    if attempt.failure:
+        raise attempt.failure
+    await desk.index.upsert(points)
+    return len(points), sum(map(vector_bytes, points))
 
 
 def vector_bytes(point: Point) -> int:
@@ -436,7 +437,7 @@ async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Be
         index = await open_edge(Path(folder), "bench", spec.dimension)
         terms, blinders = TermCounter(), Blinders()
         pool = CpuPool()
-        maker = PointMaker(terms, embedder, pool=pool)
+        maker = PointMaker(terms, embedder, blinders=blinders, pool=pool)
         service = MemorySearch(
             OneIndex(index), [], embedder=embedder, blinders=blinders, terms=terms, pool=pool
         )

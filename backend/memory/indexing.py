@@ -7,7 +7,6 @@ rows, and ends together with the notes of what changed. Doing any of it twice ch
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
@@ -21,11 +20,10 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
 from backend.memory.documents import Document
-from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.outbox import INDEX, REINDEX
-from backend.memory.points import Blinders, PointMaker
+from backend.memory.points import Attempt, PointMaker
 from backend.memory.reconciling import differences
 from backend.memory.sources import Source, SourceRow, slices
 from backend.vault.sealing import Sealer
@@ -44,33 +42,8 @@ Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One user's texts on their way into the index.
-
-    `failure` is why dense vectors are missing, once they are: they are not asked for again. The
-    rest goes in without them: words find it until then.
-    """
-
-    sealer: Sealer
-    failure: EmbedderError | None = None
-
-    def check(self) -> None:
-        """Raise where vectors are missing: the job comes later, as late as the provider says."""
-        if self.failure is None:
-            return
-        if self.failure.retry_after is not None:
-            raise RetryLaterError(self.failure.detail, after=self.failure.retry_after)
-        raise self.failure
-
-
 class Indexer:
-    """Does the jobs of the index.
-
-    Args:
-        maker: Makes points for the current collection.
-        terms_only: Makes points for collections of models that are no longer configured.
-    """
+    """Does the jobs of the index."""
 
     def __init__(
         self,
@@ -79,16 +52,12 @@ class Indexer:
         sources: Sequence[Source],
         *,
         maker: PointMaker,
-        terms_only: PointMaker,
-        blinders: Blinders,
         pool: CpuPool,
     ) -> None:
         self._database = database
         self._collections = collections
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._maker = maker
-        self._terms_only = terms_only
-        self._blinders = blinders
         self._pool = pool
 
     @property
@@ -103,7 +72,7 @@ class Indexer:
         """Follow the changes of one chat, lorebook or chronicle up."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
-        attempt = _Attempt(job.keys)
+        attempt = Attempt(job.keys)
         while True:
             notes, indexes = await self._changes(job, container_id)
             changed = [note.source_id for note in notes if note.source_id is not None]
@@ -112,7 +81,7 @@ class Indexer:
                     await self._whole(attempt, source, container_id, index, job.progress)
             # After all of it as well: the rows next to one that went held its words.
             await self._some(attempt, source, container_id, changed, indexes)
-            attempt.check()
+            _check(attempt)
             if len(notes) < CHANGES:
                 break
             async with job.step() as session:
@@ -166,16 +135,16 @@ class Indexer:
                 for source in self._sources.values()
                 for container_id in await source.containers(session, owner_id=sealer.user_id)
             ]
-        attempt = _Attempt(sealer)
+        attempt = Attempt(sealer)
         for number, (source, container_id) in enumerate(containers):
             await report(number, len(containers))
             await self._whole(attempt, source, container_id, self._collections.current)
-        attempt.check()
+        _check(attempt)
         await report(len(containers), len(containers))
 
     async def _some(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         source: Source,
         container_id: UUID,
         source_ids: Sequence[UUID],
@@ -191,7 +160,7 @@ class Indexer:
 
     async def _whole(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         source: Source,
         container_id: UUID,
         index: VectorIndex,
@@ -218,7 +187,7 @@ class Indexer:
 
     async def _store_rows(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         rows: Sequence[SourceRow],
         indexes: Sequence[VectorIndex],
         *,
@@ -240,24 +209,31 @@ class Indexer:
 
     async def _store(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         documents: Sequence[Document],
         index: VectorIndex,
         *,
         anew: Sequence[UUID],
     ) -> None:
         """Store what documents make, in place of all points of the rows `anew`."""
-        sealer = attempt.sealer
-        maker = self._maker if index is self._collections.current else self._terms_only
-        made = await maker.make(
-            sealer, self._blinders.get(sealer), documents, failure=attempt.failure
+        # Collections of models that are no longer configured get terms alone.
+        points = await self._maker.make(
+            attempt, documents, is_dense=index is self._collections.current
         )
-        attempt.failure = attempt.failure or made.failure
         # Only now, with the new points at hand: in between nothing of these rows is found.
         if anew:
-            await index.delete_sources(sealer.user_id, anew)
-        if made.points:
-            await index.upsert(made.points)
+            await index.delete_sources(attempt.sealer.user_id, anew)
+        if points:
+            await index.upsert(points)
+
+
+def _check(attempt: Attempt) -> None:
+    """Raise where vectors are missing: the job comes later, as late as the provider says."""
+    if attempt.failure is None:
+        return
+    if attempt.failure.retry_after is not None:
+        raise RetryLaterError(attempt.failure.detail, after=attempt.failure.retry_after)
+    raise attempt.failure
 
 
 def _documents(rows: Sequence[SourceRow]) -> list[Document]:

@@ -61,52 +61,54 @@ class Blinders:
         self._kept.pop(user_id, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Points, and why they lack their dense vectors, where they do."""
+@dataclass(slots=True)
+class Attempt:
+    """One user's texts on their way into the index.
 
-    points: list[Point]
+    `failure` is why dense vectors are missing, once they are: they are not asked for again. The
+    rest goes in without them, and is found by its terms until then.
+    """
+
+    sealer: Sealer
     failure: EmbedderError | None = None
 
 
 class PointMaker:
-    """Makes the points of one user's documents. Without an embedder they have terms alone."""
+    """Makes points of documents. Without an embedder they have terms alone."""
 
     def __init__(
-        self, terms: TermCounter, embedder: DocumentEmbedder | None, *, pool: CpuPool
+        self,
+        terms: TermCounter,
+        embedder: DocumentEmbedder | None,
+        *,
+        blinders: Blinders,
+        pool: CpuPool,
     ) -> None:
         self._terms = terms
         self._embedder = embedder
+        self._blinders = blinders
         self._pool = pool
 
     async def make(
-        self,
-        sealer: Sealer,
-        blinder: Blinder,
-        documents: Sequence[Document],
-        *,
-        failure: EmbedderError | None = None,
-    ) -> Made:
-        """Points of documents, in their order.
-
-        Where the embedder fails they come without dense vectors: found by their terms until then.
-        With the `failure` of a moment ago it is not asked again.
-        """
+        self, attempt: Attempt, documents: Sequence[Document], *, is_dense: bool = True
+    ) -> list[Point]:
+        """Points of one user's documents, in their order; `is_dense` asks for dense vectors."""
+        owner_id = attempt.sealer.user_id
+        blinder = self._blinders.get(attempt.sealer)
+        is_dense = is_dense and self._embedder is not None
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if self._embedder is None:
-            failure = None
-        elif failure is None:
+        if is_dense and attempt.failure is None:
             try:
-                dense = await self._dense(sealer, blinder, documents)
+                dense = await self._dense(attempt.sealer, blinder, documents)
             except EmbedderError as error:
-                failure = error
-        points = await self._pool.run(
-            sealer.user_id,
-            partial(self._points, sealer.user_id, blinder, documents, dense, bool(failure)),
+                attempt.failure = error
+        is_incomplete = is_dense and attempt.failure is not None
+        return await self._pool.run(
+            owner_id,
+            partial(self._points, owner_id, blinder, documents, dense, is_incomplete),
             size=sum(len(each.text) + len(each.sparse_window or "") for each in documents),
             is_job=True,
         )
-        return Made(points, failure)
 
     def _points(
         self,

@@ -113,9 +113,7 @@ async def open_memory(
         database,
         collections,
         sources,
-        maker=PointMaker(terms, embedder, pool=pool),
-        terms_only=PointMaker(terms, None, pool=pool),
-        blinders=blinders,
+        maker=PointMaker(terms, embedder, blinders=blinders, pool=pool),
         pool=pool,
     )
     search = MemorySearch(
