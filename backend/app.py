@@ -13,46 +13,50 @@ from litestar.di import Provide
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
-from backend.accounts.admin_controller import CONTROLLERS as ADMIN_CONTROLLERS
+from backend.accounts.admin_controller import AdministrationController
 from backend.accounts.cleanup import finish_deletions
-from backend.accounts.controller import CONTROLLERS as ACCOUNT_CONTROLLERS
+from backend.accounts.controller import DoorController, MeController
 from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
+from backend.accounts.instance_controller import InstanceController
 from backend.accounts.middleware import IdentityMiddleware, guard, provide_identity
+from backend.accounts.recent_activity.controller import ActivityController
 from backend.accounts.recent_activity.log import forget_old_activity
-from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
-from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
-from backend.chats.controller import CONTROLLERS as CHAT_CONTROLLERS
-from backend.chronicles.controller import CONTROLLERS as CHRONICLE_CONTROLLERS
-from backend.chronicles.event_controller import CONTROLLERS as EVENT_CONTROLLERS
-from backend.chronicles.transfer_controller import (
-    CONTROLLERS as CHRONICLE_TRANSFER_CONTROLLERS,
-)
+from backend.accounts.second_factor.controller import SecondFactorController
+from backend.accounts.token_controller import ApiKeyController, SessionController
+from backend.characters.controller import CharacterController
+from backend.characters.persona_controller import PersonaController
+from backend.chats.controller import ChatController, MessageController
+from backend.chronicles.controller import ChronicleController
+from backend.chronicles.event_controller import EventController
+from backend.chronicles.transfer_controller import ChronicleTransferController
 from backend.container import Services
 from backend.database.base import now
-from backend.enrichment.controller import CONTROLLERS as ENRICHMENT_CONTROLLERS
-from backend.enrichment.summary.controller import CONTROLLERS as SUMMARY_CONTROLLERS
-from backend.generation.registry import (
-    ModelRegistry,
-)
+from backend.enrichment.controller import EnrichmentController, RebuildController, RunController
+from backend.enrichment.summary.controller import SummaryController
+from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
-from backend.jobs.controller import CONTROLLERS as JOB_CONTROLLERS
-from backend.llm.controller import CONTROLLERS as MODEL_CONTROLLERS
+from backend.jobs.controller import JobController
+from backend.llm.controller import ModelController, TokenController
 from backend.logs import get_logger
-from backend.lore_tester.controller import CONTROLLERS as LORE_TESTER_CONTROLLERS
-from backend.lorebooks.controller import CONTROLLERS as LOREBOOK_CONTROLLERS
-from backend.lorebooks.entry_controller import CONTROLLERS as LORE_ENTRY_CONTROLLERS
-from backend.lorebooks.link_controller import CONTROLLERS as LOREBOOK_LINK_CONTROLLERS
+from backend.lore_tester.controller import LoreTesterController
+from backend.lorebooks.controller import LorebookController
+from backend.lorebooks.entry_controller import LoreEntryController
+from backend.lorebooks.link_controller import (
+    CharacterLorebookController,
+    ChatLorebookController,
+    PersonaLorebookController,
+)
 from backend.openapi import openapi_config
-from backend.openings import CONTROLLERS as OPENING_CONTROLLERS
-from backend.quotas.controller import CONTROLLERS as QUOTA_CONTROLLERS
+from backend.openings import OpeningController
+from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
-from backend.scripting.controller import CONTROLLERS as SCRIPT_CONTROLLERS
-from backend.search import CONTROLLERS as SEARCH_CONTROLLERS
-from backend.turns.controller import CONTROLLERS as TURN_CONTROLLERS
-from backend.web.controller import CONTROLLERS as PAGE_CONTROLLERS
+from backend.scripting.controller import ScriptController
+from backend.search import SearchController
+from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
+from backend.web.controller import PageController
 
 log = get_logger(__name__)
 
@@ -64,31 +68,46 @@ JSON_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of a route that says nothing else: a card with every field full."""
 
 API_CONTROLLERS: Sequence[type[Controller]] = (
-    *ACCOUNT_CONTROLLERS,
-    *ADMIN_CONTROLLERS,
-    *QUOTA_CONTROLLERS,
-    *CHARACTER_CONTROLLERS,
-    *PERSONA_CONTROLLERS,
-    *SCRIPT_CONTROLLERS,
-    *OPENING_CONTROLLERS,
-    *CHAT_CONTROLLERS,
-    *LOREBOOK_CONTROLLERS,
-    *LORE_ENTRY_CONTROLLERS,
-    *LOREBOOK_LINK_CONTROLLERS,
-    *LORE_TESTER_CONTROLLERS,
-    *CHRONICLE_CONTROLLERS,
-    *EVENT_CONTROLLERS,
-    *CHRONICLE_TRANSFER_CONTROLLERS,
-    *ENRICHMENT_CONTROLLERS,
-    *SUMMARY_CONTROLLERS,
-    *TURN_CONTROLLERS,
-    *MODEL_CONTROLLERS,
-    *SEARCH_CONTROLLERS,
-    *JOB_CONTROLLERS,
+    InstanceController,
+    DoorController,
+    MeController,
+    SessionController,
+    ApiKeyController,
+    ActivityController,
+    SecondFactorController,
+    AdministrationController,
+    UsageController,
+    AccountUsageController,
+    CharacterController,
+    PersonaController,
+    ScriptController,
+    OpeningController,
+    ChatController,
+    MessageController,
+    LorebookController,
+    LoreEntryController,
+    ChatLorebookController,
+    CharacterLorebookController,
+    PersonaLorebookController,
+    LoreTesterController,
+    ChronicleController,
+    EventController,
+    ChronicleTransferController,
+    EnrichmentController,
+    RunController,
+    RebuildController,
+    SummaryController,
+    TurnController,
+    RunningTurnController,
+    MessageContextController,
+    ModelController,
+    TokenController,
+    SearchController,
+    JobController,
 )
 """Everything below `API`, behind the guard."""
 
-PLAIN_CONTROLLERS: Sequence[type[Controller]] = (*PAGE_CONTROLLERS, HealthController)
+PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)
 """What stands beside it."""
 
 

@@ -229,9 +229,6 @@ class OpeningController(Controller):
         return Response(view, headers={"ETag": etag(view.revision)})
 
 
-CONTROLLERS = (OpeningController,)
-
-
 def _default_title(names: Sequence[str]) -> str:
     return ", ".join(names) or FALLBACK_TITLE
 

@@ -138,9 +138,6 @@ class SearchController(Controller):
         return await search.search(identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit)
 
 
-CONTROLLERS = (SearchController,)
-
-
 async def _in_chat(
     session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
 ) -> tuple[list[ScopePart], list[str]]:

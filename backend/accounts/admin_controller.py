@@ -130,6 +130,3 @@ def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationV
         used_at=row.used_at,
         code=code,
     )
-
-
-CONTROLLERS = (AdministrationController,)

@@ -24,10 +24,8 @@ from backend.accounts.errors import (
     WrongSecondFactorError,
 )
 from backend.accounts.identity import Identity
-from backend.accounts.instance_controller import CONTROLLERS as INSTANCE_CONTROLLERS
 from backend.accounts.middleware import NEEDS, PUBLIC, SHOWN_ONCE, AuthMiddleware, expired_cookies
 from backend.accounts.profile import ProfileService
-from backend.accounts.recent_activity.controller import CONTROLLERS as ACTIVITY_CONTROLLERS
 from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.accounts.schemas import (
     AccountPatch,
@@ -42,11 +40,9 @@ from backend.accounts.schemas import (
 )
 from backend.accounts.second_factor.asking import SecondFactorGate
 from backend.accounts.second_factor.check import Proof
-from backend.accounts.second_factor.controller import CONTROLLERS as SECOND_FACTOR_CONTROLLERS
 from backend.accounts.service import AccountService
 from backend.accounts.settings import UserSettings
 from backend.accounts.throttle import address_block
-from backend.accounts.token_controller import CONTROLLERS as TOKEN_CONTROLLERS
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
@@ -350,16 +346,6 @@ class MeController(Controller):
             identity, data, if_match=request.headers.get("if-match")
         )
         return Response(settings, headers={"ETag": etag(revision)})
-
-
-CONTROLLERS = (
-    *INSTANCE_CONTROLLERS,
-    DoorController,
-    MeController,
-    *TOKEN_CONTROLLERS,
-    *ACTIVITY_CONTROLLERS,
-    *SECOND_FACTOR_CONTROLLERS,
-)
 
 
 def _address(request: AnyRequest) -> str:

@@ -47,6 +47,3 @@ class InstanceController(Controller):
             sign_up=await accounts.sign_up_state(),
             user=user,
         )
-
-
-CONTROLLERS = (InstanceController,)

@@ -141,9 +141,6 @@ class ApiKeyController(Controller):
         await activity.note(identity, event_of(request, "api_key_ended"))
 
 
-CONTROLLERS = (SessionController, ApiKeyController)
-
-
 def _session_id(text: str) -> UUID:
     try:
         return UUID(text)

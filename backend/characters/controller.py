@@ -259,8 +259,5 @@ class CharacterController(Controller):
         await characters.avatars.remove(identity, character_id)
 
 
-CONTROLLERS = (CharacterController,)
-
-
 def _tagged(view: CharacterView) -> Response[CharacterView]:
     return Response(view, headers={"ETag": etag(view.revision)})

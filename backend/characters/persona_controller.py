@@ -151,8 +151,5 @@ class PersonaController(Controller):
         await personas.avatars.remove(identity, persona_id)
 
 
-CONTROLLERS = (PersonaController,)
-
-
 def _tagged(view: PersonaView) -> Response[PersonaView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -235,8 +235,5 @@ class MessageController(Controller):
         return await messages.activate(identity, message_id, follow=follow)
 
 
-CONTROLLERS = (ChatController, MessageController)
-
-
 def _tagged(view: ChatView) -> Response[ChatView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -106,8 +106,5 @@ class ChronicleController(Controller):
         await chronicles.delete(identity, chronicle_id, if_match=request.headers.get("if-match"))
 
 
-CONTROLLERS = (ChronicleController,)
-
-
 def _tagged(view: ChronicleView) -> Response[ChronicleView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -203,8 +203,5 @@ class EventController(Controller):
         )
 
 
-CONTROLLERS = (EventController,)
-
-
 def _tagged(view: EventView) -> Response[EventView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -102,6 +102,3 @@ class ChronicleTransferController(Controller):
         file = await chronicle_transfer.export(identity, chronicle_id)
         await activity.note(identity, event_of(request, "exported", detail="chronicle"))
         return file_answer(file)
-
-
-CONTROLLERS = (ChronicleTransferController,)

@@ -171,6 +171,3 @@ class RebuildController(Controller):
     ) -> JobView:
         """The job of the chronicle's last rebuild, for a day after it is done."""
         return await enrichment.latest_rebuild(identity, chronicle_id)
-
-
-CONTROLLERS = (EnrichmentController, RunController, RebuildController)

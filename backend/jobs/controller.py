@@ -118,9 +118,6 @@ class JobController(Controller):
         )
 
 
-CONTROLLERS = (JobController,)
-
-
 async def _body(
     jobs: JobService, watch: SessionWatch, identity: Identity, job_id: UUID
 ) -> AsyncIterator[bytes]:

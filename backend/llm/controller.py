@@ -120,6 +120,3 @@ class TokenController(Controller):
             size=sum(map(len, data.texts)),
         )
         return TokenCounts(counts=[round(count * ratio) for count in counted], tokenizer=name)
-
-
-CONTROLLERS = (ModelController, TokenController)

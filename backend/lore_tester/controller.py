@@ -54,6 +54,3 @@ class LoreTesterController(Controller):
         looked at, no message of a chat; nobody searches by meaning; nothing is stored.
         """
         return await lore_tester.test(identity, lorebook_id, data)
-
-
-CONTROLLERS = (LoreTesterController,)

@@ -172,9 +172,6 @@ class LorebookController(Controller):
         return file_answer(file)
 
 
-CONTROLLERS = (LorebookController,)
-
-
 def _tagged(view: LorebookView) -> Response[LorebookView]:
     return Response(view, headers={"ETag": etag(view.revision)})
 

@@ -140,8 +140,5 @@ class LoreEntryController(Controller):
         )
 
 
-CONTROLLERS = (LoreEntryController,)
-
-
 def _tagged_entry(view: LoreEntryView) -> Response[LoreEntryView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -202,6 +202,3 @@ class PersonaLorebookController(Controller):
     ) -> None:
         """Take the link away."""
         await lorebook_links.unlink(identity, "persona", persona_id, lorebook_id)
-
-
-CONTROLLERS = (ChatLorebookController, CharacterLorebookController, PersonaLorebookController)

@@ -49,6 +49,3 @@ class AccountUsageController(Controller):
     ) -> AccountUsage:
         """How much an account uses of each quota: numbers, and no texts."""
         return await quotas.usage(user_id)
-
-
-CONTROLLERS = (UsageController, AccountUsageController)

@@ -67,6 +67,3 @@ class ScriptController(Controller):
 def _tagged(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
     view = ScriptListView(scripts=scripts, revision=revision)
     return Response(view, headers={"ETag": etag(revision)})
-
-
-CONTROLLERS = (ScriptController,)

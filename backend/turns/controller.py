@@ -303,9 +303,6 @@ class MessageContextController(Controller):
         return await contexts.stored(identity, message_id, with_difference=diff is not None)
 
 
-CONTROLLERS = (TurnController, RunningTurnController, MessageContextController)
-
-
 def _wants_json(request: AnyRequest) -> bool:
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/event-stream" not in accepted

@@ -159,9 +159,6 @@ class PageController(Controller):
         return _answer(request, found, FOR_GOOD)
 
 
-CONTROLLERS = (PageController,)
-
-
 def _answer(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes]:
     headers = {"Cache-Control": caching, "ETag": file.tag, "Vary": "Accept-Encoding"}
     if _has(request, file.tag):

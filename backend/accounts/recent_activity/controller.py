@@ -35,6 +35,3 @@ class ActivityController(Controller):
         items = await activity.list_entries(identity, limit=limit + 1, after=after)
         more = len(items) > limit
         return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
-
-
-CONTROLLERS = (ActivityController,)

@@ -266,6 +266,3 @@ class SecondFactorController(Controller):
         await second_factor_gate.confirm(request, identity, data)
         label = await second_factors.remove_passkey(identity, passkey_id)
         await activity.note(identity, event_of(request, "second_factor_off", detail=label))
-
-
-CONTROLLERS = (SecondFactorController,)

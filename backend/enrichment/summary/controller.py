@@ -110,8 +110,5 @@ class SummaryController(Controller):
         return await summaries.list_page(identity, chat_id, limit=limit, before=after)
 
 
-CONTROLLERS = (SummaryController,)
-
-
 def _tagged(view: SummaryView) -> Response[SummaryView]:
     return Response(view, headers={"ETag": etag(view.revision)})

@@ -20,8 +20,8 @@ from backend import http
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.recent_activity.log import ActivityLog
-from backend.characters.controller import CONTROLLERS as CHARACTER_CONTROLLERS
-from backend.characters.persona_controller import CONTROLLERS as PERSONA_CONTROLLERS
+from backend.characters.controller import CharacterController
+from backend.characters.persona_controller import PersonaController
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
 from backend.cpu_pool import CpuPool
@@ -74,7 +74,7 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
     personas = PersonaService(database, CpuPool())
     activity = ActivityLog(database)
     return Litestar(
-        route_handlers=[*CHARACTER_CONTROLLERS, *PERSONA_CONTROLLERS],
+        route_handlers=[CharacterController, PersonaController],
         dependencies={
             "identity": Provide(who, sync_to_thread=False),
             "characters": Provide(lambda: characters, sync_to_thread=False),
