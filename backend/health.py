@@ -1,6 +1,7 @@
 """`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from backend.accounts.middleware import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
-from backend.errors import NotFoundError
+from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
@@ -66,15 +67,20 @@ class HealthController(Controller):
         memory: NamedDependency[MemoryRuntime],
     ) -> Response[Readiness]:
         """Each part, with a reason where it is not ready; 503 when requests need that part."""
+        index, embedder = memory.collections.current, memory.embedder
+        names = ", ".join(spec.id for spec in registry.specs())
+        kind = database.url.get_backend_name()
+        by_words = "none: memory is searched by words alone"
         parts = [
-            await _database_part(database),
+            await _pinged("database", kind, database.ping, DatabaseUnavailableError),
+            HealthCheck(name="models", ready=True, detail=names),
+            await _pinged("index", index.name, index.ping, IndexUnavailableError, needed=False),
             HealthCheck(
-                name="models",
+                name="embeddings",
                 ready=True,
-                detail=", ".join(spec.id for spec in registry.specs()),
+                detail=embedder.spec.model if embedder else by_words,
+                needed=False,
             ),
-            await _index_part(memory),
-            _embeddings_part(memory),
         ]
         ready = all(part.ready for part in parts if part.needed)
         return Response(Readiness(ready=ready, parts=parts), status_code=200 if ready else 503)
@@ -91,34 +97,20 @@ class HealthController(Controller):
         )
 
 
-async def _database_part(database: Database) -> HealthCheck:
+async def _pinged(
+    name: str,
+    detail: str,
+    ping: Callable[[], Awaitable[None]],
+    refused: type[AppError],
+    *,
+    needed: bool = True,
+) -> HealthCheck:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await database.ping()
-    except (DatabaseUnavailableError, TimeoutError):
-        return HealthCheck(name="database", ready=False, detail=DatabaseUnavailableError.title)
-    return HealthCheck(name="database", ready=True, detail=database.url.get_backend_name())
-
-
-async def _index_part(memory: MemoryRuntime) -> HealthCheck:
-    index = memory.collections.current
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await index.ping()
-    except (IndexUnavailableError, TimeoutError):
-        return HealthCheck(
-            name="index", ready=False, detail=IndexUnavailableError.title, needed=False
-        )
-    return HealthCheck(name="index", ready=True, detail=index.name, needed=False)
-
-
-def _embeddings_part(memory: MemoryRuntime) -> HealthCheck:
-    if memory.embedder is None:
-        detail = "none: memory is searched by words alone"
-        return HealthCheck(name="embeddings", ready=True, detail=detail, needed=False)
-    return HealthCheck(
-        name="embeddings", ready=True, detail=memory.embedder.spec.model, needed=False
-    )
+            await ping()
+    except (refused, TimeoutError):
+        return HealthCheck(name=name, ready=False, detail=refused.title, needed=needed)
+    return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
 
 
 def _is_near(request: Request[Any, Any, Any]) -> bool:

@@ -21,13 +21,7 @@ from litestar.enums import ParamType, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.exceptions import ValidationException as LitestarValidationException
 from litestar.serialization import decode_json, encode_json
-from litestar.types import (
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend import errors
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
@@ -173,7 +167,8 @@ def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
                 log.info(
                     "request.finished",
                     method=scope.get("method"),
-                    path_template=_template(scope),
+                    # With the names of its parameters, never their values.
+                    path_template=str(scope.get("path_template") or "unmatched"),
                     status=status,
                     duration_ms=round((time.perf_counter() - started) * 1000, 1),
                 )
@@ -228,11 +223,6 @@ def _missing(present: Any, *, https: bool) -> list[tuple[bytes, bytes]]:
     names = {name.lower() for name, _ in present}
     wanted = [*_HEADERS, _NO_STORE, *([_HSTS] if https else [])]
     return [(name, value) for name, value in wanted if name not in names]
-
-
-def _template(scope: Scope) -> str:
-    """The route's path with the names of its parameters, never their values."""
-    return str(scope.get("path_template") or "unmatched")
 
 
 def _answer(problem: AppError, headers: Mapping[str, str] | None = None) -> AnyResponse:

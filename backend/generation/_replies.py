@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -85,7 +85,7 @@ async def relay(
     if end is None or end.finish is None:
         raise ModelInterruptedError(f"{who} broke off before the model had finished.")
     if not spoke:
-        raise nothing_said(who, end.finish, end.reason)
+        raise _nothing_said(who, end.finish, end.reason)
     if usage is not None:
         yield usage
     yield Finish(end.finish)
@@ -101,13 +101,26 @@ def _broken(
     return error
 
 
-async def whole(answer: Awaitable[T], *, who: str, answer_timeout: float) -> T:
-    """Wait for an answer that is not streamed; `ModelTimeoutError` after `answer_timeout` s."""
+async def whole(
+    answer: Awaitable[T],
+    *,
+    who: str,
+    answer_timeout: float,
+    failure: Callable[[Exception], ModelError],
+) -> T:
+    """Wait for an answer that is not streamed.
+
+    Raises:
+        ModelTimeoutError: After `answer_timeout` seconds.
+        ModelError: What `failure` makes of whatever the SDK raises.
+    """
     try:
         async with asyncio.timeout(answer_timeout):
             return await answer
     except TimeoutError:
         raise _silence(who, answer_timeout) from None
+    except Exception as error:  # noqa: BLE001 - a server may answer anything
+        raise failure(error) from None
 
 
 def said(answer: Delta, *, who: str, called: bool = False) -> tuple[str, FinishReason]:
@@ -125,10 +138,10 @@ def said(answer: Delta, *, who: str, called: bool = False) -> tuple[str, FinishR
         return text, answer.finish or "other"
     if answer.finish is None:
         raise ModelUnavailableError(f"{who} answers with something that is no reply.")
-    raise nothing_said(who, answer.finish, answer.reason)
+    raise _nothing_said(who, answer.finish, answer.reason)
 
 
-def nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
+def _nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
     """The error for a reply that finished without a word (and, with tools, without a call)."""
     if finish == "safety":
         word = reason or finish

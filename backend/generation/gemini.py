@@ -221,12 +221,12 @@ class GeminiModel:
     async def _whole(self, body: dict[str, Any]) -> GenerateContentResponse:
         connection = await self._provider.connect()
         asked = connection.client.aio.models.generate_content(**self._arguments(body))
-        try:
-            return await whole(asked, who=WHO, answer_timeout=self._provider.config.answer_timeout)
-        except ModelError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            raise self._provider.failure(error) from None
+        return await whole(
+            asked,
+            who=WHO,
+            answer_timeout=self._provider.config.answer_timeout,
+            failure=self._provider.failure,
+        )
 
 
 def _details(body: object) -> Sequence[Mapping[str, Any]]:

@@ -205,12 +205,12 @@ class OpenAICompatibleModel:
         asked = connection.client.chat.completions.create(
             model=self.spec.name, messages=[], extra_body=body
         )
-        try:
-            return await whole(asked, who=WHO, answer_timeout=self._provider.config.answer_timeout)
-        except ModelError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            raise self._provider.failure(error) from None
+        return await whole(
+            asked,
+            who=WHO,
+            answer_timeout=self._provider.config.answer_timeout,
+            failure=self._provider.failure,
+        )
 
 
 def _status(code: str | None, words: Sequence[str]) -> int | None:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
-from typing import Protocol
 
 from backend.errors import InternalError, UnavailableError
 
@@ -32,9 +31,7 @@ SHARED_BOUNDS = (0.65, 1.9)
 """The same for a ratio that others learned: all that was measured but Hindi and Arabic in the
 oldest vocabularies, which only those need who write in them."""
 
-_STARTING_RATIOS = {
-    ("gemma3", "o200k_base"): 1.06,
-}
+_STARTING_RATIOS = {("gemma3", "o200k_base"): 1.06, ("o200k_base", "gemma3"): 1 / 1.06}
 """(real vocabulary, vocabulary counted with): real tokens for one counted, on English prose."""
 
 _TINY_PROMPT = 256
@@ -55,11 +52,7 @@ def starting_ratio(vocabulary: str, *, counted_with: str) -> float:
 
     1.0 for a vocabulary and itself, and for pairs about which nothing is known.
     """
-    if (forward := _STARTING_RATIOS.get((vocabulary, counted_with))) is not None:
-        return forward
-    if (backward := _STARTING_RATIOS.get((counted_with, vocabulary))) is not None:
-        return 1 / backward
-    return 1.0
+    return _STARTING_RATIOS.get((vocabulary, counted_with), 1.0)
 
 
 def learn_ratio(ratio: float, samples: int, *, counted: int, reported: int) -> tuple[float, int]:
@@ -134,28 +127,12 @@ class TokenizerUnavailableError(UnavailableError):
     slug, title = "tokenizer-unavailable", "The tokenizer is not installed"
 
 
-class Tokenizer(Protocol):
-    """Counts tokens. May be shared between threads.
+class Tokenizer:
+    """Counts tokens with an encoder's plain-text `encode`. May be shared between threads.
 
-    Text that looks like a vocabulary's special tokens is counted as the plain text it is.
+    Text that looks like a vocabulary's special tokens is counted as the plain text it is. `name` is
+    the vocabulary's, as it is stored beside the counts.
     """
-
-    @property
-    def name(self) -> str:
-        """The vocabulary's name, as it is stored beside the counts."""
-        ...
-
-    def count(self, text: str) -> int:
-        """Tokens of `text`. O(len(text)), whatever is in it."""
-        ...
-
-    def count_many(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, in their order."""
-        ...
-
-
-class _Vocabulary:
-    """A `Tokenizer` over an encoder's plain-text `encode`."""
 
     def __init__(
         self, name: str, encode: Callable[[str], Sequence[int]], *, max_run: int = _MAX_RUN
@@ -165,6 +142,7 @@ class _Vocabulary:
         self._max_run = max_run
 
     def count(self, text: str) -> int:
+        """Tokens of `text`. O(len(text)), whatever is in it."""
         try:
             return self._count(text)
         except UnicodeEncodeError:
@@ -173,6 +151,7 @@ class _Vocabulary:
             return self._count(repaired)
 
     def count_many(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, in their order."""
         return [self.count(text) for text in texts]
 
     def _count(self, text: str) -> int:
@@ -216,7 +195,7 @@ def _load_o200k() -> Tokenizer:
         mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
         special_tokens={"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
     )
-    return _Vocabulary("o200k_base", encoding.encode_ordinary)
+    return Tokenizer("o200k_base", encoding.encode_ordinary)
 
 
 def _load_gemma3() -> Tokenizer:
@@ -224,7 +203,7 @@ def _load_gemma3() -> Tokenizer:
     from splintr import Tokenizer as Splintr  # noqa: PLC0415 - an optional dependency
 
     encode = Splintr.from_pretrained("gemma3").encode_ordinary
-    return _Vocabulary("gemma3", encode, max_run=_MAX_LOCKED_RUN)
+    return Tokenizer("gemma3", encode, max_run=_MAX_LOCKED_RUN)
 
 
 _LOADERS: dict[str, tuple[str, Callable[[], Tokenizer]]] = {
