@@ -41,8 +41,7 @@ from backend.jobs.controller import JobController
 from backend.llm.controller import ModelController, TokenController
 from backend.logs import get_logger
 from backend.lore_tester.controller import LoreTesterController
-from backend.lorebooks.controller import LorebookController
-from backend.lorebooks.entry_controller import LoreEntryController
+from backend.lorebooks.controller import LorebookController, LoreEntryController
 from backend.lorebooks.link_controller import (
     CharacterLorebookController,
     ChatLorebookController,

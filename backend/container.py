@@ -45,7 +45,6 @@ from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
-from backend.lorebooks.entry_service import LoreEntryService
 from backend.lorebooks.forking import ChatLore
 from backend.lorebooks.index_source import LoreSource
 from backend.lorebooks.links import LorebookLinkService
@@ -141,7 +140,6 @@ class Services:
         )
         self.personas = PersonaService(database, pool)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
-        self.lore_entries = LoreEntryService(database, index, check_added=check_entries)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, regexes)
         self.chronicles = ChronicleService(database, index)
@@ -208,7 +206,8 @@ class Services:
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
-        self.search = SearchService(database, memory.search, SOURCES)
+        # Not `search`: so lists name their query parameter.
+        self.search_service = SearchService(database, memory.search, SOURCES)
 
         enrichment = open_enrichment(settings, database, registry, prompts, memory, pool)
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)

@@ -20,7 +20,7 @@ from backend.chats.errors import ChatNotFoundError
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.lorebooks.reading import books_for_chat
+from backend.lorebooks.chat_books import books_for_chat
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search import Memory, MemorySearch, SearchRequest
 from backend.memory.sources import Source
@@ -119,7 +119,7 @@ class SearchController(Controller):
     async def search(
         self,
         identity: NamedDependency[Identity],
-        search: NamedDependency[SearchService],
+        search_service: NamedDependency[SearchService],
         q: Annotated[str, QueryParameter(min_length=1, max_length=2000)],
         sources: Annotated[str, QueryParameter(max_length=100)] = "",
         chat_id: FromQuery[UUID | None] = None,
@@ -135,7 +135,9 @@ class SearchController(Controller):
         """
         if not q.strip():
             raise ValidationError("q holds nothing but blanks.")
-        return await search.search(identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit)
+        return await search_service.search(
+            identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit
+        )
 
 
 async def _in_chat(

@@ -18,7 +18,7 @@ from backend.enrichment.cleaning import clipped
 from backend.enrichment.models import EnrichmentMark
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
-from backend.lorebooks.reading import books_for_chat
+from backend.lorebooks.chat_books import books_for_chat
 from backend.vault.sealing import Sealer
 
 STRETCH_LINES = 24

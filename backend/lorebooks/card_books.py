@@ -18,11 +18,10 @@ from backend.characters.cards.errors import CardError, CardLimitError
 from backend.errors import ConflictError
 from backend.lorebooks import repository
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
-from backend.lorebooks.exporting import card_book_object
+from backend.lorebooks.files import LoreRows, card_book_object, insert_entries, new_rows
 from backend.lorebooks.formats.merge import book_object
 from backend.lorebooks.formats.model import ReadBook
 from backend.lorebooks.formats.reader import read_card_book
-from backend.lorebooks.importing import LoreRows, insert_entries, new_rows
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.outbox import IndexOutbox
@@ -78,9 +77,7 @@ class ReadyCardBook:
             raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
         await insert_entries(session, self.rows.entries)
         await self.check_added(session, identity.user_id)
-        await self.outbox.changed(
-            session, identity, kind=KIND, container_id=new.id, source_ids=None
-        )
+        await self.outbox.changed(session, identity, kind=KIND, container_id=new.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +145,7 @@ class CardBookService:
         if book is not None:
             await session.delete(book)
             await session.flush()
-            await self._outbox.changed(
-                session, identity, kind=KIND, container_id=book.id, source_ids=None
-            )
+            await self._outbox.changed(session, identity, kind=KIND, container_id=book.id)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Lorebooks: `/lorebooks`, and lorebook files in and out."""
+"""Lorebooks, their entries, and lorebook files in and out: `/lorebooks`."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Request, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -13,32 +13,36 @@ from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer
 from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
 from backend.errors import PreconditionFailedError
+from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (
     LorebookFullError,
     LorebookNotFoundError,
+    LoreEntryNotFoundError,
     LoreFileError,
     LoreLimitError,
 )
 from backend.lorebooks.schemas import (
+    EntryOrder,
     ExportFormat,
     ImportedLorebook,
     LorebookFields,
     LorebookItem,
     LorebookView,
+    LoreEntryView,
     NewLorebook,
+    NewLoreEntry,
 )
 from backend.lorebooks.service import LorebookService
-from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
-TAGS = ("Lorebooks",)
 
 
 class LorebookController(Controller):
     """Lorebooks."""
 
     path = "/lorebooks"
-    tags = TAGS
+    tags = ("Lorebooks",)
 
     @get(operation_id="listLorebooks", summary="List and search lorebooks")
     async def list_lorebooks(
@@ -172,7 +176,127 @@ class LorebookController(Controller):
         return file_answer(file)
 
 
-def _tagged(view: LorebookView) -> Response[LorebookView]:
+class LoreEntryController(Controller):
+    """Entries of lorebooks."""
+
+    path = "/lorebooks/{lorebook_id:uuid}/entries"
+    tags = ("Lorebooks",)
+
+    @get(
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="listLoreEntries",
+        summary="List a lorebook's entries",
+    )
+    async def list_entries(
+        self,
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+        limit: PageSize = 50,
+        after: PlaceCursor = None,
+    ) -> Page[LoreEntryView]:
+        """Entries in their order. `after` is the place behind which the page begins."""
+        return await lorebooks.list_entries(identity, lorebook_id, limit=limit, after=after)
+
+    @post(
+        opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
+        operation_id="createLoreEntry",
+        summary="Make an entry",
+    )
+    async def create_entry(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[NewLoreEntry],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LoreEntryView]:
+        """Put an entry behind the others. What is absent is as World Info has it by default."""
+        return _tagged(await lorebooks.create_entry(identity, lorebook_id, data))
+
+    @put(
+        "/order",
+        status_code=204,
+        opt={RAISES: (LorebookNotFoundError,)},
+        operation_id="orderLoreEntries",
+        summary="Put a lorebook's entries in order",
+    )
+    async def order_entries(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[EntryOrder],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> None:
+        """Put all entries in this order: how they are listed and exported. Prompts go by `order`.
+
+        Each entry of the lorebook is named once.
+        """
+        await lorebooks.order_entries(identity, lorebook_id, data.entry_ids)
+
+    @get(
+        "/{entry_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError)},
+        operation_id="getLoreEntry",
+        summary="Read an entry",
+    )
+    async def get_entry(
+        self,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LoreEntryView]:
+        """An entry, with all its fields."""
+        return _tagged(await lorebooks.get_entry(identity, lorebook_id, entry_id))
+
+    @patch(
+        "/{entry_id:uuid}",
+        opt={
+            RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError),
+            PATCHES: LoreEntry,
+        },
+        operation_id="patchLoreEntry",
+        summary="Change an entry",
+    )
+    async def patch_entry(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> Response[LoreEntryView]:
+        """Merge into an entry: what is absent stays, null goes back to the default."""
+        view = await lorebooks.patch_entry(
+            identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
+        )
+        return _tagged(view)
+
+    @delete(
+        "/{entry_id:uuid}",
+        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError)},
+        operation_id="deleteLoreEntry",
+        summary="Delete an entry",
+    )
+    async def delete_entry(
+        self,
+        request: AnyRequest,
+        lorebook_id: FromPath[UUID],
+        entry_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebooks: NamedDependency[LorebookService],
+    ) -> None:
+        """Delete an entry."""
+        await lorebooks.delete_entry(
+            identity, lorebook_id, entry_id, if_match=request.headers.get("if-match")
+        )
+
+
+View = TypeVar("View", LorebookView, LoreEntryView)
+
+
+def _tagged(view: View) -> Response[View]:
     return Response(view, headers={"ETag": etag(view.revision)})
 
 

@@ -18,7 +18,7 @@ from backend.database.types import Id
 from backend.lorebooks import repository
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import counting, find_chronicle_book, is_own
-from backend.lorebooks.importing import insert_entries
+from backend.lorebooks.files import insert_entries
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.limits import check_books
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState

@@ -66,9 +66,11 @@ def sealed_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> 
     return sealer.seal_bytes(ENTRY_SOURCE, entry_id, msgspec.json.encode(source))
 
 
-def open_entry_source(sealer: Sealer, entry_id: UUID, blob: bytes) -> EntrySource:
-    """How an entry came in."""
-    return _ENTRY_SOURCE.decode(sealer.open_bytes(ENTRY_SOURCE, entry_id, blob))
+def open_entry_source(sealer: Sealer, entry_id: bytes, sealed: bytes | None) -> EntrySource | None:
+    """How an entry came in; None where it was made here."""
+    if sealed is None:
+        return None
+    return _ENTRY_SOURCE.decode(sealer.open_bytes(ENTRY_SOURCE, UUID(bytes=entry_id), sealed))
 
 
 def open_entries(sealer: Sealer, rows: Iterable[tuple[bytes, bytes]]) -> list[LoreEntry]:

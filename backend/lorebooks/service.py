@@ -1,4 +1,4 @@
-"""Lorebooks: listing, searching, making, changing, deleting, and their way in and out of files."""
+"""Lorebooks and their entries: listing, making, changing, deleting, and their way through files."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.idempotency import made_before, note_made
 from backend.accounts.identity import Identity
 from backend.accounts.settings import DEFAULT_MODE
+from backend.characters.exporting import ExportedFile
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks import repository, views
-from backend.lorebooks.entries import BookFields
-from backend.lorebooks.exporting import ExportedFile, export_file
-from backend.lorebooks.importing import LoreRows, import_rows, insert_entries
+from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.files import LoreRows, export_file, import_rows, insert_entries
 from backend.lorebooks.index_source import KIND
-from backend.lorebooks.limits import check_books
-from backend.lorebooks.models import Lorebook
-from backend.lorebooks.records import open_book, sealed_book
+from backend.lorebooks.limits import check_books, check_room
+from backend.lorebooks.models import Lorebook, LoreEntryRow
+from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.lorebooks.schemas import (
     ExportFormat,
     ImportedLorebook,
     LorebookFields,
     LorebookItem,
     LorebookView,
+    LoreEntryView,
     NewLorebook,
+    NewLoreEntry,
 )
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, unlimited
@@ -38,11 +42,19 @@ from backend.wire import Page, check_revision, merge_patch, reject_unknown
 SEARCHED_AT_ONCE = 5_000
 """Books that one request looks through: their names are sealed, so no index finds them."""
 
+MOVED_AT_ONCE = 500
+"""Entries whose places are written in one go."""
+
 _BOOK_NAMES = BookFields.__struct_fields__
+_ENTRY_NAMES = LoreEntry.__struct_fields__
 
 
 class LorebookService:
-    """What a user does with lorebooks."""
+    """What a user does with lorebooks and their entries. A change of an entry is its book's, too.
+
+    All raise `LorebookNotFoundError` and `LoreEntryNotFoundError` for what is not there or someone
+    else's, and `PreconditionFailedError` where `if_match` is of another revision.
+    """
 
     def __init__(
         self,
@@ -65,6 +77,7 @@ class LorebookService:
         With a `search`, those in whose name each of its words occurs; a page ends after
         `SEARCHED_AT_ONCE` books, however few were found among them.
         """
+        sealer = identity.sealer
         words = search.casefold().split()
         bound = SEARCHED_AT_ONCE if words else limit
         found: list[Lorebook] = []
@@ -77,11 +90,10 @@ class LorebookService:
                     follows = last
                     break
                 looked_at, last = looked_at + 1, row.id
-                if not words or _matches(
-                    open_book(identity.sealer, row.id, row.sealed_book).name, words
-                ):
+                name = open_book(sealer, row.id, row.sealed_book).name.casefold() if words else ""
+                if all(word in name for word in words):
                     found.append(row)
-            shown = await views.items(session, identity.sealer, found)
+            shown = await views.items(session, sealer, found)
         return Page(items=shown, next=str(follows) if follows else None)
 
     async def create(self, identity: Identity, new: NewLorebook) -> LorebookView:
@@ -99,7 +111,7 @@ class LorebookService:
         return views.view(book, fields)
 
     async def get(self, identity: Identity, book_id: UUID) -> LorebookView:
-        """Raises `LorebookNotFoundError`."""
+        """A book without its entries."""
         async with self._database.read() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id)
             return await views.stored_view(session, identity.sealer, book)
@@ -109,7 +121,7 @@ class LorebookService:
     ) -> LorebookView:
         """Merge into a book: what is absent stays, null goes back to the default.
 
-        Raises `LorebookNotFoundError`, `PreconditionFailedError`, `ValidationError`.
+        Raises `ValidationError`.
         """
         reject_unknown(patch, LorebookFields)
         sealer = identity.sealer
@@ -124,23 +136,16 @@ class LorebookService:
             book.is_global = changed.is_global
             book.sealed_book = sealed_book(sealer, book_id, _book_fields(changed))
             repository.touch(book)
-            await self._outbox.changed(
-                session, identity, kind=KIND, container_id=book_id, source_ids=None
-            )
+            await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
             return await views.stored_view(session, sealer, book)
 
     async def delete(self, identity: Identity, book_id: UUID, *, if_match: str | None) -> None:
-        """Delete a book with its entries and links.
-
-        Raises `LorebookNotFoundError`, `PreconditionFailedError`.
-        """
+        """Delete a book with its entries and links."""
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, book.revision)
             await session.delete(book)
-            await self._outbox.changed(
-                session, identity, kind=KIND, container_id=book_id, source_ids=None
-            )
+            await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
 
     async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedLorebook:
         """Make a book of a file, in one transaction. What is refused stores nothing.
@@ -166,15 +171,15 @@ class LorebookService:
             await note_made(session, rows.book.id)
             await self._check_added(session, identity.user_id)
             job_id = await self._outbox.changed(
-                session, identity, kind=KIND, container_id=rows.book.id, source_ids=None
+                session, identity, kind=KIND, container_id=rows.book.id
             )
-        made = views.view(rows.book, rows.fields, entry_count=len(rows.entries))
+        made = views.view(rows.book, rows.fields, len(rows.entries))
         return _imported(identity, made, rows, job_id)
 
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
     ) -> ExportedFile:
-        """A file that imports back to the same book. Raises `LorebookNotFoundError`."""
+        """A file that imports back to the same book."""
         async with self._database.read() as session:
             book = await repository.get_book(
                 session, book_id, owner_id=identity.user_id, source=True
@@ -182,6 +187,115 @@ class LorebookService:
             entries = await repository.sealed_entries(session, book_id, source=True)
         return await self._pool.run(
             identity.user_id, partial(export_file, identity.sealer, book, entries, file_format)
+        )
+
+    async def list_entries(
+        self, identity: Identity, book_id: UUID, *, limit: int, after: int | None
+    ) -> Page[LoreEntryView]:
+        """A book's entries in their order."""
+        async with self._database.read() as session:
+            await repository.get_book(session, book_id, owner_id=identity.user_id)
+            rows = await repository.list_entries(session, book_id, limit=limit + 1, after=after)
+        shown = [views.entry_view(row, open_entry(identity.sealer, row)) for row in rows[:limit]]
+        return Page(items=shown, next=str(shown[-1].place) if len(rows) > limit else None)
+
+    async def create_entry(
+        self, identity: Identity, book_id: UUID, new: NewLoreEntry
+    ) -> LoreEntryView:
+        """Put an entry after the others.
+
+        Raises `LorebookFullError`, `StorageQuotaExceededError`.
+        """
+        entry = LoreEntry(**{name: getattr(new, name) for name in _ENTRY_NAMES})
+        entry_id = new_id()
+        sealed = sealed_entry(identity.sealer, entry_id, entry)
+        async with self._database.write() as session:
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            count, place = await repository.end_of_book(session, book_id)
+            check_room(count)
+            row = LoreEntryRow(
+                id=entry_id,
+                user_id=identity.user_id,
+                lorebook_id=book_id,
+                place=place,
+                sealed_entry=sealed,
+            )
+            session.add(row)
+            repository.touch(book)
+            await session.flush()
+            await self._check_added(session, identity.user_id)
+            await self._note_entry(session, identity, row)
+        return views.entry_view(row, entry)
+
+    async def get_entry(self, identity: Identity, book_id: UUID, entry_id: UUID) -> LoreEntryView:
+        """An entry, with all its fields."""
+        async with self._database.read() as session:
+            row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
+        return views.entry_view(row, open_entry(identity.sealer, row))
+
+    async def patch_entry(
+        self,
+        identity: Identity,
+        book_id: UUID,
+        entry_id: UUID,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+    ) -> LoreEntryView:
+        """Merge into an entry: what is absent stays, null goes back to the default.
+
+        Raises `ValidationError`.
+        """
+        reject_unknown(patch, LoreEntry)
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
+            check_revision(if_match, row.revision)
+            entry = merge_patch(open_entry(sealer, row), patch)
+            row.sealed_entry = sealed_entry(sealer, entry_id, entry)
+            repository.touch(row)
+            repository.touch(book)
+            await self._note_entry(session, identity, row)
+        return views.entry_view(row, entry)
+
+    async def delete_entry(
+        self, identity: Identity, book_id: UUID, entry_id: UUID, *, if_match: str | None
+    ) -> None:
+        """Delete an entry."""
+        async with self._database.write() as session:
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
+            check_revision(if_match, row.revision)
+            await session.delete(row)
+            repository.touch(book)
+            await self._note_entry(session, identity, row)
+
+    async def order_entries(self, identity: Identity, book_id: UUID, entry_ids: list[UUID]) -> None:
+        """Put all entries of a book in this order.
+
+        Raises `ValidationError` unless each entry is named once.
+        """
+        async with self._database.write() as session:
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            places = await repository.places(session, book_id)
+            if len(entry_ids) != len(places) or set(entry_ids) != places.keys():
+                raise ValidationError("Name each entry of the lorebook once, and no other.")
+            moved = [
+                {"id": entry_id, "place": place}
+                for place, entry_id in enumerate(entry_ids)
+                if places[entry_id] != place
+            ]
+            for start in range(0, len(moved), MOVED_AT_ONCE):
+                await session.execute(update(LoreEntryRow), moved[start : start + MOVED_AT_ONCE])
+            if moved:
+                repository.touch(book)
+
+    async def _note_entry(
+        self, session: AsyncSession, identity: Identity, row: LoreEntryRow
+    ) -> None:
+        await self._outbox.changed(
+            session, identity, kind=KIND, container_id=row.lorebook_id, source_ids=[row.id]
         )
 
 
@@ -195,11 +309,6 @@ def _imported(
         found_by=made.mode or identity.settings.lore.mode or DEFAULT_MODE,
         job_id=job_id,
     )
-
-
-def _matches(name: str, words: list[str]) -> bool:
-    folded = name.casefold()
-    return all(word in folded for word in words)
 
 
 def _book_fields(fields: LorebookFields) -> BookFields:

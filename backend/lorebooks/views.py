@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,16 +25,8 @@ async def items(
     links = await repository.links_of(session, ids)
     return [
         LorebookItem(
-            id=book.id,
             name=open_book(sealer, book.id, book.sealed_book).name,
-            entry_count=counts.get(book.id, 0),
-            is_global=book.is_global,
-            character_id=book.character_id,
-            chronicle_id=book.chronicle_id,
-            links=links[book.id],
-            revision=book.revision,
-            created_at=book.created_at,
-            updated_at=book.updated_at,
+            **_columns(book, counts.get(book.id, 0), links[book.id]),
         )
         for book in books
     ]
@@ -43,30 +36,30 @@ async def stored_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> 
     """A book with its counts and links, as they are in the database."""
     counts = await repository.entry_counts(session, [book.id])
     links = await repository.links_of(session, [book.id])
-    return view(
-        book,
-        open_book(sealer, book.id, book.sealed_book),
-        entry_count=counts.get(book.id, 0),
-        links=links[book.id],
-    )
+    fields = open_book(sealer, book.id, book.sealed_book)
+    return view(book, fields, counts.get(book.id, 0), links[book.id])
 
 
 def view(
-    book: Lorebook, fields: BookFields, *, entry_count: int = 0, links: LorebookLinks | None = None
+    book: Lorebook, fields: BookFields, entry_count: int = 0, links: LorebookLinks | None = None
 ) -> LorebookView:
     """A book."""
-    return LorebookView(
-        **msgspec.structs.asdict(fields),
-        id=book.id,
-        entry_count=entry_count,
-        is_global=book.is_global,
-        character_id=book.character_id,
-        chronicle_id=book.chronicle_id,
-        links=links or LorebookLinks(),
-        revision=book.revision,
-        created_at=book.created_at,
-        updated_at=book.updated_at,
-    )
+    columns = _columns(book, entry_count, links or LorebookLinks())
+    return LorebookView(**msgspec.structs.asdict(fields), **columns)
+
+
+def _columns(book: Lorebook, entry_count: int, links: LorebookLinks) -> dict[str, Any]:
+    return {
+        "id": book.id,
+        "entry_count": entry_count,
+        "is_global": book.is_global,
+        "character_id": book.character_id,
+        "chronicle_id": book.chronicle_id,
+        "links": links,
+        "revision": book.revision,
+        "created_at": book.created_at,
+        "updated_at": book.updated_at,
+    }
 
 
 def entry_view(row: LoreEntryRow, entry: LoreEntry) -> LoreEntryView:

@@ -31,16 +31,16 @@ from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import inactive_entries
-from backend.lorebooks.entries import LinkSource, LoreSettings
-from backend.lorebooks.models import LORE_STATE, LoreState
-from backend.lorebooks.reading import (
-    BookRef,
+from backend.lorebooks.chat_books import (
+    ChatBook,
     SealedBook,
     book_by_itself,
     books_for_chat,
     load_book,
     open_sealed,
 )
+from backend.lorebooks.entries import LinkSource, LoreSettings
+from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.regex.process import RegexProcess
 from backend.vault.sealing import Sealer
 
@@ -138,7 +138,7 @@ class LoreReader(UserSignedOut):
         self,
         session: AsyncSession,
         identity: Identity,
-        refs: Sequence[BookRef],
+        refs: Sequence[ChatBook],
         chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
@@ -208,11 +208,11 @@ class LoreReader(UserSignedOut):
         raise ConflictError("Its lorebooks are being changed. Try again.")
 
     async def _books(
-        self, session: AsyncSession, identity: Identity, refs: Sequence[BookRef]
+        self, session: AsyncSession, identity: Identity, refs: Sequence[ChatBook]
     ) -> list[CompiledBook]:
         """Compiled books. Raises `_NotCompiledError` where some have to be compiled first."""
         found: list[CompiledBook] = []
-        missing: list[tuple[BookRef, SealedBook]] = []
+        missing: list[tuple[ChatBook, SealedBook]] = []
         for ref in refs:
             book = self._ready.get((ref.id, ref.revision)) or self._cache.get(
                 identity.user_id, ref.id, ref.revision
@@ -229,7 +229,7 @@ class LoreReader(UserSignedOut):
             raise _NotCompiledError(missing)
         return found
 
-    async def _shared(self, identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+    async def _shared(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
         """A compiled book, compiled once however many turns wait for it."""
         key = ref.id, ref.revision
         task = self._compiling.get(key)
@@ -238,7 +238,7 @@ class LoreReader(UserSignedOut):
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _compile(self, identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+    async def _compile(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
         book = await self._pool.run(identity.user_id, partial(_compiled, identity, ref, sealed))
         self._cache.put(identity.user_id, book)
         return book
@@ -247,12 +247,12 @@ class LoreReader(UserSignedOut):
 class _NotCompiledError(Exception):
     """Books that have to be compiled before what needs them can be read."""
 
-    def __init__(self, books: Sequence[tuple[BookRef, SealedBook]]) -> None:
+    def __init__(self, books: Sequence[tuple[ChatBook, SealedBook]]) -> None:
         super().__init__()
         self.books = books
 
 
-def _compiled(identity: Identity, ref: BookRef, sealed: SealedBook) -> CompiledBook:
+def _compiled(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
     return CompiledBook(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 

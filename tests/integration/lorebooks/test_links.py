@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.lorebooks.reading import BookRef, books_for_chat
+from backend.lorebooks.chat_books import ChatBook, books_for_chat
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, ok, problem
 
@@ -50,7 +50,7 @@ async def shown(ada: Reader, stage: Stage) -> list[tuple[str, str, bool]]:
     ]
 
 
-async def for_a_turn(server: Running, ada: Reader, stage: Stage) -> list[BookRef]:
+async def for_a_turn(server: Running, ada: Reader, stage: Stage) -> list[ChatBook]:
     async with server.parts.database.read() as session:
         return await books_for_chat(
             session,
