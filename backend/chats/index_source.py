@@ -15,7 +15,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import chunks
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 _LINES_KEPT = 64
@@ -33,7 +33,7 @@ class MessageSource:
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> list[Stored] | None:
+    ) -> dict[UUID, int] | None:
         """A chat's messages, from the root down; None when there is no such chat."""
         owned = Chat.id == container_id, Chat.user_id == owner_id
         if await session.scalar(select(Chat.id).where(*owned)) is None:

@@ -15,7 +15,7 @@ from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
 from backend.memory.documents import Document, event_document
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "event"
@@ -33,7 +33,7 @@ class ChronicleSource:
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> list[Stored] | None:
+    ) -> dict[UUID, int] | None:
         """A chronicle's events in story order; None when there is no such chronicle.
 
         Those that do not count now are among them: coming back to a branch finds them again.

@@ -17,7 +17,7 @@ from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
 from backend.memory.documents import Document, lore_documents
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, Stored, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "lore"
@@ -35,7 +35,7 @@ class LoreSource:
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> list[Stored] | None:
+    ) -> dict[UUID, int] | None:
         """A book's entries in their order; None when there is no such book."""
         owned = Lorebook.id == container_id, Lorebook.user_id == owner_id
         if await session.scalar(select(Lorebook.id).where(*owned)) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from uuid import UUID
@@ -20,7 +20,7 @@ from backend.memory.embedding.cache import forget_unused
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.outbox import FORGET, RECONCILE, IndexOutbox
 from backend.memory.points import Blinders
-from backend.memory.sources import Source, Stored
+from backend.memory.sources import Source
 
 VECTORS_KEPT = timedelta(days=90)
 """Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
@@ -38,7 +38,7 @@ class Differences:
 
 
 async def differences(
-    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Sequence[Stored]
+    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Mapping[UUID, int]
 ) -> Differences:
     """Hold a container's points against its rows. Opens no text; asks for no vectors."""
     found: defaultdict[UUID, set[int]] = defaultdict(set)
@@ -46,12 +46,11 @@ async def differences(
         for _, payload in page:
             if payload.kind == kind:
                 found[payload.source_id].add(payload.version)
-    missing = [row.source_id for row in stored if found.get(row.source_id) != {row.version}]
-    kept = {row.source_id for row in stored}
+    missing = [row_id for row_id, version in stored.items() if found.get(row_id) != {version}]
     return Differences(
         missing=missing,
         stale={source_id for source_id in missing if source_id in found},
-        gone=[source_id for source_id in found if source_id not in kept],
+        gone=[source_id for source_id in found if source_id not in stored],
     )
 
 

@@ -22,14 +22,6 @@ from backend.vault.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A row as it stands in SQL: `version` changes whenever its text does."""
-
-    source_id: UUID
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
     """A memory that counts, with its text: what a prompt or a person gets to see of it.
 
@@ -109,10 +101,10 @@ class Source(Protocol):
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> list[Stored] | None:
-        """Every row of a container that ought to be indexed; None when there is no such container.
+    ) -> dict[UUID, int] | None:
+        """Versions of the rows of a container that ought to be indexed, in their order, by id.
 
-        Opens no text, so it needs no key.
+        None when there is no such container. Opens no text, so it needs no key.
         """
         ...
 
@@ -138,14 +130,11 @@ class Source(Protocol):
         ...
 
 
-async def inventory_of(rows: Result[UUID, datetime]) -> list[Stored]:
+async def inventory_of(rows: Result[UUID, datetime]) -> dict[UUID, int]:
     """An inventory from rows of (id, changed at), in their order."""
-    return [
-        Stored(source_id=row_id, version=version_of(changed_at))
-        async for row_id, changed_at in unhurried(rows)
-    ]
+    return {row_id: version_of(changed_at) async for row_id, changed_at in unhurried(rows)}
 
 
 def version_of(changed_at: datetime) -> int:
-    """A row's version from when its text last changed: microseconds since 1970."""
+    """A row's version, which changes whenever its text does: microseconds since 1970."""
     return int(changed_at.timestamp() * 1_000_000)

@@ -148,7 +148,7 @@ async def check_index(database: Database, made: Installation) -> tuple[list[str]
                 for container in containers:
                     async with database.read() as session:
                         stored = await source.inventory(session, container, owner_id=user_id)
-                    held = await differences(index, user_id, container, source.kind, stored or [])
+                    held = await differences(index, user_id, container, source.kind, stored or {})
                     if held.missing or held.gone:
                         found.append(
                             f"index: {source.kind}s of {container}: {len(held.missing)} are not "
