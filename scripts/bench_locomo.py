@@ -52,7 +52,7 @@ from backend.memory.index.protocol import Point, Query, Scope, ScopePart, Vector
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch, SearchRequest
-from backend.memory.terms import TermCounter, blinded
+from backend.memory.terms import blinded, query_terms
 from backend.memory.thresholds import RankingThresholds, relevant
 from backend.vault.sealing import Sealer
 
@@ -150,7 +150,6 @@ class Desk:
     blinders: Blinders
     index: VectorIndex
     embedder: WithoutCache
-    terms: TermCounter
     service: MemorySearch
 
 
@@ -269,7 +268,6 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         parts=where,
         kinds=["message"],
         dense=blinder.turn(vector),
-        terms=desk.terms,
         blinder=blinder,
     )
     hits = await desk.index.search([query for _, query in plan])
@@ -292,7 +290,7 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -
     blinder = desk.blinders.get(desk.sealer)
     scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
     vector = blinder.turn(await desk.embedder.embed_query(desk.sealer, question.text))
-    sparse = blinded(desk.terms.query(question.text), blinder)
+    sparse = blinded(query_terms(question.text), blinder)
     dense_hits, sparse_hits = await desk.index.search(
         [
             Query(vector="dense", near=vector, scope=scope, limit=parsed_query.LIMIT),
@@ -435,15 +433,13 @@ async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Be
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = LocalEmbedder(model_path).spec
         index = await open_edge(Path(folder), "bench", spec.dimension)
-        terms, blinders = TermCounter(), Blinders()
+        blinders = Blinders()
         pool = CpuPool()
-        maker = PointMaker(terms, embedder, blinders=blinders, pool=pool)
-        service = MemorySearch(
-            OneIndex(index), [], embedder=embedder, blinders=blinders, terms=terms, pool=pool
-        )
+        maker = PointMaker(embedder, blinders=blinders, pool=pool)
+        service = MemorySearch(OneIndex(index), [], embedder=embedder, blinders=blinders, pool=pool)
         for dialogue in bench.dialogues:
             sealer = Sealer(dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2)
-            desk = Desk(dialogue, sealer, blinders, index, embedder, terms, service)
+            desk = Desk(dialogue, sealer, blinders, index, embedder, service)
             begun = time.perf_counter()
             points, size = await index_dialogue(desk, maker)
             bench.points += points

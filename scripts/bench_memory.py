@@ -41,7 +41,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.logs import configure_logging
-from backend.memory import parsed_query
+from backend.memory import parsed_query, points
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
@@ -49,7 +49,6 @@ from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
 from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import MemorySearch, SearchRequest
-from backend.memory.terms import TermCounter
 from backend.settings import Settings
 from scripts._bench import (
     DIMENSION,
@@ -156,7 +155,7 @@ async def bench_indexing(account: Account, chat_id: UUID, messages: int) -> list
         "reading and unsealing": ((MessageSource, "documents"),),
         "embedding": ((LocalEmbedder, "embed"),),
         "cache of vectors": ((CachedEmbedder, "embed_documents"),),
-        "terms": ((TermCounter, "sparse"),),
+        "terms": ((points, "sparse_vector"),),
         "writes to the engine": ((EdgeIndex, "upsert"), (EdgeIndex, "delete_sources")),
     }
     with Watch(*(each for some in parts.values() for each in some)) as watch:
@@ -185,7 +184,6 @@ async def bench_search(searched: Searched, *, suffix: str = "") -> list[Row]:
         (MessageSource(),),
         embedder=None,
         blinders=house.blinders,
-        terms=TermCounter(),
         pool=parts.cpu_pool,
     )
 
@@ -219,7 +217,7 @@ async def queries_of(searched: Searched) -> list[list[Query]]:
     house, sealer = searched.house, searched.account.identity.sealer
     if house.embedder is None:
         raise SystemExit("There is no embedding model.")
-    blinder, terms = house.blinders.get(sealer), TermCounter()
+    blinder = house.blinders.get(sealer)
     batches: list[list[Query]] = []
     for ask in searched.asks:
         reading = parsed_query.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
@@ -229,7 +227,6 @@ async def queries_of(searched: Searched) -> list[list[Query]]:
             parts=ask.parts,
             kinds=ask.kinds,
             dense=blinder.turn(await house.embedder.embed_query(sealer, reading.meaning)),
-            terms=terms,
             blinder=blinder,
         )
         batches.append([query for _, query in plan])

@@ -22,9 +22,6 @@ from backend.memory.spans import MONTHS
 WINDOW = 2
 """Messages on either side that a message's window takes in, for terms."""
 
-DENSE_WINDOW = 1
-"""The same for vectors: the mean of many lines is near to everything."""
-
 _BESIDE_WORDS = 40
 """Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
 
@@ -207,7 +204,7 @@ def event_document(  # noqa: PLR0913  # an event has that many sides
 
 
 def _dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
-    """A piece with the near ends of those next to it."""
+    """A piece with the near ends of those next to it: the mean of more is near to everything."""
     lines = [_spoken(*pieces[place])]
     if place:
         author, text = pieces[place - 1]

@@ -15,7 +15,7 @@ from uuid import UUID
 from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse, SparseName
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
-from backend.memory.terms import COMMON_WORDS, TermCounter, blinded
+from backend.memory.terms import COMMON_WORDS, blinded, query_terms
 from backend.vault.blinding import Blinder
 
 LIMIT = 100
@@ -122,7 +122,6 @@ def plan(
     parts: Sequence[ScopePart],
     kinds: Collection[Kind],
     dense: Floats | None,
-    terms: TermCounter,
     blinder: Blinder,
     limit: int = LIMIT,
 ) -> list[tuple[Signal, Query]]:
@@ -137,7 +136,6 @@ def plan(
         parts: Where to look.
         kinds: What to look for; none is everything.
         dense: The vector of `reading.meaning`, shape (d,), blinded; None without an embedder.
-        terms: Counts the terms.
         blinder: The owner's.
         limit: Hits of each signal among lines.
 
@@ -157,7 +155,7 @@ def plan(
         queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
 
     if "message" in wanted:
-        sparse = blinded(term_weights(reading, reading.terms, terms), blinder)
+        sparse = blinded(term_weights(reading, reading.terms), blinder)
         if dense is not None:
             add("dense", dense, ["message"], limit)
             add("dense_window", dense, ["message"], limit)
@@ -165,20 +163,20 @@ def plan(
             add(signal, sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
     if others:
-        sparse = blinded(term_weights(reading, reading.lore_terms, terms), blinder)
+        sparse = blinded(term_weights(reading, reading.lore_terms), blinder)
         if dense is not None:
             add("dense", dense, others, OTHERS)
         add("sparse", sparse, others, OTHERS)
     return queries
 
 
-def term_weights(reading: ParsedQuery, text: str, terms: TermCounter) -> dict[str, float]:
+def term_weights(reading: ParsedQuery, text: str) -> dict[str, float]:
     """Terms with their weights: those of `text` fully, the context's less."""
-    said = terms.query(reading.context)
+    said = query_terms(reading.context)
     # Long words are rare ones, as a rule: what a search costs grows with its terms.
     telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
     weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}
-    weights |= terms.query(text)
+    weights |= query_terms(text)
     return weights
 
 

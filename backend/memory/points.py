@@ -16,7 +16,7 @@ from backend.cpu_pool import CpuPool
 from backend.memory.documents import Document
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.index.protocol import DenseName, Payload, Point, Sparse, SparseName, point_id
-from backend.memory.terms import TermCounter
+from backend.memory.terms import sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -78,13 +78,11 @@ class PointMaker:
 
     def __init__(
         self,
-        terms: TermCounter,
         embedder: DocumentEmbedder | None,
         *,
         blinders: Blinders,
         pool: CpuPool,
     ) -> None:
-        self._terms = terms
         self._embedder = embedder
         self._blinders = blinders
         self._pool = pool
@@ -120,11 +118,9 @@ class PointMaker:
     ) -> list[Point]:
         points: list[Point] = []
         for document, vectors in zip(documents, dense, strict=True):
-            sparse: dict[SparseName, Sparse] = {
-                "sparse": self._terms.sparse(document.text, blinder)
-            }
+            sparse: dict[SparseName, Sparse] = {"sparse": sparse_vector(document.text, blinder)}
             if document.sparse_window:
-                sparse["sparse_window"] = self._terms.sparse(document.sparse_window, blinder)
+                sparse["sparse_window"] = sparse_vector(document.sparse_window, blinder)
             payload = Payload(
                 owner_id=owner_id,
                 kind=document.kind,

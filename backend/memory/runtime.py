@@ -29,7 +29,6 @@ from backend.memory.points import Blinders, PointMaker
 from backend.memory.reconciling import Reconciler
 from backend.memory.search import MemorySearch
 from backend.memory.sources import Source
-from backend.memory.terms import TermCounter
 from backend.settings import Settings
 
 log = get_logger(__name__)
@@ -108,17 +107,15 @@ async def open_memory(
     name = collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
     collections = Collections(database, current, opener, known=known | {name})
-    terms, blinders = TermCounter(), Blinders()
+    blinders = Blinders()
     indexer = Indexer(
         database,
         collections,
         sources,
-        maker=PointMaker(terms, embedder, blinders=blinders, pool=pool),
+        maker=PointMaker(embedder, blinders=blinders, pool=pool),
         pool=pool,
     )
-    search = MemorySearch(
-        collections, sources, embedder=embedder, blinders=blinders, terms=terms, pool=pool
-    )
+    search = MemorySearch(collections, sources, embedder=embedder, blinders=blinders, pool=pool)
     return MemoryRuntime(
         database=database,
         outbox=outbox,

@@ -3,7 +3,7 @@
 A search goes like this:
 
     parsed = parsed_query.read(text, cast=names, now=now)     # what is asked for
-    plan = parsed_query.plan(parsed, dense=..., terms=...)    # the queries, one a signal
+    plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
     hits = await index.search([query for _, query in plan])
     found = ranking.gather([signal for signal, _ in plan], hits)
     ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
@@ -38,7 +38,6 @@ from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
-from backend.memory.terms import TermCounter
 from backend.memory.thresholds import MANY, for_corpus, is_meant, relevant, thresholds
 from backend.reasons import Reason, ReasonKind
 from backend.vault.sealing import Sealer
@@ -156,7 +155,6 @@ class MemorySearch:
         *,
         embedder: QueryEmbedder | None,
         blinders: Blinders,
-        terms: TermCounter,
         pool: CpuPool,
     ) -> None:
         self._pool = pool
@@ -164,7 +162,6 @@ class MemorySearch:
         self._sources = sources
         self._embedder = embedder
         self._blinders = blinders
-        self._terms = terms
         self._many: set[tuple[str, UUID]] = set()
 
     @contextlib.asynccontextmanager
@@ -202,7 +199,6 @@ class MemorySearch:
             parts=ask.parts,
             kinds=ask.kinds,
             dense=None if vector is None else blinder.turn(vector),
-            terms=self._terms,
             blinder=blinder,
             limit=parsed_query.LIMIT * ask.depth,
         )

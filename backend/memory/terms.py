@@ -88,82 +88,66 @@ _VOTES = {
 
 _APOSTROPHES = str.maketrans(dict.fromkeys((0x2019, 0x02BC, 0xFF07, 0x60, 0xB4), "'"))
 
+DEFAULT_LANGUAGE = "english"
+"""Of texts that do not say theirs."""
+
 _here = threading.local()
 
 
-class TermCounter:
-    """Finds the terms of texts. Safe to use from several threads.
+def document_terms(text: str) -> Counter[str]:
+    """How often each term is in a document."""
+    tokens = list(_tokens(text))
+    language = _likeliest(tokens)[0]
+    counts: Counter[str] = Counter()
+    for (token, is_word), often in Counter(tokens).items():
+        found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
+        if not is_word and len(token) > 1:
+            # A word of one character is common in Chinese, and no pair stands for it.
+            found += _HAN.findall(token)
+        for term in found:
+            counts[term] += often
+    return counts
 
-    Args:
-        default: Snowball's name of the language of texts that do not say theirs.
 
-    Raises:
-        ValueError: For a language that is none of `LATIN`.
+def query_terms(text: str) -> dict[str, float]:
+    """The terms of a query, each with its weight; a term that is said twice counts once."""
+    tokens = list(_tokens(text))
+    languages = _likeliest(tokens)
+    if DEFAULT_LANGUAGE not in languages:
+        languages.append(DEFAULT_LANGUAGE)
+    weights: dict[str, float] = {}
+    for token, is_word in tokens:
+        if not is_word:
+            weights.update(dict.fromkeys(_pairs(token), 1.0))
+            continue
+        for rank, language in enumerate(languages):
+            for term in _terms(token, language):
+                weight = OTHER_LANGUAGE_WEIGHT if rank else 1.0
+                weights[term] = max(weight, weights.get(term, 0.0))
+    return weights
+
+
+def sparse_vector(text: str, blinder: Blinder) -> Sparse:
+    """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
+    counts = document_terms(text)
+    norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
+    return blinded(
+        {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
+    )
+
+
+def _likeliest(tokens: Iterable[tuple[str, bool]]) -> list[str]:
+    """Languages with as many votes as any other, the default first where it is among them.
+
+    Each word votes once, however often it is said. Without a vote that is all languages.
     """
-
-    def __init__(self, default: str = "english") -> None:
-        if default not in LATIN:
-            raise ValueError(f"{default} is none of {', '.join(LATIN)}.")
-        self.default = default
-
-    def document(self, text: str) -> Counter[str]:
-        """How often each term is in a document."""
-        tokens = list(_tokens(text))
-        language = self._likeliest(tokens)[0]
-        counts: Counter[str] = Counter()
-        for (token, is_word), often in Counter(tokens).items():
-            found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
-            if not is_word and len(token) > 1:
-                # A word of one character is common in Chinese, and no pair stands for it.
-                found += _HAN.findall(token)
-            for term in found:
-                counts[term] += often
-        return counts
-
-    def stem(self, word: str) -> str:
-        """A word's stem in the default language; empty for a stop word."""
-        for token, is_word in _tokens(word):
-            for term in _terms(token, self.default) if is_word else _pairs(token):
-                return term
-        return ""
-
-    def query(self, text: str) -> dict[str, float]:
-        """The terms of a query, each with its weight; a term that is said twice counts once."""
-        tokens = list(_tokens(text))
-        languages = self._likeliest(tokens)
-        if self.default not in languages:
-            languages.append(self.default)
-        weights: dict[str, float] = {}
-        for token, is_word in tokens:
-            if not is_word:
-                weights.update(dict.fromkeys(_pairs(token), 1.0))
-                continue
-            for rank, language in enumerate(languages):
-                for term in _terms(token, language):
-                    weight = OTHER_LANGUAGE_WEIGHT if rank else 1.0
-                    weights[term] = max(weight, weights.get(term, 0.0))
-        return weights
-
-    def sparse(self, text: str, blinder: Blinder) -> Sparse:
-        """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
-        counts = self.document(text)
-        norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
-        return blinded(
-            {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
-        )
-
-    def _likeliest(self, tokens: Iterable[tuple[str, bool]]) -> list[str]:
-        """Languages with as many votes as any other, the default first where it is among them.
-
-        Each word votes once, however often it is said. Without a vote that is all languages.
-        """
-        votes = dict.fromkeys(LATIN, 0)
-        for word in {token for token, is_word in tokens if is_word}:
-            for language in _VOTES.get(word, ()):
-                votes[language] += 1
-        most = max(votes.values())
-        found = [language for language, count in votes.items() if count == most]
-        return sorted(found, key=lambda language: language != self.default)
+    votes = dict.fromkeys(LATIN, 0)
+    for word in {token for token, is_word in tokens if is_word}:
+        for language in _VOTES.get(word, ()):
+            votes[language] += 1
+    most = max(votes.values())
+    found = [language for language, count in votes.items() if count == most]
+    return sorted(found, key=lambda language: language != DEFAULT_LANGUAGE)
 
 
 def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:

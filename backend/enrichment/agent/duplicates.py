@@ -25,7 +25,7 @@ from backend.enrichment.agent.references import References, summary_of
 from backend.enrichment.study import ProposedEvent
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.points import DocumentEmbedder
-from backend.memory.terms import TermCounter
+from backend.memory.terms import document_terms
 from backend.text_forms import normalized
 from backend.vault.sealing import Sealer
 
@@ -35,7 +35,6 @@ MAX_QUESTIONS = 3
 _COMPARED = 12
 """Events of the index that a new one is compared with, besides the latest."""
 
-_TERMS = TermCounter()
 _ENDS = " .!。"  # an ideographic full stop
 
 
@@ -164,7 +163,7 @@ def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) 
 
 def terms_of(text: str) -> frozenset[str]:
     """The stems of a text, without stop words, as the index has them."""
-    return frozenset(_TERMS.document(text))
+    return frozenset(document_terms(text))
 
 
 def _numbers(text: str) -> frozenset[str]:

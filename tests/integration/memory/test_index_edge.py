@@ -15,7 +15,7 @@ import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
-from backend.memory.terms import TermCounter
+from backend.memory.terms import document_terms, sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts._canary import disguises, sightings_in
@@ -177,7 +177,6 @@ async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
 async def stored_tale(folder: Path) -> EdgeIndex:
     """An index in which a text with `WORD` lies, as it would be indexed."""
     blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))
-    words = TermCounter()
     index = await open_edge(folder, "tales", DIMENSION)
     for number in range(20):
         text = f"{WORD.title()} of {WORD}, the {WORD}s' number {number}: {WORD.upper()}"
@@ -199,7 +198,7 @@ async def stored_tale(folder: Path) -> EdgeIndex:
                     id=point_id("message", source),
                     payload=payload,
                     dense={"dense": turned},
-                    sparse={"sparse": words.sparse(text, blinder)},
+                    sparse={"sparse": sparse_vector(text, blinder)},
                 )
             ]
         )
@@ -219,7 +218,7 @@ def without_gaps(folder: Path, copy: Path) -> Path:
 async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     index = await stored_tale(folder)
-    stem = next(iter(TermCounter().document(WORD)))
+    stem = next(iter(document_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
     assert sightings_in(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()

@@ -12,13 +12,11 @@ from backend.memory import parsed_query
 from backend.memory.index.protocol import ScopePart, Sparse
 from backend.memory.parsed_query import ParsedQuery
 from backend.memory.spans import spans_in
-from backend.memory.terms import TermCounter
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
 NOW = datetime(2023, 6, 15, 18, 30, tzinfo=UTC)
 OWNER, CHAT = uuid4(), uuid4()
-TERMS = TermCounter()
 BLINDER = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=bytes(32)))
 DENSE = np.ones(4, dtype=np.float32)
 
@@ -70,7 +68,7 @@ def test_a_query_of_nothing_but_asking_keeps_its_words() -> None:
 
 def test_what_was_said_before_counts_for_less() -> None:
     reading = read("the bridge", context="the bridge and the tower")
-    weights = parsed_query.term_weights(reading, reading.terms, TERMS)
+    weights = parsed_query.term_weights(reading, reading.terms)
     assert weights["bridg"] == 1
     assert weights["tower"] == parsed_query.CONTEXT_WEIGHT
 
@@ -96,7 +94,6 @@ def planned(
         parts=[ScopePart(containers=[CHAT])],
         kinds=kinds,  # type: ignore[arg-type]  # literals
         dense=dense,
-        terms=TERMS,
         blinder=BLINDER,
     )
     assert all(query.scope.owner_id == OWNER for _, query in plan)
@@ -127,7 +124,7 @@ def test_without_a_vector_terms_do_it_alone() -> None:
 def test_a_query_holds_no_word_but_keyed_ids() -> None:
     plan = parsed_query.plan(
         read("key"), owner_id=OWNER, parts=[ScopePart(containers=[CHAT])], kinds=["lore"],
-        dense=None, terms=TERMS, blinder=BLINDER,
+        dense=None, blinder=BLINDER,
     )  # fmt: skip
     near = plan[0][1].near
     assert isinstance(near, Sparse)

@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.memory import terms
-from backend.memory.terms import ELIDED, LATIN, STOP_WORDS, TermCounter, blinded
+from backend.memory.terms import (
+    ELIDED,
+    LATIN,
+    STOP_WORDS,
+    blinded,
+    document_terms,
+    query_terms,
+    sparse_vector,
+)
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
-
-COUNTER = TermCounter()
 
 
 def blinder() -> Blinder:
@@ -23,7 +29,7 @@ def blinder() -> Blinder:
 
 
 def test_words_are_stemmed_and_stop_words_are_out() -> None:
-    assert COUNTER.document("The dragons were flying; a dragon flies!") == {
+    assert document_terms("The dragons were flying; a dragon flies!") == {
         "dragon": 2,
         "fli": 2,
     }
@@ -56,72 +62,63 @@ MEETINGS = [
 
 @pytest.mark.parametrize(("document", "query", "count"), MEETINGS)
 def test_a_query_meets_a_document_of_its_language(document: str, query: str, count: int) -> None:
-    stored, asked = COUNTER.document(document), COUNTER.query(query)
+    stored, asked = document_terms(document), query_terms(query)
     assert len(stored.keys() & asked.keys()) == count
 
 
 def test_a_word_that_is_a_stop_word_elsewhere_does_not_outvote_the_rest() -> None:
     # `sea` is a Spanish stop word.
-    found = COUNTER.document("The sea, the sea, the sea, and a sea again: storms at sea.")
+    found = document_terms("The sea, the sea, the sea, and a sea again: storms at sea.")
     assert found == {"sea": 5, "storm": 1}
 
 
 def test_a_query_that_says_its_language_is_stemmed_in_that_alone() -> None:
-    assert COUNTER.query("What did the knights do in their castles?") == {
+    assert query_terms("What did the knights do in their castles?") == {
         "knight": 1.0,
         "castl": 1.0,
     }
 
 
 def test_a_query_that_does_not_is_stemmed_in_all_with_the_default_first() -> None:
-    found = COUNTER.query("Drachen")
+    found = query_terms("Drachen")
     assert found["drachen"] == 1.0
     assert found["drach"] == terms.OTHER_LANGUAGE_WEIGHT
-    german = TermCounter("german").query("Drachen")
-    assert german["drach"] == 1.0
-    assert german["drachen"] == terms.OTHER_LANGUAGE_WEIGHT
 
 
 def test_a_document_that_does_not_say_its_language_is_in_the_default_one() -> None:
-    assert TermCounter("german").document("Drachen") == {"drach": 1}
-    assert COUNTER.document("Drachen") == {"drachen": 1}
+    assert document_terms("Drachen") == {"drachen": 1}
 
 
 def test_a_term_that_is_said_twice_counts_once_in_a_query() -> None:
-    assert COUNTER.query("the dragon, the Dragons") == {"dragon": 1.0}
+    assert query_terms("the dragon, the Dragons") == {"dragon": 1.0}
 
 
 def test_a_text_may_hold_several_scripts() -> None:
-    found = COUNTER.document("The sword of Москва and 東京")
+    found = document_terms("The sword of Москва and 東京")
     assert set(found) == {"sword", "москв", "東京", "東", "京"}
 
 
 @pytest.mark.parametrize("text", ["", "   ", "…!?", "the of and", "\x00", "'", "''''", "🐉"])
 def test_a_text_without_words_has_no_terms(text: str) -> None:
-    assert COUNTER.document(text) == {}
-    assert COUNTER.query(text) == {}
-    assert len(COUNTER.sparse(text, blinder()).ids) == 0
+    assert document_terms(text) == {}
+    assert query_terms(text) == {}
+    assert len(sparse_vector(text, blinder()).ids) == 0
 
 
 def test_a_word_without_end_is_cut() -> None:
-    [term] = COUNTER.document("x" * 100_000)
+    [term] = document_terms("x" * 100_000)
     assert len(term) <= terms.LONGEST_TERM
 
 
 @given(st.text())
 def test_any_text_has_terms_and_no_term_is_empty(text: str) -> None:
-    assert all(COUNTER.document(text))
-    assert all(COUNTER.query(text))
-
-
-def test_a_default_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="klingon is none of"):
-        TermCounter("klingon")
+    assert all(document_terms(text))
+    assert all(query_terms(text))
 
 
 def test_weights_are_those_of_bm25() -> None:
     keys = blinder()
-    found = COUNTER.sparse("dragon dragon castle", keys)
+    found = sparse_vector("dragon dragon castle", keys)
     norm = 1.2 * (0.25 + 0.75 * 3 / 256)
     assert dict(zip(found.ids.tolist(), found.weights.tolist(), strict=True)) == pytest.approx(
         {
@@ -133,7 +130,7 @@ def test_weights_are_those_of_bm25() -> None:
 
 def test_a_long_text_lifts_its_terms_less_than_a_short_one() -> None:
     keys = blinder()
-    short, long = (COUNTER.sparse(text, keys) for text in ("dragon", "dragon " + "forest " * 500))
+    short, long = (sparse_vector(text, keys) for text in ("dragon", "dragon " + "forest " * 500))
     place = long.ids.tolist().index(keys.term_id("dragon"))
     assert short.weights[0] > 2 * long.weights[place]
 
@@ -149,9 +146,9 @@ def test_two_terms_that_share_an_id_become_one() -> None:
 
 def test_threads_do_not_get_into_each_others_stems() -> None:
     texts = [f"{word}s were flying over the castles" for word in ("dragon", "witch", "king")] * 200
-    expected = [COUNTER.document(text) for text in texts]
+    expected = [document_terms(text) for text in texts]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(COUNTER.document, texts)) == expected
+        assert list(pool.map(document_terms, texts)) == expected
 
 
 def test_stop_words_look_as_words_do_when_they_are_looked_up() -> None:
