@@ -82,7 +82,7 @@ class SearchService:
                 names: list[str] = []
             else:
                 parts, names = await _in_chat(session, identity, chat_id, kinds)
-        ask = SearchRequest(
+        request = SearchRequest(
             text=text,
             names=names,
             parts=parts,
@@ -91,9 +91,9 @@ class SearchService:
             min_relevance=0,
             now=now(),
         )
-        findings = await self._search.find(identity.sealer, ask)
-        memories = await self._search.recall(self._database, identity.sealer, findings)
-        return SearchAnswer(items=list(map(_shown, memories)), notes=list(findings.notes))
+        result = await self._search.find(identity.sealer, request)
+        memories = await self._search.recall(self._database, identity.sealer, result)
+        return SearchAnswer(items=list(map(_shown, memories)), notes=list(result.notes))
 
     async def _everywhere(
         self, session: AsyncSession, identity: Identity, kinds: Sequence[Kind]

@@ -116,7 +116,7 @@ def read(
 
 
 def plan(
-    reading: ParsedQuery,
+    parsed: ParsedQuery,
     *,
     owner_id: UUID,
     parts: Sequence[ScopePart],
@@ -131,11 +131,11 @@ def plan(
     would leave no room for anything else.
 
     Args:
-        reading: What is asked for.
+        parsed: What is asked for.
         owner_id: Whose memory.
         parts: Where to look.
         kinds: What to look for; none is everything.
-        dense: The vector of `reading.meaning`, shape (d,), blinded; None without an embedder.
+        dense: The vector of `parsed.meaning`, shape (d,), blinded; None without an embedder.
         blinder: The owner's.
         limit: Hits of each signal among lines.
 
@@ -155,7 +155,7 @@ def plan(
         queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
 
     if "message" in wanted:
-        sparse = blinded(term_weights(reading, reading.terms), blinder)
+        sparse = blinded(term_weights(parsed, parsed.terms), blinder)
         if dense is not None:
             add("dense", dense, ["message"], limit)
             add("dense_window", dense, ["message"], limit)
@@ -163,16 +163,16 @@ def plan(
             add(signal, sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
     if others:
-        sparse = blinded(term_weights(reading, reading.lore_terms), blinder)
+        sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)
         if dense is not None:
             add("dense", dense, others, OTHERS)
         add("sparse", sparse, others, OTHERS)
     return queries
 
 
-def term_weights(reading: ParsedQuery, text: str) -> dict[str, float]:
+def term_weights(parsed: ParsedQuery, text: str) -> dict[str, float]:
     """Terms with their weights: those of `text` fully, the context's less."""
-    said = query_terms(reading.context)
+    said = query_terms(parsed.context)
     # Long words are rare ones, as a rule: what a search costs grows with its terms.
     telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
     weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}

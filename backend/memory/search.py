@@ -89,7 +89,7 @@ class SearchResult:
     `by_meaning` says whether it was looked for by meaning, and not by words alone.
     """
 
-    ask: SearchRequest | None = None
+    request: SearchRequest | None = None
     candidates: Sequence[Candidate] = ()
     vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
     notes: Sequence[str] = ()
@@ -128,12 +128,12 @@ class Searching:
         self._sealer = sealer
         self._task: asyncio.Task[SearchResult] | None = None
 
-    def begin(self, ask: SearchRequest | None) -> None:
+    def begin(self, request: SearchRequest | None) -> None:
         """Start looking; None looks for nothing."""
-        if ask is not None:
-            self._task = asyncio.create_task(self._search.find(self._sealer, ask))
+        if request is not None:
+            self._task = asyncio.create_task(self._search.find(self._sealer, request))
 
-    async def findings(self) -> SearchResult:
+    async def result(self) -> SearchResult:
         """What came of it."""
         return await self._task if self._task else SearchResult()
 
@@ -173,21 +173,25 @@ class MemorySearch:
         finally:
             await search.give_up()
 
-    async def find(self, sealer: Sealer, ask: SearchRequest) -> SearchResult:
+    async def find(self, sealer: Sealer, request: SearchRequest) -> SearchResult:
         """Search the index. Never fails: the notes say what did not work."""
         notes: list[str] = []
         try:
-            return await self._find(sealer, ask, notes)
+            return await self._find(sealer, request, notes)
         except AppError as error:
             notes.append(f"nothing was looked up in memory: {error.title.lower()}")
             log.warning("memory.not_searched", problem=error.slug)
-            return SearchResult(ask=ask, notes=notes)
+            return SearchResult(request=request, notes=notes)
 
-    async def _find(self, sealer: Sealer, ask: SearchRequest, notes: list[str]) -> SearchResult:
-        user_id, size = sealer.user_id, len(ask.text) + len(ask.context)
+    async def _find(self, sealer: Sealer, request: SearchRequest, notes: list[str]) -> SearchResult:
+        user_id, size = sealer.user_id, len(request.text) + len(request.context)
         index = await self._collections.searched(user_id)
         read = partial(
-            parsed_query.read, ask.text, context=ask.context, cast=ask.names, now=ask.now
+            parsed_query.read,
+            request.text,
+            context=request.context,
+            cast=request.names,
+            now=request.now,
         )
         parsed = await self._pool.run(user_id, read, size=size)
         vector = await self._embed(sealer, parsed.meaning, index, notes)
@@ -196,11 +200,11 @@ class MemorySearch:
             parsed_query.plan,
             parsed,
             owner_id=user_id,
-            parts=ask.parts,
-            kinds=ask.kinds,
+            parts=request.parts,
+            kinds=request.kinds,
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
-            limit=parsed_query.LIMIT * ask.depth,
+            limit=parsed_query.LIMIT * request.depth,
         )
         queries = await self._pool.run(user_id, plan, size=size)
         hits = await index.search([query for _, query in queries])
@@ -210,14 +214,14 @@ class MemorySearch:
             spans=parsed.spans,
             wants_recent=parsed.wants_recent,
         )
-        ranked = ranking.weighed(ranked, ask.weights)
-        least = thresholds(ask.min_relevance, activates_lore=ask.activates_lore)
+        ranked = ranking.weighed(ranked, request.weights)
+        least = thresholds(request.min_relevance, activates_lore=request.activates_lore)
         if ranked:
             least = for_corpus(least, await self._points(index, user_id))
         kept = relevant(ranked, least)
-        near = [each.id for each in kept[: ask.limit]]
+        near = [each.id for each in kept[: request.limit]]
         return SearchResult(
-            ask=ask,
+            request=request,
             candidates=kept,
             vectors=await index.dense_vectors(near) if vector is not None and near else {},
             notes=notes,
@@ -253,7 +257,7 @@ class MemorySearch:
         self,
         database: Database,
         sealer: Sealer,
-        findings: SearchResult,
+        result: SearchResult,
         *,
         known: Collection[Kind] = (),
     ) -> list[Memory]:
@@ -263,16 +267,16 @@ class MemorySearch:
         leaves a hundred lines that are all near to what is asked, and of which one is active. Kinds
         that are `known` to the caller are taken as they were found, without their texts.
         """
-        ask = findings.ask
-        if ask is None or not findings.candidates:
+        request = result.request
+        if request is None or not result.candidates:
             return []
-        found, looked_at = await self._recalled(database, sealer, ask, findings.candidates, known)
-        if ask.depth == 1 and 2 * len(found) < min(looked_at, ask.limit):
-            ask = replace(ask, depth=DEEPER)
-            findings = await self.find(sealer, ask)
-            found, _ = await self._recalled(database, sealer, ask, findings.candidates, known)
-        active = [each for each in findings.candidates if each.payload.source_id in found]
-        chosen = mmr.select(active, findings.vectors, count=ask.limit)
+        found, looked_at = await self._recalled(database, sealer, request, result.candidates, known)
+        if request.depth == 1 and 2 * len(found) < min(looked_at, request.limit):
+            request = replace(request, depth=DEEPER)
+            result = await self.find(sealer, request)
+            found, _ = await self._recalled(database, sealer, request, result.candidates, known)
+        active = [each for each in result.candidates if each.payload.source_id in found]
+        chosen = mmr.select(active, result.vectors, count=request.limit)
         return [
             Memory(
                 recalled=found[each.payload.source_id],
@@ -287,7 +291,7 @@ class MemorySearch:
         self,
         database: Database,
         sealer: Sealer,
-        ask: SearchRequest,
+        request: SearchRequest,
         candidates: Sequence[Candidate],
         known: Collection[Kind],
     ) -> tuple[dict[UUID, Recalled], int]:
@@ -295,8 +299,8 @@ class MemorySearch:
         found: dict[UUID, Recalled] = {}
         looked_at = 0
         async with database.read() as session:
-            for part in chunks(candidates[: ask.limit * SPARE * ask.depth], ask.limit):
-                if len(found) >= ask.limit:
+            for part in chunks(candidates[: request.limit * SPARE * request.depth], request.limit):
+                if len(found) >= request.limit:
                     break
                 looked_at += len(part)
                 for source in self._sources:

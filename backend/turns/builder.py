@@ -190,7 +190,7 @@ class PromptBuilder:
             size=sealed if recount or context.loaded.scripts else sealed // SEALED_FACTOR,
         )
         # An embedding model far away takes its time: no connection waits for it.
-        found = await search.findings()
+        found = await search.result()
         context.memories = await self._search.recall(
             self._database, identity.sealer, found, known=SCANNED
         )

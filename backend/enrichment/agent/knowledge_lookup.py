@@ -178,8 +178,8 @@ class KnowledgeLookup:
             min_relevance=min_relevance,
             now=now(),
         )
-        findings = await self._search.find(self._sealer, ask)
-        memories = await self._search.recall(self._database, self._sealer, findings)
+        result = await self._search.find(self._sealer, ask)
+        memories = await self._search.recall(self._database, self._sealer, result)
         recalled = [memory.recalled for memory in memories]
         return LookupResult(
             await self._events([each.source_id for each in recalled if each.kind == "event"]),
