@@ -13,15 +13,14 @@ from litestar.di import Provide
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
-from backend.accounts.admin_controller import AdministrationController
-from backend.accounts.cleanup import finish_deletions
-from backend.accounts.controller import DoorController, MeController
+from backend.accounts.activity import forget_old_activity
+from backend.accounts.administration import AdministrationController
+from backend.accounts.controller import DoorController, InstanceController
 from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
-from backend.accounts.instance_controller import InstanceController
+from backend.accounts.me_controller import ActivityController, MeController
 from backend.accounts.middleware import IdentityMiddleware, guard, provide_identity
-from backend.accounts.recent_activity.controller import ActivityController
-from backend.accounts.recent_activity.log import forget_old_activity
 from backend.accounts.second_factor.controller import SecondFactorController
+from backend.accounts.service import finish_deletions
 from backend.accounts.token_controller import ApiKeyController, SessionController
 from backend.characters.controller import CharacterController
 from backend.characters.persona_controller import PersonaController

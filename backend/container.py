@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from backend.accounts.activity import ActivityLog
+from backend.accounts.administration import AdministrationService
 from backend.accounts.middleware import AuthMiddleware
 from backend.accounts.names import InstanceKeys, load_instance_keys
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.profile import AdministrationService, ProfileService
-from backend.accounts.recent_activity.log import ActivityLog
-from backend.accounts.second_factor.asking import SecondFactorGate
+from backend.accounts.profile import ProfileService
+from backend.accounts.second_factor.gate import SecondFactorGate
 from backend.accounts.second_factor.service import SecondFactorService
 from backend.accounts.service import AccountService
-from backend.accounts.sessions import SessionService
+from backend.accounts.sessions import SessionService, SessionWatch
 from backend.accounts.throttle import Throttle
-from backend.accounts.watch import SessionWatch
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -122,7 +122,7 @@ class Services:
         self.profile = ProfileService(
             database, root, settings, registry, open_keys, find_persona=get_persona
         )
-        self.administration = AdministrationService(database)
+        self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(
             database, settings, counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries}
         )

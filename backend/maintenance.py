@@ -16,7 +16,7 @@ from backend.accounts.keyring import open_sealer
 from backend.accounts.names import load_instance_keys
 from backend.accounts.repository import data_keys
 from backend.accounts.rotation import mark_all_due, rotate_data_key, rotate_root_key
-from backend.accounts.rotation_texts import Report
+from backend.accounts.sealed_tables import Report
 from backend.accounts.service import AccountService
 from backend.characters import models as character_models
 from backend.chats import models as chat_models

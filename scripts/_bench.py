@@ -283,7 +283,7 @@ async def open_account(
         unlocked = await accounts.sign_up(name, password, invitation=None, address="")
     else:
         unlocked = await accounts.unlock(name, password, address="")
-    session_token, _ = await parts.sessions.open_session(unlocked, label=name)
+    session_token = await parts.sessions.open_session(unlocked, label=name)
     identity = await parts.sessions.authenticate(session_token, kind="session")
     if identity is None:
         raise SystemExit("The session does not open.")

@@ -1,6 +1,10 @@
-"""Password and recovery slots: made, opened, and put in the place of older ones."""
+"""Passwords and recovery codes: which are taken, how fast they are tried, their slots."""
 
 from __future__ import annotations
+
+import asyncio
+import unicodedata
+from functools import cache
 
 import msgspec
 from argon2.exceptions import HashingError
@@ -8,13 +12,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.errors import (
+    BusyError,
+    WeakPasswordError,
     WrongCredentialsError,
     WrongRecoveryCodeError,
 )
 from backend.accounts.key_slots import new_slot, open_slot
+from backend.accounts.keyring import UserKey, check_protection, tampered
 from backend.accounts.models import KeySlot, User
-from backend.accounts.passwords import Stretcher, normalise_password
-from backend.accounts.protection import check_protection, tampered
+from backend.accounts.names import normalise_name
+from backend.vault.envelopes import Opened
 from backend.vault.root import RootKeys
 from backend.vault.slots import (
     PasswordKdf,
@@ -23,20 +30,69 @@ from backend.vault.slots import (
     recovery_secret,
 )
 
+MIN_LENGTH = 8
+MAX_LENGTH = 256
+MAX_WAITING = 20
+BUSY_SECONDS = 5
+"""About what it takes to stretch as many passwords as may wait."""
+
+
+def normalise_password(password: str) -> str:
+    """The same keys give the same password on every machine: NFKC (NIST SP 800-63B)."""
+    return unicodedata.normalize("NFKC", password)
+
+
+def check_password(password: str, *, name: str) -> str:
+    """The password, normalised. Raises `WeakPasswordError` with what to do about it."""
+    password = normalise_password(password)
+    if len(password) < MIN_LENGTH:
+        raise WeakPasswordError(f"It needs at least {MIN_LENGTH} characters.")
+    if len(password) > MAX_LENGTH:
+        raise WeakPasswordError(f"It may have at most {MAX_LENGTH} characters.")
+    if password.casefold() in _common() or password.casefold() == normalise_name(name):
+        raise WeakPasswordError("It is among the first that anyone would try.")
+    return password
+
+
+@cache
+def _common() -> frozenset[str]:
+    # Late: a tenth of a second at each start, for something that only sign-ups need.
+    from zxcvbn.frequency_lists import FREQUENCY_LISTS  # noqa: PLC0415
+
+    return frozenset(FREQUENCY_LISTS["passwords"])
+
+
+class Stretcher:
+    """Runs Argon2id, at most two at once: a rush of log-ins must not eat the memory.
+
+    A few more may wait. Those after them are sent away: by their turn nobody would be there to
+    hear the answer.
+    """
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(2)
+        self._waiting = 0
+
+    async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
+        """The stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
+        if self._waiting >= MAX_WAITING:
+            raise BusyError(retry_after=BUSY_SECONDS)
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await asyncio.to_thread(kdf.stretch, password)
+        finally:
+            self._places.release()
+
 
 class Stretched(msgspec.Struct, frozen=True):
     """A password that was run through Argon2id, and how (JSON), as a slot keeps it."""
 
     secret: bytes
     kdf: bytes
-
-
-class OpenPassword(msgspec.Struct, frozen=True):
-    """A password slot that was opened: its secret, what was in it, and whether directly."""
-
-    secret: bytes
-    user_key: bytes
-    is_direct: bool
 
 
 class Credentials:
@@ -58,8 +114,11 @@ class Credentials:
         secret = await self._stretcher.stretch(kdf, normalise_password(password))
         return Stretched(secret, msgspec.json.encode(kdf))
 
-    async def open_password(self, user: User, slot: KeySlot, password: str) -> OpenPassword:
-        """The user key. Raises `WrongCredentialsError`, `TamperedAccountError`."""
+    async def open_password(self, user: User, slot: KeySlot, password: str) -> tuple[bytes, Opened]:
+        """(The slot's secret, what is in it).
+
+        Raises `WrongCredentialsError`, `TamperedAccountError`, `BusyError`.
+        """
         try:
             kdf = msgspec.json.decode(slot.kdf or b"", type=PasswordKdf)
             secret = await self._stretcher.stretch(kdf, normalise_password(password))
@@ -72,7 +131,7 @@ class Credentials:
         except WrongSecretError as error:
             raise WrongCredentialsError from error
         check_protection(user, opened.user_key, kdf=slot.kdf)
-        return OpenPassword(secret, opened.user_key, opened.is_direct)
+        return secret, opened
 
     def open_recovery(self, user: User, slot: KeySlot, code: str) -> bytes:
         """The user key. Raises `WrongRecoveryCodeError`."""
@@ -89,9 +148,8 @@ class Credentials:
         return new_slot(
             "password",
             user.id,
+            UserKey(user_key, user.key_generation),
             secret=stretched.secret,
-            user_key=user_key,
-            generation=user.key_generation,
             root=self._root,
             kdf=stretched.kdf,
         )
@@ -99,14 +157,8 @@ class Credentials:
     def recovery_slot(self, user: User, user_key: bytes) -> tuple[str, KeySlot]:
         """A new recovery code and its row."""
         code, secret = new_recovery_code()
-        return code, new_slot(
-            "recovery",
-            user.id,
-            secret=secret,
-            user_key=user_key,
-            generation=user.key_generation,
-            root=self._root,
-        )
+        current = UserKey(user_key, user.key_generation)
+        return code, new_slot("recovery", user.id, current, secret=secret, root=self._root)
 
     async def replace_password(
         self, session: AsyncSession, user: User, user_key: bytes, stretched: Stretched

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -71,33 +71,21 @@ class KeptAnswer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Claim(NamedTuple):
-    """A request that is new, or the answer that it was given before."""
-
-    row_id: UUID
-    status: int = 0
-    answer: KeptAnswer | None = None
-    made_id: UUID | None = None
-
-
 class _Work:
-    """A request that is being worked on: marks its row in the first transaction that commits."""
+    """A request that is worked on; `made_id` is what it made when it came before."""
 
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
+    def __init__(self, row_id: UUID, made_id: UUID | None = None) -> None:
+        self.row_id = row_id
+        self.made_id = made_id
         self.is_over = False
 
     async def note(self, session: AsyncSession) -> None:
         """See `EFFECT_NOTE`. Tasks that go on after the answer have nothing to mark."""
         if not self.is_over:
-            await self._mark(session, is_done=True)
+            await self.mark(session, is_done=True)
 
-    async def note_made(self, session: AsyncSession, thing_id: UUID) -> None:
-        """Write down what was made."""
-        await self._mark(session, made_id=thing_id)
-
-    async def _mark(self, session: AsyncSession, **values: Any) -> None:
-        row = IdempotentRequest.id == self.claim.row_id
+    async def mark(self, session: AsyncSession, **values: Any) -> None:
+        row = IdempotentRequest.id == self.row_id
         await session.execute(update(IdempotentRequest).where(row).values(**values))
 
 
@@ -107,14 +95,14 @@ _WORK: ContextVar[_Work | None] = ContextVar("idempotent_work", default=None)
 def made_before() -> UUID | None:
     """What the request at hand made when it came before, and was not answered."""
     work = _WORK.get()
-    return work.claim.made_id if work else None
+    return work.made_id if work else None
 
 
 async def note_made(session: AsyncSession, thing_id: UUID) -> None:
     """Write down what the request at hand makes, in the transaction that makes it."""
     work = _WORK.get()
     if work is not None:
-        await work.note_made(session, thing_id)
+        await work.mark(session, made_id=thing_id)
 
 
 class IdempotencyMiddleware(ASGIMiddleware):
@@ -136,37 +124,31 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await self._read(receive, largest=largest_body(scope))
-        claim = await self._claim(identity, key, _fingerprint(identity, request, messages))
-        if claim.answer is not None:
-            await _answer(send, claim.status, claim.answer)
+        messages = await _read(receive, largest=largest_body(scope))
+        work = await self._claim(identity, key, _fingerprint(identity, request, messages))
+        if not isinstance(work, _Work):
+            await _answer(send, *work)
             return
-        taken, work = _Taken(), _Work(claim)
+        taken = _Taken(send)
         at_work, noting = _WORK.set(work), EFFECT_NOTE.set(work.note)
         try:
-            await next_app(scope, _again(messages, receive), taken.listening(send))
+            await next_app(scope, _again(messages, receive), taken.send)
         finally:
             work.is_over = True
             EFFECT_NOTE.reset(noting)
             _WORK.reset(at_work)
-            await self._keep(identity, claim.row_id, taken)
+            await self._keep(identity, work.row_id, taken)
 
-    async def _read(self, receive: Receive, *, largest: int) -> list[Message]:
-        """The request's body, message by message. Raises `TooLargeError`."""
-        messages: list[Message] = []
-        size = 0
-        while True:
-            message: Any = await receive()
-            messages.append(message)
-            size += len(message.get("body", b""))
-            if size > largest:
-                raise TooLargeError(f"At most {largest:,} bytes are taken.")
-            if not message.get("more_body"):
-                return messages
-
-    async def _claim(self, identity: Identity, key: str, fingerprint: bytes) -> Claim:
+    async def _claim(
+        self, identity: Identity, key: str, fingerprint: bytes
+    ) -> _Work | tuple[int, KeptAnswer]:
+        """The work of a request that is to be done, or the status and answer that it got before."""
         sealer = identity.sealer
         key_digest = digest(sealer.derived("idempotency"), identity.slot_id.bytes, key.encode())
+        is_same = (
+            IdempotentRequest.user_id == identity.user_id,
+            IdempotentRequest.key_digest == key_digest,
+        )
         row = IdempotentRequest(
             id=new_id(),
             user_id=identity.user_id,
@@ -177,8 +159,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
             async with self._database.write() as session:
                 await session.execute(
                     delete(IdempotentRequest).where(
-                        IdempotentRequest.user_id == identity.user_id,
-                        IdempotentRequest.key_digest == key_digest,
+                        *is_same,
                         IdempotentRequest.status.is_(None),
                         ~IdempotentRequest.is_done,
                         IdempotentRequest.created_at < now() - GIVEN_UP_AFTER,
@@ -187,24 +168,15 @@ class IdempotencyMiddleware(ASGIMiddleware):
                 session.add(row)
         except IntegrityError:
             async with self._database.read() as session:
-                found = await session.scalar(
-                    select(IdempotentRequest).where(
-                        IdempotentRequest.user_id == identity.user_id,
-                        IdempotentRequest.key_digest == key_digest,
-                    )
-                )
+                found = await session.scalar(select(IdempotentRequest).where(*is_same))
         else:
-            return Claim(row.id)
+            return _Work(row.id)
         if found is not None and found.request_digest != fingerprint:
             raise IdempotencyKeyReusedError("Make a new one for each request.")
-        if found is not None and found.sealed_response is None and found.made_id is not None:
-            return Claim(found.id, made_id=found.made_id)
-        if found is not None and found.sealed_response is None and found.is_done:
-            _refuse_if_over(found)
         if found is None or found.status is None or found.sealed_response is None:
-            raise RequestInProgressError("Wait for its answer.")
+            return _unanswered(found)
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
-        return Claim(found.id, found.status, msgspec.json.decode(data, type=KeptAnswer))
+        return found.status, msgspec.json.decode(data, type=KeptAnswer)
 
     async def _keep(self, identity: Identity, row_id: UUID, taken: _Taken) -> None:
         async with self._database.write() as session:
@@ -215,20 +187,30 @@ class IdempotencyMiddleware(ASGIMiddleware):
                 await session.delete(row)
                 return
             row.status = taken.status
-            if taken.has_failed:
-                return
-            row.sealed_response = identity.sealer.seal_bytes(
-                IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(taken.answer())
-            )
+            if taken.is_worth_keeping:
+                answer = KeptAnswer(taken.headers, bytes(taken.body))
+                row.sealed_response = identity.sealer.seal_bytes(
+                    IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(answer)
+                )
 
 
-def _refuse_if_over(found: IdempotentRequest) -> None:
-    """Refuse what was done, and failed or was given up afterwards."""
-    if found.status is not None or found.created_at < now() - GIVEN_UP_AFTER:
-        raise RequestInterruptedError(
-            "It was done, at least in part. Look at what is there, and send what is missing with a "
-            "new key."
-        )
+def _unanswered(found: IdempotentRequest | None) -> _Work:
+    """The work of a request whose answer was lost, to be answered with what it made.
+
+    Raises `RequestInProgressError`, and `RequestInterruptedError` for what was done, and failed or
+    was given up afterwards.
+    """
+    if found is None:
+        raise RequestInProgressError("Wait for its answer.")
+    if found.made_id is not None:
+        return _Work(found.id, found.made_id)
+    is_over = found.status is not None or found.created_at < now() - GIVEN_UP_AFTER
+    if not (found.is_done and is_over):
+        raise RequestInProgressError("Wait for its answer.")
+    raise RequestInterruptedError(
+        "It was done, at least in part. Look at what is there, and send what is missing with a "
+        "new key."
+    )
 
 
 async def forget_old(database: Database, *, at: datetime) -> None:
@@ -242,34 +224,30 @@ async def forget_old(database: Database, *, at: datetime) -> None:
 class _Taken:
     """An answer, taken down on its way out."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self.status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._parts: list[bytes] = []
-        self._size = 0
+        self.headers: list[tuple[str, str]] = []
+        self.body = bytearray()
+        self._is_too_large = False
 
-    def listening(self, send: Send) -> Send:
-        """The way out, listened to."""
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.status = message["status"]
-                self._headers = [
-                    (name.lower(), value)
-                    for name, value in message["headers"]
-                    if name.lower() in KEPT_HEADERS
-                ]
-            elif message["type"] == "http.response.body":
-                self._size += len(message["body"])
-                if not self._is_stream and self._size <= MAX_ANSWER_BYTES:
-                    self._parts.append(message["body"])
-            await send(message)
-
-        return sending
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [
+                (name.lower().decode("latin-1"), value.decode("latin-1"))
+                for name, value in message["headers"]
+                if name.lower() in KEPT_HEADERS
+            ]
+        elif message["type"] == "http.response.body" and not self._is_left_out:
+            self._is_too_large = len(self.body) + len(message["body"]) > MAX_ANSWER_BYTES
+            self.body += b"" if self._is_too_large else message["body"]
+        await self._send(message)
 
     @property
-    def _is_stream(self) -> bool:
-        return any(value.startswith(b"text/event-stream") for _, value in self._headers)
+    def _is_left_out(self) -> bool:
+        is_stream = any(value.startswith("text/event-stream") for _, value in self.headers)
+        return is_stream or self._is_too_large
 
     @property
     def has_failed(self) -> bool:
@@ -280,14 +258,21 @@ class _Taken:
     def is_worth_keeping(self) -> bool:
         """Whether something was done, and its answer is of a size to keep."""
         is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
-        return is_done and not self._is_stream and self._size <= MAX_ANSWER_BYTES
+        return is_done and not self._is_left_out
 
-    def answer(self) -> KeptAnswer:
-        """The answer, to be kept."""
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers
-        ]
-        return KeptAnswer(headers, b"".join(self._parts))
+
+async def _read(receive: Receive, *, largest: int) -> list[Message]:
+    """The request's body, message by message. Raises `TooLargeError`."""
+    messages: list[Message] = []
+    size = 0
+    while True:
+        message: Any = await receive()
+        messages.append(message)
+        size += len(message.get("body", b""))
+        if size > largest:
+            raise TooLargeError(f"At most {largest:,} bytes are taken.")
+        if not message.get("more_body"):
+            return messages
 
 
 def _fingerprint(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from backend.accounts.keyring import UserKey
-from backend.accounts.models import USER_SETTINGS, KeyMode
+from backend.accounts.models import USER_SETTINGS, KeyMode, User
 from backend.accounts.settings import UserSettings
 from backend.vault.sealing import Sealer
 
@@ -22,26 +21,36 @@ SCOPES: tuple[Scope, ...] = ("read", "chat", "manage")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One signed-in account, for as long as one request or one turn."""
+    """One signed-in account, for as long as one request or one turn.
 
-    user_id: UUID
+    `user` is its row as it was when the request came.
+    """
+
+    user: User = field(repr=False)
     slot_id: UUID
     kind: TokenKind
     scope: Scope
-    is_administrator: bool
-    key_mode: KeyMode
     sealer: Sealer = field(repr=False)
-    user_key: bytes = field(repr=False)
-    sealed_settings: bytes | None = field(repr=False)
-    settings_revision: int
-    created_at: datetime
-    wrapped_name: bytes = field(repr=False)
-    key_generation: int = 0
+
+    @property
+    def user_id(self) -> UUID:
+        """The account's id."""
+        return self.user.id
+
+    @property
+    def user_key(self) -> bytes:
+        """What the account's other keys are wrapped under."""
+        return self.sealer.user_key
 
     @property
     def current(self) -> UserKey:
         """The user key with its generation."""
-        return UserKey(self.user_key, self.key_generation)
+        return UserKey(self.user_key, self.user.key_generation)
+
+    @property
+    def key_mode(self) -> KeyMode:
+        """When work may run on the account's keys while nobody is there."""
+        return self.user.key_mode
 
     def may(self, scope: Scope) -> bool:
         """Whether the session or key reaches as far as `scope`."""
@@ -50,7 +59,7 @@ class Identity:
     @property
     def settings(self) -> UserSettings:
         """The account's settings, unsealed."""
-        return open_settings(self.sealer, self.sealed_settings)
+        return open_settings(self.sealer, self.user.sealed_settings)
 
 
 def open_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:

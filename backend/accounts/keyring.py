@@ -1,24 +1,30 @@
-"""From the user key to the keys that open a user's texts."""
+"""From the user key to the keys that open a user's texts, and the MAC over how they are kept."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import get_args
 from uuid import UUID
 
-from backend.accounts.errors import KeysChangedError
+import msgspec
+
+from backend.accounts.errors import KeysChangedError, TamperedAccountError
 from backend.accounts.models import DataKey, KeyMode, User
-from backend.accounts.protection import tampered
+from backend.logs import get_logger
 from backend.vault.sealing import (
     KEY_BYTES,
     SealBrokenError,
     Sealer,
     derive,
+    digest,
     open_with,
     seal_with,
 )
+
+log = get_logger(__name__)
 
 KEY_MODES: tuple[KeyMode, ...] = get_args(KeyMode)
 DEFAULT_KEY_MODE: KeyMode = "per_job"
@@ -99,6 +105,65 @@ def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes)
         return open_sealer(user, rows, user_key=user_key)
     except SealBrokenError as error:
         raise tampered(user) from error
+
+
+class Protection(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides how well an account's keys are kept: what `User.settings_mac` covers.
+
+    The MAC is under the user key, so that somebody who can write to the database, and has no key,
+    can't make the protection weaker. Its generation counts the account's user keys.
+
+    The MAC's input is the list of names and values below, in this order, each after its length. A
+    field that is added later is left out of the list while it has its default: the MACs that were
+    made before it still hold.
+    """
+
+    generation: int
+    key_mode: str
+    kdf: bytes
+    factors: bytes = b""
+    newest_data_key: int = 0
+
+    @classmethod
+    def of(cls, user: User, *, kdf: bytes | None) -> Protection:
+        """The protection of an account as its rows have it."""
+        return cls(
+            generation=user.key_generation,
+            key_mode=user.key_mode,
+            kdf=kdf or b"",
+            factors=user.factors_digest or b"",
+            newest_data_key=user.newest_data_key,
+        )
+
+    def mac(self, user_key: bytes) -> bytes:
+        """HMAC-SHA256 of it under a key of its own, derived from the user key."""
+        parts: list[tuple[bytes, bytes]] = [
+            (b"generation", self.generation.to_bytes(8, "big")),
+            (b"key_mode", self.key_mode.encode()),
+            (b"kdf", self.kdf),
+        ]
+        if self.factors:
+            parts.append((b"factors", self.factors))
+        if self.newest_data_key:
+            parts.append((b"newest_data_key", self.newest_data_key.to_bytes(8, "big")))
+        return digest(derive(user_key, "protection/2"), *(each for part in parts for each in part))
+
+
+def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
+    """Give an account the MAC of what its row has now."""
+    user.settings_mac = Protection.of(user, kdf=kdf).mac(user_key)
+
+
+def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
+    """Raise `TamperedAccountError` unless the account's protection is what its owner set."""
+    if not compare_digest(Protection.of(user, kdf=kdf).mac(user_key), user.settings_mac):
+        raise tampered(user)
+
+
+def tampered(user: User) -> TamperedAccountError:
+    """The error for an account whose rows other hands have changed; the operator is told, too."""
+    log.error("account.tampered", user_id=user.id)
+    return TamperedAccountError("Ask the administrator to look at the database.")
 
 
 def _context(user_id: UUID, number: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -19,6 +19,7 @@ from litestar.middleware import ASGIMiddleware
 from litestar.middleware.csrf import CSRFMiddleware, generate_csrf_token
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from backend.accounts.activity import ActivityKind, ActivityLog
 from backend.accounts.errors import (
     CrossSiteError,
     InsecureTransportError,
@@ -28,7 +29,6 @@ from backend.accounts.errors import (
 from backend.accounts.identity import Identity, TokenKind
 from backend.accounts.identity import Scope as KeyScope
 from backend.accounts.names import InstanceKeys
-from backend.accounts.recent_activity.log import ActivityKind, ActivityLog, event_of
 from backend.accounts.service import Unlocked
 from backend.accounts.sessions import SessionService
 from backend.errors import UnauthenticatedError
@@ -74,16 +74,14 @@ def is_secure(connection: Connection) -> bool:
 def is_loopback(connection: Connection) -> bool:
     """Whether the browser reached us by a name of this machine alone."""
     host = connection.url.hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        # A name, and others than this one may be anybody's: 127.0.0.1.example.org, say.
-        return host == LOCALHOST
+    address = address_of(host)
+    # Names other than this one may be anybody's: 127.0.0.1.example.org, say.
+    return address.is_loopback if address else host == LOCALHOST
 
 
 def session_token(connection: Connection) -> str | None:
     """The session's token, from the cookie that fits the way the request came."""
-    return connection.cookies.get(SECURE_COOKIE if is_secure(connection) else PLAIN_COOKIE)
+    return connection.cookies.get(_session_cookie(connection))
 
 
 def bearer_token(connection: Connection) -> str | None:
@@ -94,40 +92,41 @@ def bearer_token(connection: Connection) -> str | None:
 
 def session_cookies(connection: Connection, token: str, *, seconds: int, csrf: str) -> list[Cookie]:
     """The cookies that a new session sets. Raises `InsecureTransportError` in the clear."""
-    secure = is_secure(connection)
-    if not secure and not is_loopback(connection):
+    if not is_secure(connection) and not is_loopback(connection):
         raise InsecureTransportError(
             "A session over plain http could be read on the way. Put a TLS proxy in front, or use "
             "this machine's own address."
         )
     return [
-        Cookie(
-            key=SECURE_COOKIE if secure else PLAIN_COOKIE,
-            value=token,
-            max_age=seconds,
-            path="/",
-            secure=secure,
-            httponly=True,
-            samesite="lax",
-        ),
-        Cookie(
-            key=CSRF_COOKIE,
-            value=generate_csrf_token(csrf),
-            max_age=seconds,
-            path="/",
-            secure=secure,
-            samesite="lax",
-        ),
+        _cookie(connection, _session_cookie(connection), token, seconds=seconds, httponly=True),
+        _cookie(connection, CSRF_COOKIE, generate_csrf_token(csrf), seconds=seconds),
     ]
 
 
 def expired_cookies(connection: Connection) -> list[Cookie]:
     """The cookies that end a session in the browser."""
-    secure = is_secure(connection)
     return [
-        Cookie(key=key, value="", max_age=0, path="/", secure=secure, samesite="lax")
-        for key in (SECURE_COOKIE if secure else PLAIN_COOKIE, CSRF_COOKIE)
+        _cookie(connection, key, "", seconds=0)
+        for key in (_session_cookie(connection), CSRF_COOKIE)
     ]
+
+
+def _session_cookie(connection: Connection) -> str:
+    return SECURE_COOKIE if is_secure(connection) else PLAIN_COOKIE
+
+
+def _cookie(
+    connection: Connection, key: str, value: str, *, seconds: int, httponly: bool = False
+) -> Cookie:
+    return Cookie(
+        key=key,
+        value=value,
+        max_age=seconds,
+        path="/",
+        secure=is_secure(connection),
+        httponly=httponly,
+        samesite="lax",
+    )
 
 
 class IdentityMiddleware(ASGIMiddleware):
@@ -199,7 +198,8 @@ class IdentityMiddleware(ASGIMiddleware):
 
     def _check_host(self, connection: Connection) -> None:
         host = connection.url.hostname or ""
-        if host not in self._hosts and not _is_address(host):
+        # No other site can be the owner of an address.
+        if host not in self._hosts and address_of(host) is None:
             raise UnknownHostError(HOST_ADVICE)
 
     def _check_transport(self, connection: Connection) -> None:
@@ -241,13 +241,12 @@ def _method(scope: Scope) -> str:
     return str(scope.get("method", "GET"))
 
 
-def _is_address(host: str) -> bool:
-    """Whether it is an IP address: of those no other site can be the owner."""
+def address_of(host: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a host is; None for a name."""
     try:
-        ip_address(host)
+        return ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _same_origin(one: str, other: str) -> bool:
@@ -290,7 +289,7 @@ class AuthMiddleware:
         `kind` is what the account's recent activity calls it.
         """
         label = request.headers.get("user-agent", "")
-        token, _ = await self._sessions.open_session(unlocked, label=label)
-        await self._activity.note_unlocked(unlocked, event_of(request, kind))
+        token = await self._sessions.open_session(unlocked, label=label)
+        await self._activity.note_unlocked(request, unlocked, kind)
         cookies = session_cookies(request, token, seconds=self._seconds, csrf=self._csrf)
         return Response(body, status_code=201, cookies=cookies)

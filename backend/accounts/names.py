@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import InstanceKey
-from backend.accounts.passwords import normalise_name
+from backend.accounts.models import InstanceKey, User
 from backend.database.base import upsert
 from backend.database.engine import Database
-from backend.vault.root import RootKeys
+from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
 
 INSTANCE_CONTEXT = b"instance-key"
+
+
+def normalise_name(name: str) -> str:
+    """The form by which an account is found: NFKC, case folded, no blanks around it."""
+    return unicodedata.normalize("NFKC", name).strip().casefold()
 
 
 class InstanceKeys:
@@ -41,9 +46,9 @@ class InstanceKeys:
         """An account's name as it is stored."""
         return seal_with(self._names, name.encode(), context=user_id.bytes)
 
-    def unwrap_name(self, user_id: UUID, blob: bytes) -> str:
-        """The name that was stored."""
-        return open_with(self._names, blob, context=user_id.bytes).decode()
+    def name_of(self, user: User) -> str:
+        """An account's name."""
+        return open_with(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
 
 async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys:
@@ -53,7 +58,12 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
     if row is None:
         async with database.write() as session:
             row = await _create(session, root)
-    return InstanceKeys(root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT))
+    return InstanceKeys(open_instance_key(row, root))
+
+
+def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
+    """The installation's key. Raises `RootKeyError`."""
+    return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 
 async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:

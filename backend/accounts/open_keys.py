@@ -60,7 +60,7 @@ class OpenKeys:
         at = self._clock()
         # Put in at the end, so that the first in the row is the one that was seen longest ago.
         self._keys[identity.user_id] = OpenKey(
-            identity.slot_id, identity.key_generation, identity.sealer, at + STAYS_SECONDS
+            identity.slot_id, identity.current.generation, identity.sealer, at + STAYS_SECONDS
         )
         if len(self._keys) > MOST:
             del self._keys[next(iter(self._keys))]

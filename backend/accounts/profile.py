@@ -1,26 +1,22 @@
-"""A user's own settings and key mode, and what administrators do with accounts."""
+"""A user's own settings and key mode."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.errors import InvitationNotFoundError, LastAdministratorError
 from backend.accounts.identity import Identity, open_settings
 from backend.accounts.keyring import (
     DEFAULT_KEY_MODE,
     KEY_MODES,
 )
-from backend.accounts.models import USER_SETTINGS, Invitation, KeyMode, User
+from backend.accounts.models import USER_SETTINGS, KeyMode, User
 from backend.accounts.open_keys import OpenKeys
 from backend.accounts.server_held_keys import end_job_keys, end_standing, give_standing
-from backend.accounts.service import INVITATION_PREFIX
 from backend.accounts.settings import UserSettings, check_budgets
 from backend.accounts.user_keys import lock_account, make_room, renew_user_key
 from backend.database.base import now
@@ -30,8 +26,7 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import check_taken
 from backend.settings import Settings
 from backend.vault.root import RootKeys
-from backend.vault.slots import lookup_hash, new_token
-from backend.wire import check_revision, merge_patch, page_of, reject_unknown
+from backend.wire import check_revision, merge_patch, reject_unknown
 
 
 class FindPersona(Protocol):
@@ -137,67 +132,3 @@ class ProfileService:
         check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
         if settings.enrichment.model is not None:
             self._registry.spec(settings.enrichment.model)
-
-
-class AdministrationService:
-    """Accounts and invitations, for administrators."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def list_users(self, *, after: UUID | None, limit: int) -> tuple[list[User], str | None]:
-        """A page of all accounts, oldest first."""
-        query = select(User).order_by(User.id).limit(limit + 1)
-        if after is not None:
-            query = query.where(User.id > after)
-        async with self._database.read() as session:
-            return page_of(list(await session.scalars(query)), limit)
-
-    async def change_user(
-        self, user_id: UUID, *, is_administrator: bool | None, is_disabled: bool | None
-    ) -> User:
-        """Change what an account may do. Raises `UserNotFoundError`, `LastAdministratorError`."""
-        async with self._database.write() as session:
-            await repository.lock_accounts(session)
-            user = await repository.get_user(session, user_id)
-            if is_administrator is not None:
-                user.is_administrator = is_administrator
-            if is_disabled is not None:
-                user.is_disabled = is_disabled
-            await session.flush()
-            if await repository.count_administrators(session) == 0:
-                raise LastAdministratorError("Somebody must be left who can administer.")
-            if user.is_disabled:
-                await repository.delete_slots(session, user_id, "session")
-        return user
-
-    async def invite(self, identity: Identity, *, days: int) -> tuple[str, Invitation]:
-        """Make an invitation: (code, its row)."""
-        code, secret = new_token(INVITATION_PREFIX)
-        invitation = Invitation(
-            created_by=identity.user_id,
-            lookup=lookup_hash(secret),
-            expires_at=now() + timedelta(days=days),
-        )
-        async with self._database.write() as session:
-            session.add(invitation)
-        return code, invitation
-
-    async def list_invitations(
-        self, *, after: UUID | None, limit: int
-    ) -> tuple[list[Invitation], str | None]:
-        """A page of all invitations, newest first."""
-        query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
-        if after is not None:
-            query = query.where(Invitation.id < after)
-        async with self._database.read() as session:
-            return page_of(list(await session.scalars(query)), limit)
-
-    async def withdraw_invitation(self, invitation_id: UUID) -> None:
-        """Make an invitation useless. Raises `InvitationNotFoundError`."""
-        async with self._database.write() as session:
-            gone = await session.scalar(
-                delete(Invitation).where(Invitation.id == invitation_id).returning(Invitation.id)
-            )
-            if gone is None:
-                raise InvitationNotFoundError

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -39,12 +38,13 @@ async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
 async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> User:
     """Raises `UserNotFoundError`.
 
-    `lock` lets one transaction at a time change the account's password, recovery code or mode: the
-    slots that are read after it are those that the MAC of its settings speaks of.
+    `lock` reads the row as it is now, and lets one transaction at a time change the account's
+    password, recovery code, mode or keys: the slots that are read after it are those that the MAC
+    of its settings speaks of.
     """
     # Not in the way of rows that are inserted meanwhile and refer to the account.
     for_update = {"key_share": True} if lock else None
-    user = await session.get(User, user_id, with_for_update=for_update)
+    user = await session.get(User, user_id, populate_existing=lock, with_for_update=for_update)
     if user is None:
         raise UserNotFoundError
     return user
@@ -54,6 +54,12 @@ async def slot_of_kind(session: AsyncSession, user_id: UUID, kind: SlotKind) -> 
     """An account's password or recovery slot: it has one of each."""
     query = select(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     return await session.scalar(query)
+
+
+async def password_kdf(session: AsyncSession, user_id: UUID) -> bytes | None:
+    """How an account's password is stretched, in JSON."""
+    slot = await slot_of_kind(session, user_id, "password")
+    return slot.kdf if slot else None
 
 
 async def list_slots(
@@ -126,41 +132,28 @@ async def touch_slot(session: AsyncSession, slot_id: UUID, at: datetime) -> None
     await session.execute(update(KeySlot).where(KeySlot.id == slot_id).values(last_used_at=at))
 
 
-async def has_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> bool:
-    """Whether an invitation is there to be taken."""
-    query = select(Invitation.id).where(_usable_invitation(lookup, at))
+async def has_invitation(
+    session: AsyncSession, lookup: bytes, at: datetime, *, use: bool = False
+) -> bool:
+    """Whether an invitation is there to be taken; `use` takes it."""
+    usable = (
+        Invitation.lookup == lookup,
+        Invitation.used_at.is_(None),
+        Invitation.expires_at > at,
+    )
+    query = (
+        update(Invitation).where(*usable).values(used_at=at).returning(Invitation.id)
+        if use
+        else select(Invitation.id).where(*usable)
+    )
     return await session.scalar(query) is not None
 
 
-async def use_invitation(session: AsyncSession, lookup: bytes, at: datetime) -> bool:
-    """Take an invitation, once; whether it was there to be taken."""
-    taken: Any = await session.scalar(
-        update(Invitation)
-        .where(_usable_invitation(lookup, at))
-        .values(used_at=at)
-        .returning(Invitation.id)
-    )
-    return taken is not None
+async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[tuple[KeySlot, int]]:
+    """Those of the slots that are still there, of accounts that are not disabled.
 
-
-def _usable_invitation(lookup: bytes, at: datetime) -> ColumnElement[bool]:
-    return and_(
-        Invitation.lookup == lookup, Invitation.used_at.is_(None), Invitation.expires_at > at
-    )
-
-
-async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[KeySlot]:
-    """Those of the slots that are still there, of accounts that are not disabled."""
-    query = (
-        select(KeySlot)
-        .join(User, User.id == KeySlot.user_id)
-        .where(KeySlot.id.in_(slot_ids), ~User.is_disabled)
-    )
-    return list(await session.scalars(query))
-
-
-async def usable_keys(session: AsyncSession, slot_ids: set[UUID]) -> list[tuple[KeySlot, int]]:
-    """The same, each with the generation of its account's user key."""
+    Each comes with the generation of its account's user key.
+    """
     query = (
         select(KeySlot, User.key_generation)
         .join(User, User.id == KeySlot.user_id)

@@ -18,13 +18,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.errors import UserNotFoundError
 from backend.accounts.key_slots import rewrap_under_root
 from backend.accounts.keyring import new_data_key, open_sealer
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
-from backend.accounts.names import INSTANCE_CONTEXT
-from backend.accounts.rotation_columns import SealedTable, sealed_tables
-from backend.accounts.rotation_texts import Report, Resealer, keys_in_use
+from backend.accounts.names import INSTANCE_CONTEXT, open_instance_key
+from backend.accounts.sealed_tables import Report, Resealer, SealedTable, keys_in_use, sealed_tables
 from backend.accounts.server_held_keys import count_stale_job_keys, rewrap_job_keys
 from backend.database.base import now
 from backend.database.engine import Database
@@ -37,7 +35,6 @@ from backend.vault.root import (
     drop_old_root_keys,
     load_root_keys,
 )
-from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
@@ -86,7 +83,10 @@ async def rotate_root_key(
     Raises `RootKeyError`.
     """
     root = load_root_keys(path, value=value)
-    await _check_root(database, root)
+    async with database.read() as session:
+        row = await session.get(InstanceKey, 1)
+    if row is not None:
+        open_instance_key(row, root)  # before anything is written: whether this is the right key
     if len(root.versions) == 1 and await _count_stale(database, root.current) == 0:
         root = _with_new_version(root, path, value=value)
     rewrapped = await rotate_root(database, root, report)
@@ -119,12 +119,14 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     report(done, total)
     # First: once it is under the new version, `refuse_older_root` lets nobody use an older one.
     done += await _rewrap_instance_key(database, root_keys)
-    while batch := await _rewrap_slots(database, root_keys):
-        done += batch
-        report(done, max(done, total))
-    while batch := await _rewrap_jobs(database, root_keys):
-        done += batch
-        report(done, max(done, total))
+    for rewrap in (_rewrap_slots, rewrap_job_keys):
+        while True:
+            async with database.write() as session:
+                batch = await rewrap(session, root_keys, limit=BATCH_SLOTS)
+            if not batch:
+                break
+            done += batch
+            report(done, max(done, total))
     return done
 
 
@@ -143,8 +145,8 @@ async def ensure_data_key(session: AsyncSession, user: User, user_key: bytes) ->
     """
     if not user.new_data_key_due:
         return False
-    locked = await _lock_user(session, user.id)
-    if locked is None or not locked.new_data_key_due:
+    locked = await repository.get_user(session, user.id, lock=True)
+    if not locked.new_data_key_due:
         return False
     await _add_data_key(session, locked, user_key)
     return True
@@ -169,21 +171,17 @@ async def rotate_data_key(
     """
     async with database.write() as session:
         tables = await sealed_tables(session)
-        sealer = await _newest_sealer(session, user_id, user_key)
+        user = await repository.get_user(session, user_id, lock=True)
+        rows = await repository.data_keys(session, user_id)
+        if user.new_data_key_due or len(rows) == 1:
+            rows = await _add_data_key(session, user, user_key)
+        sealer = open_sealer(user, rows, user_key=user_key)
     resealer = Resealer(database, tables, sealer, report)
     await resealer.run()
     async with database.write() as session:
-        await _lock_user(session, user_id)
+        await repository.get_user(session, user_id, lock=True)
         kept = await delete_unused_keys(session, tables, user_id, grace)
     return DataKeyRotation(sealer.current_key, resealer.done, resealer.damaged, kept)
-
-
-async def _check_root(database: Database, root: RootKeys) -> None:
-    """Raise `RootKeyError` before anything is written when this is not the right key."""
-    async with database.read() as session:
-        row = await session.get(InstanceKey, 1)
-    if row is not None:
-        root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT)
 
 
 async def _count_stale(database: Database, current: int) -> int:
@@ -203,58 +201,30 @@ async def _rewrap_instance_key(database: Database, root: RootKeys) -> int:
         row = await session.get(InstanceKey, 1, with_for_update=True)
         if row is None or row.root_version == root.current:
             return 0
-        secret = root.unwrap(row.root_version, row.wrapped, context=INSTANCE_CONTEXT)
+        secret = open_instance_key(row, root)
         row.root_version, row.wrapped = root.wrap(secret, context=INSTANCE_CONTEXT)
         return 1
 
 
-async def _rewrap_slots(database: Database, root: RootKeys) -> int:
+async def _rewrap_slots(session: AsyncSession, root: RootKeys, *, limit: int) -> int:
     query = (
         select(KeySlot)
         .where(KeySlot.root_version != root.current)
         .order_by(KeySlot.id)
-        .limit(BATCH_SLOTS)
+        .limit(limit)
         .with_for_update()
     )
-    async with database.write() as session:
-        slots = list(await session.scalars(query))
-        for slot in slots:
-            try:
-                rewrap_under_root(slot, root)
-            except RootSealBrokenError:
-                if slot.kind not in {"session", "api_key"}:
-                    raise
-                # It opens nothing, and its user can make another.
-                log.warning("rotation.slot_deleted", user_id=slot.user_id)
-                await session.delete(slot)
+    slots = list(await session.scalars(query))
+    for slot in slots:
+        try:
+            rewrap_under_root(slot, root)
+        except RootSealBrokenError:
+            if slot.kind not in {"session", "api_key"}:
+                raise
+            # It opens nothing, and its user can make another.
+            log.warning("rotation.slot_deleted", user_id=slot.user_id)
+            await session.delete(slot)
     return len(slots)
-
-
-async def _rewrap_jobs(database: Database, root: RootKeys) -> int:
-    async with database.write() as session:
-        return await rewrap_job_keys(session, root, limit=BATCH_SLOTS)
-
-
-async def _lock_user(session: AsyncSession, user_id: UUID) -> User | None:
-    """One transaction at a time makes data keys for an account."""
-    return await session.scalar(
-        select(User)
-        .where(User.id == user_id)
-        # Not in the way of rows that are inserted meanwhile and refer to the account.
-        .with_for_update(key_share=True)
-        .execution_options(populate_existing=True)
-    )
-
-
-async def _newest_sealer(session: AsyncSession, user_id: UUID, user_key: bytes) -> Sealer:
-    """The sealer to reseal with, its newest key made here unless a rotation is unfinished."""
-    user = await _lock_user(session, user_id)
-    if user is None:
-        raise UserNotFoundError
-    rows = await repository.data_keys(session, user_id)
-    if user.new_data_key_due or len(rows) == 1:
-        rows = await _add_data_key(session, user, user_key)
-    return open_sealer(user, rows, user_key=user_key)
 
 
 async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:

@@ -7,7 +7,6 @@ to `backend.jobs`, a floor above; of it, these columns alone are known here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -30,8 +29,8 @@ from backend.accounts.models import KeySlot
 from backend.database.base import new_id
 from backend.database.types import Id, UtcTime
 from backend.logs import get_logger
-from backend.vault.root import RootKeyError, RootKeys
-from backend.vault.slots import unwrap_lent, wrap_lent
+from backend.vault.root import RootKeyError, RootKeys, Wrapped
+from backend.vault.slots import rewrap_lent, wrap_lent
 
 log = get_logger(__name__)
 
@@ -104,48 +103,34 @@ async def clear_old_keys(session: AsyncSession, *, at: datetime) -> None:
     )
 
 
-@dataclass(slots=True)
-class JobKeyRow:
-    """What a job's row has of its user's key."""
-
-    job_id: UUID
-    user_id: UUID
-    wrapped: bytes | None
-    root_version: int | None
-
-
-async def job_keys(session: AsyncSession, user_id: UUID) -> list[JobKeyRow]:
+async def jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
     """The jobs of an account that carry its key, locked."""
     query = (
-        select(JOBS.c.id, JOBS.c.wrapped_key, JOBS.c.root_version)
+        select(JOBS.c.id)
         .where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
         .order_by(JOBS.c.id)
         .with_for_update()
     )
-    rows = (await session.execute(query)).all()
-    return [JobKeyRow(row.id, user_id, row.wrapped_key, row.root_version) for row in rows]
+    return (await session.scalars(query)).all()
 
 
-def rewrap_for_new_user_key(job: JobKeyRow, *, user_key: bytes, root: RootKeys) -> None:
-    """Put another user key in the place of the one that a job carries."""
-    job.root_version, job.wrapped = wrap_lent(
-        "job", job.job_id, job.user_id, user_key=user_key, root=root
-    )
+def wrap_for_jobs(
+    job_ids: Sequence[UUID], user_id: UUID, *, user_key: bytes, root: RootKeys
+) -> list[dict[str, Any]]:
+    """Another user key for jobs to carry, as `store_job_keys` takes it."""
+    return [
+        {"job_id": job_id, "version": wrapped.root_version, "wrapped": wrapped.blob}
+        for job_id in job_ids
+        for wrapped in [wrap_lent("job", job_id, user_id, user_key=user_key, root=root)]
+    ]
 
 
-async def store_job_keys(session: AsyncSession, jobs: Sequence[JobKeyRow]) -> None:
-    """Write the jobs' keys back into their rows."""
-    if not jobs:
-        return
-    query = update(JOBS).where(JOBS.c.id == bindparam("job_id"))
-    query = query.values(wrapped_key=bindparam("wrapped"), root_version=bindparam("version"))
-    await session.execute(
-        query,
-        [
-            {"job_id": job.job_id, "wrapped": job.wrapped, "version": job.root_version}
-            for job in jobs
-        ],
-    )
+async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) -> None:
+    """Write the keys that jobs carry into their rows."""
+    if keys:
+        query = update(JOBS).where(JOBS.c.id == bindparam("job_id"))
+        query = query.values(wrapped_key=bindparam("wrapped"), root_version=bindparam("version"))
+        await session.execute(query, keys)
 
 
 async def count_stale_job_keys(session: AsyncSession, current: int) -> int:
@@ -168,20 +153,12 @@ async def rewrap_job_keys(session: AsyncSession, root: RootKeys, *, limit: int) 
     )
     rows = (await session.execute(query)).all()
     for row in rows:
-        values = dict(NO_KEY)
+        wrapped = Wrapped(row.root_version, row.wrapped_key)
         try:
-            user_key = unwrap_lent(
-                "job",
-                row.id,
-                row.user_id,
-                blob=row.wrapped_key,
-                root_version=row.root_version,
-                root=root,
-            )
+            version, blob = rewrap_lent("job", row.id, row.user_id, wrapped, root=root)
+            values = {"root_version": version, "wrapped_key": blob}
         except RootKeyError:
             log.warning("rotation.job_key_cleared", job_id=row.id)
-        else:
-            version, wrapped = wrap_lent("job", row.id, row.user_id, user_key=user_key, root=root)
-            values = {"root_version": version, "wrapped_key": wrapped}
+            values = NO_KEY
         await session.execute(update(JOBS).where(JOBS.c.id == row.id).values(values))
     return len(rows)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import delete
+from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.credentials import Credentials
+from backend.accounts.credentials import Credentials, check_password
 from backend.accounts.errors import (
     InvitationError,
     LastAdministratorError,
@@ -22,14 +22,17 @@ from backend.accounts.errors import (
 )
 from backend.accounts.events import AccountDeleted
 from backend.accounts.identity import Identity
-from backend.accounts.key_slots import wrap_directly
-from backend.accounts.keyring import DEFAULT_KEY_MODE, UserKey, new_data_key, wrap_derivation_key
+from backend.accounts.key_slots import refuse_older_root, wrap_directly
+from backend.accounts.keyring import (
+    DEFAULT_KEY_MODE,
+    UserKey,
+    new_data_key,
+    protect,
+    wrap_derivation_key,
+)
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
 from backend.accounts.names import InstanceKeys
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.passwords import check_password
-from backend.accounts.protection import protect
-from backend.accounts.root_version import refuse_older_root
 from backend.accounts.server_held_keys import delete_jobs, end_job_keys, end_standing
 from backend.accounts.throttle import Throttle, forget_addresses
 from backend.accounts.user_keys import lock_account, make_room, renew_user_key
@@ -37,10 +40,13 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.events import Participants
+from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
 from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
+
+log = get_logger(__name__)
 
 MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
@@ -159,18 +165,14 @@ class AccountService:
             await self._credentials.stretch_new(password)
             raise WrongCredentialsError
         user, slot = found
-        opened = await self._credentials.open_password(user, slot, password)
+        secret, opened = await self._credentials.open_password(user, slot, password)
+        unlocked = Unlocked(user, self._instance.name_of(user), opened.user_key)
         if not opened.is_direct:
             await wrap_directly(
-                self._database,
-                slot,
-                secret=opened.secret,
-                user_key=opened.user_key,
-                generation=user.key_generation,
-                root=self._root,
+                self._database, slot, unlocked.current, secret=secret, root=self._root
             )
         await self._throttle.forgive(attempt)
-        return Unlocked(user, self._stored_name(user), opened.user_key)
+        return unlocked
 
     async def remember(self, unlocked: Unlocked, *, address: str) -> None:
         """A sign-in succeeded as a whole: guesses from elsewhere don't slow this address down."""
@@ -215,10 +217,10 @@ class AccountService:
         await self._database.log.empty_now()
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user.id, name, address=address)
-        return Unlocked(user, self._stored_name(user), renewed.key, new_code)
+        return Unlocked(user, self._instance.name_of(user), renewed.key, new_code)
 
-    async def change_password(self, identity: Identity, current: str, new: str) -> list[UUID]:
-        """Replace the password; returns the ids of the other sessions, which it ended.
+    async def change_password(self, identity: Identity, current: str, new: str) -> None:
+        """Replace the password; other sessions end by it.
 
         Raises `WrongCredentialsError`, `WeakPasswordError`, `TooManyAttemptsError`,
         `TamperedAccountError`, `BusyError`.
@@ -233,11 +235,10 @@ class AccountService:
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
             await self._credentials.replace_password(session, user, identity.user_key, stretched)
-            ended = await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
+            await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
             await renew_user_key(session, user, identity.user_key, root=self._root)
         self._open_keys.drop(user_id)
         await self._database.log.empty_now()
-        return ended
 
     async def new_recovery_code(self, identity: Identity, password: str) -> str:
         """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
@@ -250,16 +251,11 @@ class AccountService:
         await self._database.log.empty_now()
         return code
 
-    async def change_keys(self, identity: Identity, password: str) -> None:
-        """Make a new user key; nothing ends by it. Raises as `confirm_password` does.
-
-        Also `TooManyDataKeysError`, `KeysChangedError`.
-        """
-        await self.confirm_password(identity, password)
-        await self.renew(identity.user_id, identity.current)
-
     async def renew(self, user_id: UUID, current: UserKey) -> UserKey:
-        """A new user key for an account whose present one is at hand."""
+        """A new user key for an account whose present one is at hand; nothing ends by it.
+
+        Raises `TooManyDataKeysError`, `KeysChangedError`, `TamperedAccountError`.
+        """
         async with self._database.write() as session:
             user = await lock_account(session, user_id, current, root=self._root)
             await make_room(session, user_id)
@@ -292,9 +288,10 @@ class AccountService:
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             user = await repository.get_user(session, user_id)
-            others = await repository.count_users(session) - 1
-            if user.is_administrator and others and not user.is_disabled:
-                await _keep_one_administrator(session)
+            is_needed = user.is_administrator and not user.is_disabled
+            has_others = await repository.count_users(session) > 1
+            if is_needed and has_others and await repository.count_administrators(session) <= 1:
+                raise LastAdministratorError("Make somebody else an administrator first.")
             await delete_jobs(session, user_id)
             for part in self._participants.of(AccountDeleted):
                 await part.account_deleted(session, user_id)
@@ -307,10 +304,7 @@ class AccountService:
 
     def name_of(self, identity: Identity) -> str:
         """The account's name."""
-        return self._instance.unwrap_name(identity.user_id, identity.wrapped_name)
-
-    def _stored_name(self, user: User) -> str:
-        return self._instance.unwrap_name(user.id, user.wrapped_name)
+        return self._instance.name_of(identity.user)
 
     async def _find(self, name: str, kind: SlotKind) -> tuple[User, KeySlot] | None:
         async with self._database.read() as session:
@@ -331,11 +325,23 @@ class AccountService:
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")
         secret = token_secret(invitation.strip(), INVITATION_PREFIX)
-        take = repository.use_invitation if use else repository.has_invitation
-        if secret is None or not await take(session, lookup_hash(secret), now()):
+        if secret is None or not await repository.has_invitation(
+            session, lookup_hash(secret), now(), use=use
+        ):
             raise InvitationError("It is unknown, used or expired. Ask for a new one.")
 
 
-async def _keep_one_administrator(session: AsyncSession) -> None:
-    if await repository.count_administrators(session) <= 1:
-        raise LastAdministratorError("Make somebody else an administrator first.")
+async def finish_deletions(database: Database) -> None:
+    """Delete every account that a crash left without a password.
+
+    An account loses its keys in one transaction and its rows in a second; what changes a password
+    never leaves it without one. So nobody can open such an account, but its name is still taken,
+    and it may count as an administrator.
+    """
+    is_without_keys = ~exists().where(KeySlot.user_id == User.id, KeySlot.kind == "password")
+    async with database.read() as session:
+        half_deleted = list(await session.scalars(select(User.id).where(is_without_keys)))
+    for user_id in half_deleted:
+        async with database.write() as session:
+            await session.execute(delete(User).where(User.id == user_id, is_without_keys))
+        log.info("account.deletion_finished", user_id=user_id)

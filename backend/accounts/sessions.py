@@ -1,27 +1,33 @@
-"""Sessions and API keys: tokens that open an account until they end."""
+"""Sessions and API keys: tokens that open an account until they end, and streams with them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Generator
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from backend.accounts import repository
 from backend.accounts.identity import Identity, Scope, TokenKind
 from backend.accounts.key_slots import new_slot, open_slot, wrap_directly
-from backend.accounts.keyring import open_checked_sealer
+from backend.accounts.keyring import UserKey, check_protection, open_checked_sealer, tampered
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.protection import check_protection, tampered
 from backend.accounts.rotation import ensure_data_key
-from backend.accounts.rotation_texts import has_texts_beyond
+from backend.accounts.sealed_tables import has_texts_beyond
 from backend.accounts.server_held_keys import prolong_standing
 from backend.accounts.service import Unlocked
 from backend.accounts.user_keys import lock_account
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
+from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
 from backend.vault.slots import (
     WrongSecretError,
     lookup_hash,
@@ -30,10 +36,12 @@ from backend.vault.slots import (
 )
 from backend.wire import page_of
 
-SESSION_PREFIX = "ts_"
-API_KEY_PREFIX = "tk_"
-PREFIXES: dict[TokenKind, str] = {"session": SESSION_PREFIX, "api_key": API_KEY_PREFIX}
+log = get_logger(__name__)
+
+PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
 TOUCH_EVERY = timedelta(minutes=1)
+LOOK_EVERY = 2.0
+"""Seconds between two looks whether sessions with streams are still open."""
 
 
 class SessionService:
@@ -52,14 +60,13 @@ class SessionService:
         self._idle = timedelta(days=settings.session_idle_days)
         self._absolute = timedelta(days=settings.session_absolute_days)
 
-    async def open_session(self, unlocked: Unlocked, *, label: str) -> tuple[str, KeySlot]:
-        """Start a session: (token, its slot). The token is handed out once and stored nowhere.
+    async def open_session(self, unlocked: Unlocked, *, label: str) -> str:
+        """Start a session: its token, which is handed out once and stored nowhere.
 
         By the way the account's sessions that have run out are cleared away, and it gets its next
         data key where that is due.
         """
-        token, secret = new_token(SESSION_PREFIX)
-        slot_id, user_id, at = new_id(), unlocked.user.id, now()
+        user_id, at = unlocked.user.id, now()
         async with self._database.write() as session:
             user = await lock_account(session, user_id, unlocked.current, root=self._root)
             await ensure_data_key(session, user, unlocked.user_key)
@@ -70,23 +77,18 @@ class SessionService:
             sealer = open_checked_sealer(user, data_keys, user_key=unlocked.user_key)
             if await has_texts_beyond(session, user_id, sealer.current_key):
                 raise tampered(user)
-            slot = new_slot(
+            token, slot = self._token_slot(
                 "session",
-                user_id,
-                secret=secret,
-                user_key=unlocked.user_key,
-                generation=user.key_generation,
-                root=self._root,
-                id=slot_id,
-                lookup=lookup_hash(secret),
+                sealer,
+                unlocked.current,
+                label=label[:300],
                 scope="manage",
-                sealed_label=sealer.seal(SLOT_LABEL, slot_id, label[:300]),
                 created_at=at,
                 last_used_at=at,
                 expires_at=at + self._absolute,
             )
             session.add(slot)
-        return token, slot
+        return token
 
     async def make_api_key(
         self, identity: Identity, *, label: str, scope: Scope, expires_at: datetime | None
@@ -98,24 +100,31 @@ class SessionService:
         """
         if identity.kind != "session":
             raise ForbiddenError("An API key can't make API keys. Sign in, and make it there.")
-        token, secret = new_token(API_KEY_PREFIX)
+        current = identity.current
+        token, slot = self._token_slot(
+            "api_key", identity.sealer, current, label=label, scope=scope, expires_at=expires_at
+        )
+        async with self._database.write() as session:
+            await lock_account(session, identity.user_id, current, root=self._root)
+            session.add(slot)
+        return token, slot
+
+    def _token_slot(
+        self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
+    ) -> tuple[str, KeySlot]:
+        token, secret = new_token(PREFIXES[kind])
         slot_id = new_id()
         slot = new_slot(
-            "api_key",
-            identity.user_id,
+            kind,
+            sealer.user_id,
+            current,
             secret=secret,
-            user_key=identity.user_key,
-            generation=identity.key_generation,
             root=self._root,
             id=slot_id,
             lookup=lookup_hash(secret),
-            scope=scope,
-            sealed_label=identity.sealer.seal(SLOT_LABEL, slot_id, label),
-            expires_at=expires_at,
+            sealed_label=sealer.seal(SLOT_LABEL, slot_id, label),
+            **columns,
         )
-        async with self._database.write() as session:
-            await lock_account(session, identity.user_id, identity.current, root=self._root)
-            session.add(slot)
         return token, slot
 
     async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
@@ -148,12 +157,7 @@ class SessionService:
         """End a session or an API key. Raises the kind's not-found error."""
         self._open_keys.drop(owner_id)
         async with self._database.write() as session:
-            await repository.delete_slot(
-                session,
-                slot_id,
-                owner_id=owner_id,
-                kind=kind,
-            )
+            await repository.delete_slot(session, slot_id, owner_id=owner_id, kind=kind)
         await self._database.log.empty_now()
 
     async def forget_ended(self) -> None:
@@ -162,7 +166,7 @@ class SessionService:
         if not in_memory:
             return
         async with self._database.read() as session:
-            found = await repository.usable_keys(session, set(in_memory))
+            found = await repository.usable_slots(session, set(in_memory))
         usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
         for slot_id, (user_id, key) in in_memory.items():
             if (slot_id, key.generation) not in usable:
@@ -172,7 +176,7 @@ class SessionService:
         """Which of these sessions and keys have not ended: for streams that outlive a request."""
         async with self._database.read() as session:
             slots = await repository.usable_slots(session, slot_ids)
-        return {slot.id for slot in slots if not self._ended(slot, now())}
+        return {slot.id for slot, _ in slots if not self._ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
         async with self._database.read() as session:
@@ -190,34 +194,15 @@ class SessionService:
         check_protection(user, user_key, kdf=kdf)
         sealer = open_checked_sealer(user, data_keys, user_key=user_key)
         if not is_direct:
-            await wrap_directly(
-                self._database,
-                slot,
-                secret=secret,
-                user_key=user_key,
-                generation=user.key_generation,
-                root=self._root,
-            )
+            current = UserKey(user_key, user.key_generation)
+            await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
         if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)
                 if user.key_mode == "managed":
                     await prolong_standing(session, user.id, at=at)
-        return Identity(
-            user_id=user.id,
-            slot_id=slot.id,
-            kind=kind,
-            scope="manage" if kind == "session" else scope_of(slot),
-            is_administrator=user.is_administrator,
-            key_mode=user.key_mode,
-            sealer=sealer,
-            user_key=user_key,
-            sealed_settings=user.sealed_settings,
-            settings_revision=user.settings_revision,
-            created_at=user.created_at,
-            wrapped_name=user.wrapped_name,
-            key_generation=user.key_generation,
-        )
+        scope = "manage" if kind == "session" else scope_of(slot)
+        return Identity(user, slot.id, kind, scope, sealer)
 
     def _ended(self, slot: KeySlot, at: datetime) -> bool:
         if slot.expires_at is not None and at >= slot.expires_at:
@@ -234,3 +219,56 @@ def scope_of(slot: KeySlot) -> Scope:
             return scope
         case _:
             return "read"
+
+
+class SessionWatch:
+    """Looks every two seconds which of the sessions that have streams are still open.
+
+    Streams outlive the request that opened them: they end when their session does. One query for
+    all of them; none while there are no streams.
+    """
+
+    def __init__(self, sessions: SessionService) -> None:
+        self._sessions = sessions
+        self._streams: Counter[UUID] = Counter()
+        self._ended: set[UUID] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def watching(self, slot_id: UUID) -> Generator[None]:
+        """Keep an eye on a session for the length of the block."""
+        self._streams[slot_id] += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            self._streams[slot_id] -= 1
+            if not self._streams[slot_id]:
+                del self._streams[slot_id]
+                self._ended.discard(slot_id)
+
+    def is_open(self, slot_id: UUID) -> bool:
+        """Whether a watched session was open at the last look."""
+        return slot_id not in self._ended
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            watched = set(self._streams)
+            if not watched:
+                continue
+            try:
+                still_open = await self._sessions.still_open(watched)
+            except Exception as error:  # streams go on, and the next round looks again
+                log.warning("session.watch_failed", exc_info=error)
+            else:
+                self._ended |= (watched - still_open) & set(self._streams)

@@ -18,9 +18,13 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 
 
-class BudgetSettings(
+class SettingsStruct(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
+    """Settings of one kind, as they are stored and patched: what is absent is the default."""
+
+
+class BudgetSettings(SettingsStruct, frozen=True, kw_only=True):
     """Token budgets; what is absent is the server's default."""
 
     total: Annotated[int, msgspec.Meta(ge=MIN_TOTAL, le=10_000_000)] | None = None
@@ -40,9 +44,7 @@ LoreStrategy = Literal["evenly", "character_first", "global_first"]
 """Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
 
 
-class LoreOverrides(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     """How lorebooks are scanned where a book or an entry does not say; absent is the default.
 
     `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
@@ -71,9 +73,7 @@ class LoreOverrides(
     mode: LoreMode | None = None
 
 
-class SourceWeights(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
     """How much each source of memory counts against the others; 0 leaves it out."""
 
     lore: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
@@ -81,9 +81,7 @@ class SourceWeights(
     event: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
 
 
-class MemorySettings(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     """What search brings into a prompt; absent is the default.
 
     `min_relevance` is from 0, where everything passes that was found, to 1. `max_items` is how many
@@ -96,9 +94,7 @@ class MemorySettings(
     weights: SourceWeights | None = None
 
 
-class EnrichmentSettings(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class EnrichmentSettings(SettingsStruct, frozen=True, kw_only=True):
     """The agent that keeps chronicles, and what writes summaries; absent is the default.
 
     `model` is the model that they ask. `may_edit_lore` lets the agent change entries of lorebooks
@@ -109,9 +105,7 @@ class EnrichmentSettings(
     may_edit_lore: bool | None = None
 
 
-class UserSettings(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """Defaults of one user's chats. Sampling goes with the model that is named beside it."""
 
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None

@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.errors import TooManyAttemptsError
 from backend.accounts.models import KnownAddress, LoginFailures
-from backend.accounts.names import InstanceKeys
-from backend.accounts.passwords import normalise_name
+from backend.accounts.names import InstanceKeys, normalise_name
 from backend.database.base import now, upsert
 from backend.database.engine import Database
 
@@ -125,13 +124,7 @@ class Throttle:
 
         Raises `TooManyAttemptsError` while the person must wait.
         """
-        if await self._is_known(name, address):
-            own = self._key(f"known-{way}", normalise_name(name), address)
-            return await self._admit(Attempt({own: ADDRESS}, own))
-        account = self._key(way, normalise_name(name))
-        return await self._admit(
-            Attempt({account: ACCOUNT, self._key("address", address): ADDRESS})
-        )
+        return await self._admit_from(address, way, name, ACCOUNT)
 
     async def admit_second_factor(self, name: str, *, address: str, guessable: bool) -> Attempt:
         """Count an attempt to prove a second factor, after the password was right.
@@ -140,13 +133,7 @@ class Throttle:
         passkey or a one-time code is not found by trying: however much somebody guesses who knows
         the password, the owner comes in with one of these. Raises as the others do.
         """
-        if await self._is_known(name, address):
-            own = self._key("known-factor", normalise_name(name), address)
-            return await self._admit(Attempt({own: ADDRESS}, own))
-        counters = {self._key("address", address): ADDRESS}
-        if guessable:
-            counters[self._key("factor", normalise_name(name))] = ADDRESS
-        return await self._admit(Attempt(counters))
+        return await self._admit_from(address, "factor", name, ADDRESS if guessable else None)
 
     async def admit_sign_up(self, *, address: str) -> Attempt:
         """Count an attempt to make an account. Raises `TooManyAttemptsError`."""
@@ -195,6 +182,21 @@ class Throttle:
                     KnownAddress.user_id == user_id, KnownAddress.key.not_in(newest)
                 )
             )
+
+    async def _admit_from(
+        self, address: str, kind: str, name: str, from_all: Allowance | None
+    ) -> Attempt:
+        """Count for a known address and its account, else for the address.
+
+        `from_all` is what the account allows all unknown addresses together.
+        """
+        if await self._is_known(name, address):
+            own = self._key(f"known-{kind}", normalise_name(name), address)
+            return await self._admit(Attempt({own: ADDRESS}, own))
+        counters = {self._key("address", address): ADDRESS}
+        if from_all is not None:
+            counters[self._key(kind, normalise_name(name))] = from_all
+        return await self._admit(Attempt(counters))
 
     def _key(self, kind: str, *values: str) -> bytes:
         return self._instance.find_throttle(kind, *values)

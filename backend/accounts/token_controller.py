@@ -8,11 +8,11 @@ from litestar import Controller, Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from backend.accounts.activity import ActivityLog
 from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS, SHOWN_ONCE, expired_cookies
 from backend.accounts.models import SLOT_LABEL, KeySlot
-from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.accounts.schemas import ApiKeyView, MadeApiKey, NewApiKey, SessionView
 from backend.accounts.sessions import SessionService, scope_of
 from backend.database.base import now
@@ -72,7 +72,7 @@ class SessionController(Controller):
         slot_id = identity.slot_id if session_id == "current" else _session_id(session_id)
         await sessions.end(slot_id, owner_id=identity.user_id, kind="session")
         mine = slot_id == identity.slot_id
-        await activity.note(identity, event_of(request, "signed_out" if mine else "session_ended"))
+        await activity.note(request, "signed_out" if mine else "session_ended")
         return Response(None, cookies=expired_cookies(request) if mine else [])
 
 
@@ -118,8 +118,7 @@ class ApiKeyController(Controller):
             scope=data.scope,
             expires_at=None if data.expires_at is None else _expiry(data.expires_at),
         )
-        event = event_of(request, "api_key_made", detail=f"{data.label} ({data.scope})")
-        await activity.note(identity, event)
+        await activity.note(request, "api_key_made", detail=f"{data.label} ({data.scope})")
         return MadeApiKey(key=_key_view(identity, slot), token=token)
 
     @delete(
@@ -138,7 +137,7 @@ class ApiKeyController(Controller):
     ) -> None:
         """The key opens nothing from now on."""
         await sessions.end(key_id, owner_id=identity.user_id, kind="api_key")
-        await activity.note(identity, event_of(request, "api_key_ended"))
+        await activity.note(request, "api_key_ended")
 
 
 def _session_id(text: str) -> UUID:

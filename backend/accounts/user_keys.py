@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
@@ -18,26 +19,26 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.errors import TooManyDataKeysError
-from backend.accounts.key_slots import carry_over
+from backend.accounts.key_slots import carry_over, refuse_older_root
 from backend.accounts.keyring import (
     UserKey,
     check_current,
+    check_protection,
     new_data_key,
     open_data_keys,
     open_derivation_key,
+    protect,
+    tampered,
     wrap_data_key,
     wrap_derivation_key,
 )
 from backend.accounts.models import DataKey, KeySlot, User
-from backend.accounts.protection import check_protection, protect, tampered
-from backend.accounts.root_version import refuse_older_root
 from backend.accounts.rotation import GRACE, delete_unused_keys
-from backend.accounts.rotation_columns import sealed_tables
+from backend.accounts.sealed_tables import sealed_tables
 from backend.accounts.server_held_keys import (
-    JobKeyRow,
-    job_keys,
-    rewrap_for_new_user_key,
+    jobs_with_keys,
     store_job_keys,
+    wrap_for_jobs,
 )
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import KEY_BYTES, SealBrokenError
@@ -51,15 +52,21 @@ async def lock_account(
 ) -> User:
     """The account's row, for a transaction that will change how its keys are kept.
 
-    What is changed after it ends with `renew_user_key`. Raises `UserNotFoundError`,
-    `KeysChangedError` where another request changed the keys meanwhile, `TamperedAccountError`:
-    the next MAC must not lend its authority to what other hands have set.
+    What is changed after it ends with `renew_user_key`. Raises as `lock_user` does.
     """
     await refuse_older_root(session, root)
+    return await lock_user(session, user_id, current)
+
+
+async def lock_user(session: AsyncSession, user_id: UUID, current: UserKey) -> User:
+    """The account's row, for one transaction at a time that changes what its MAC covers.
+
+    Raises `UserNotFoundError`, `KeysChangedError` where another request changed the keys meanwhile,
+    `TamperedAccountError`: the next MAC must not lend its authority to what other hands have set.
+    """
     user = await repository.get_user(session, user_id, lock=True)
     check_current(user, current)
-    password = await repository.slot_of_kind(session, user_id, "password")
-    check_protection(user, current.key, kdf=password.kdf if password else None)
+    check_protection(user, current.key, kdf=await repository.password_kdf(session, user_id))
     return user
 
 
@@ -87,63 +94,44 @@ async def renew_user_key(
     query = select(KeySlot).where(KeySlot.user_id == user.id).order_by(KeySlot.id)
     slots = list(await session.scalars(query.with_for_update()))
     data_keys = await repository.data_keys(session, user.id)
-    jobs = await job_keys(session, user.id)
+    jobs = await jobs_with_keys(session, user.id)
     new = UserKey(os.urandom(KEY_BYTES), user.key_generation + 1)
-    renewal = _Renewal(user, slots, data_keys, jobs, old_key=old_key, new=new, root=root)
+
+    def renew() -> tuple[DataKey, list[dict[str, Any]]]:
+        added = _put_in_place(user, slots, data_keys, old_key=old_key, new=new, root=root)
+        return added, wrap_for_jobs(jobs, user.id, user_key=new.key, root=root)
+
     try:
         # A fifth of a millisecond a slot or job, and there may be many.
-        added = await asyncio.to_thread(renewal.run)
+        added, wrapped = await asyncio.to_thread(renew)
     except (SealBrokenError, RootKeyError) as error:
         raise tampered(user) from error
     session.add(added)
-    await store_job_keys(session, jobs)
+    await store_job_keys(session, wrapped)
     await session.flush()
     return new
 
 
-class _Renewal:
-    """The work of `renew_user_key` on rows that were read: without a database."""
-
-    def __init__(
-        self,
-        user: User,
-        slots: Sequence[KeySlot],
-        data_keys: Sequence[DataKey],
-        jobs: Sequence[JobKeyRow],
-        *,
-        old_key: bytes,
-        new: UserKey,
-        root: RootKeys,
-    ) -> None:
-        self._user = user
-        self._slots = slots
-        self._data_keys = data_keys
-        self._jobs = jobs
-        self._old_key = old_key
-        self._new = new
-        self._root = root
-
-    def run(self) -> DataKey:
-        """Change the rows; the new data key."""
-        user, new_key = self._user, self._new.key
-        derivation_key = open_derivation_key(user, user_key=self._old_key)
-        keys = open_data_keys(self._data_keys, user_key=self._old_key)
-        for row in self._data_keys:
-            wrap_data_key(row, keys[row.number], user_key=new_key)
-        for slot in self._slots:
-            carry_over(
-                slot,
-                old_key=self._old_key,
-                new_key=new_key,
-                generation=self._new.generation,
-                root=self._root,
-            )
-        for job in self._jobs:
-            rewrap_for_new_user_key(job, user_key=new_key, root=self._root)
-        added = new_data_key(user.id, max(keys) + 1, user_key=new_key)
-        user.key_generation = self._new.generation
-        user.newest_data_key = added.number
-        wrap_derivation_key(user, derivation_key, user_key=new_key)
-        kdf = next((slot.kdf for slot in self._slots if slot.kind == "password"), None)
-        protect(user, new_key, kdf=kdf)
-        return added
+def _put_in_place(
+    user: User,
+    slots: Sequence[KeySlot],
+    data_keys: Sequence[DataKey],
+    *,
+    old_key: bytes,
+    new: UserKey,
+    root: RootKeys,
+) -> DataKey:
+    """Put the next user key in the place of the old one, in rows alone; the new data key."""
+    derivation_key = open_derivation_key(user, user_key=old_key)
+    keys = open_data_keys(data_keys, user_key=old_key)
+    for row in data_keys:
+        wrap_data_key(row, keys[row.number], user_key=new.key)
+    for slot in slots:
+        carry_over(slot, old_key=old_key, new=new, root=root)
+    added = new_data_key(user.id, max(keys) + 1, user_key=new.key)
+    user.key_generation = new.generation
+    user.newest_data_key = added.number
+    wrap_derivation_key(user, derivation_key, user_key=new.key)
+    kdf = next((slot.kdf for slot in slots if slot.kind == "password"), None)
+    protect(user, new.key, kdf=kdf)
+    return added

@@ -7,8 +7,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer, picture_answer
 from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.merge import ExportSpec
@@ -203,7 +203,7 @@ class CharacterController(Controller):
         card does.
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
-        await activity.note(identity, event_of(request, "exported", detail="character"))
+        await activity.note(request, "exported", detail="character")
         return file_answer(file)
 
     @get(

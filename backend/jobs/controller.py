@@ -13,7 +13,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
 from backend.accounts.identity import Identity
-from backend.accounts.watch import SessionWatch
+from backend.accounts.sessions import SessionWatch
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import JobState
 from backend.jobs.schemas import JobProgress, JobView

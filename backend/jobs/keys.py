@@ -11,16 +11,15 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keyring import open_sealer
+from backend.accounts.keyring import check_protection, open_sealer
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.open_keys import OpenKey, OpenKeys
-from backend.accounts.protection import check_protection
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs.claims import Claimed
 from backend.jobs.models import Job
 from backend.logs import get_logger
-from backend.vault.root import RootKeys
+from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Sealer
 from backend.vault.slots import unwrap_lent
 
@@ -89,27 +88,15 @@ class JobKeys:
         # As they are now: the user's key may have been changed since the job was claimed.
         lent = people.lent.get(job.id)
         if lent and lent.wrapped_key and lent.root_version and lent.key_until > at:
-            return unwrap_lent(
-                "job",
-                job.id,
-                user.id,
-                blob=lent.wrapped_key,
-                root_version=lent.root_version,
-                root=self._root,
-            )
+            wrapped = Wrapped(lent.root_version, lent.wrapped_key)
+            return unwrap_lent("job", job.id, user.id, wrapped, root=self._root)
         slot = people.standing.get(user.id)
         if slot is None or user.key_mode != "managed":
             return None
         if slot.expires_at is None or slot.expires_at <= at:
             return None
-        user_key = unwrap_lent(
-            "standing",
-            slot.id,
-            user.id,
-            blob=slot.wrapped,
-            root_version=slot.root_version,
-            root=self._root,
-        )
+        wrapped = Wrapped(slot.root_version, slot.wrapped)
+        user_key = unwrap_lent("standing", slot.id, user.id, wrapped, root=self._root)
         check_protection(user, user_key, kdf=people.kdf.get(user.id))
         return user_key
 

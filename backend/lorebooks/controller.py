@@ -8,8 +8,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.answers import file_answer
 from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
 from backend.errors import PreconditionFailedError
@@ -172,7 +172,7 @@ class LorebookController(Controller):
         format comes back as it was, but for what was changed here.
         """
         file = await lorebooks.export(identity, lorebook_id, file_format)
-        await activity.note(identity, event_of(request, "exported", detail="lorebook"))
+        await activity.note(request, "exported", detail="lorebook")
         return file_answer(file)
 
 

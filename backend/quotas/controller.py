@@ -6,7 +6,7 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from backend.accounts.admin_controller import administrators_only
+from backend.accounts.administration import administrators_only
 from backend.accounts.errors import UserNotFoundError
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.accounts.sealed_tables import SealedTable, described_tables
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES

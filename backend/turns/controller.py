@@ -13,7 +13,7 @@ from litestar.response import Stream
 
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
-from backend.accounts.watch import SessionWatch
+from backend.accounts.sessions import SessionWatch
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import (
     ChatNotFoundError,

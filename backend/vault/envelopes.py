@@ -25,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from backend.vault.root import RootKeys, RootSealBrokenError
+from backend.vault.root import RootKeys, RootSealBrokenError, Wrapped
 from backend.vault.sealing import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -62,13 +62,6 @@ class EnvelopePlace(NamedTuple):
         )
 
 
-class Wrapped(NamedTuple):
-    """An envelope as it is stored, and the version of the root key that it is under."""
-
-    root_version: int
-    blob: bytes
-
-
 class Opened(NamedTuple):
     """The user key of an envelope, and whether its secret wraps it directly."""
 
@@ -84,16 +77,14 @@ def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys
     return _enclose(place, DIRECT, public_key, inner, user_key=user_key, root=root)
 
 
-def unwrap(
-    place: EnvelopePlace, *, secret: bytes, blob: bytes, root_version: int, root: RootKeys
-) -> Opened:
+def unwrap(place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys) -> Opened:
     """The user key, by the slot's secret.
 
     Raises `WrongSecretError`, also where the envelope was changed or is another slot's, and
     `RootKeyError` when the root key of that version is not at hand.
     """
     try:
-        content = _disclose(place, blob, root_version, root)
+        content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
         form, inner = content[0], content[_HEAD_BYTES:]
         if form == DIRECT:
             key = derive(secret, f"slot/{place.kind}")
@@ -105,35 +96,28 @@ def unwrap(
 
 
 def readdress(
-    place: EnvelopePlace,
-    *,
-    blob: bytes,
-    root_version: int,
-    old_key: bytes,
-    new_key: bytes,
-    root: RootKeys,
+    place: EnvelopePlace, wrapped: Wrapped, *, old_key: bytes, new_key: bytes, root: RootKeys
 ) -> Wrapped:
     """The envelope of the next generation, with the new user key: the secret is not needed.
 
     Raises `SealBrokenError` where the old user key or the place is wrong, and `RootKeyError`.
     """
     try:
-        content = _disclose(place, blob, root_version, root)
+        content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
     except RootSealBrokenError as error:
         raise SealBrokenError from error
-    public_key = open_with(
-        derive(old_key, _PURPOSE), content[1:_HEAD_BYTES], context=place.context()
-    )
+    sealed = content[1:_HEAD_BYTES]
+    public_key = open_with(derive(old_key, _PURPOSE), sealed, context=place.context())
     following = place._replace(generation=place.generation + 1)
     recipient = X25519PublicKey.from_public_bytes(public_key)
     inner = SUITE.encrypt(new_key, recipient, info=following.context())
     return _enclose(following, ADDRESSED, public_key, inner, user_key=new_key, root=root)
 
 
-def rewrap(place: EnvelopePlace, *, blob: bytes, root_version: int, root: RootKeys) -> Wrapped:
+def rewrap(place: EnvelopePlace, wrapped: Wrapped, *, root: RootKeys) -> Wrapped:
     """The same envelope under the newest root key. Raises `RootKeyError`."""
-    content = _disclose(place, blob, root_version, root)
-    return Wrapped(*root.wrap(content, context=place.context(), purpose=_PURPOSE))
+    content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
+    return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 
 
 def _enclose(
@@ -147,11 +131,7 @@ def _enclose(
 ) -> Wrapped:
     sealed = seal_with(derive(user_key, _PURPOSE), public_key, context=place.context())
     content = bytes([form]) + sealed + inner
-    return Wrapped(*root.wrap(content, context=place.context(), purpose=_PURPOSE))
-
-
-def _disclose(place: EnvelopePlace, blob: bytes, root_version: int, root: RootKeys) -> bytes:
-    return root.unwrap(root_version, blob, context=place.context(), purpose=_PURPOSE)
+    return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 
 
 def _private_key(kind: SlotKind, secret: bytes) -> X25519PrivateKey:

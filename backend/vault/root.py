@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from backend.errors import AppError
 from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
@@ -21,6 +22,13 @@ class RootKeyError(AppError):
 
 class RootSealBrokenError(RootKeyError):
     """What lies under the root key does not open: changed, moved, or wrapped under another key."""
+
+
+class Wrapped(NamedTuple):
+    """What was wrapped under the root key, and under which version of it."""
+
+    root_version: int
+    blob: bytes
 
 
 class RootKeys:
@@ -39,27 +47,24 @@ class RootKeys:
         """Every version at hand, oldest first."""
         return sorted(self._keys)
 
-    def wrap(
-        self, secret: bytes, *, context: bytes, purpose: str = "wrapping"
-    ) -> tuple[int, bytes]:
-        """Wrap a secret under the newest version, by its key for a purpose: (version, blob)."""
+    def wrap(self, secret: bytes, *, context: bytes, purpose: str = "wrapping") -> Wrapped:
+        """Wrap a secret under the newest version, by its key for a purpose."""
         key = self._for(self.current, purpose)
-        return self.current, seal_with(key, secret, context=context)
+        return Wrapped(self.current, seal_with(key, secret, context=context))
 
-    def unwrap(
-        self, version: int, blob: bytes, *, context: bytes, purpose: str = "wrapping"
-    ) -> bytes:
+    def unwrap(self, wrapped: Wrapped, *, context: bytes, purpose: str = "wrapping") -> bytes:
         """What was wrapped.
 
         Raises `RootKeyError` when that version is not at hand, its `RootSealBrokenError` when the
         blob does not open.
         """
+        key = self._for(wrapped.root_version, purpose)
         try:
-            return open_with(self._for(version, purpose), blob, context=context)
+            return open_with(key, wrapped.blob, context=context)
         except SealBrokenError as error:
             raise RootSealBrokenError(
-                f"What lies under root key version {version} does not open: this is not the key "
-                "that it was wrapped under, or its row in the database was damaged."
+                f"What lies under root key version {wrapped.root_version} does not open: this is "
+                "not the key that it was wrapped under, or its row in the database was damaged."
             ) from error
 
     def _for(self, version: int, purpose: str) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 from argon2.low_level import Type, hash_secret_raw
 
 from backend.errors import AppError
-from backend.vault.root import RootKeys
+from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import KEY_BYTES
 
 SlotKind = Literal["password", "recovery", "session", "api_key", "standing"]
@@ -68,31 +68,26 @@ DEFAULT_KDF = PasswordKdf(salt=b"\0" * 16)
 
 def wrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, *, user_key: bytes, root: RootKeys
-) -> tuple[int, bytes]:
-    """Wrap the user key under HKDF(root key, slot or job, user): (root key's version, blob)."""
-    return root.wrap(
-        user_key,
-        context=_context(kind, slot_id, user_id),
-        purpose=_lent_purpose(kind, slot_id, user_id),
-    )
+) -> Wrapped:
+    """Wrap the user key under HKDF(root key, slot or job, user)."""
+    context, purpose = _lent(kind, slot_id, user_id)
+    return root.wrap(user_key, context=context, purpose=purpose)
 
 
 def unwrap_lent(
-    kind: LentKind,
-    slot_id: UUID,
-    user_id: UUID,
-    *,
-    blob: bytes,
-    root_version: int,
-    root: RootKeys,
+    kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
 ) -> bytes:
     """The user key. Raises `RootKeyError` where it does not open."""
-    return root.unwrap(
-        root_version,
-        blob,
-        context=_context(kind, slot_id, user_id),
-        purpose=_lent_purpose(kind, slot_id, user_id),
-    )
+    context, purpose = _lent(kind, slot_id, user_id)
+    return root.unwrap(wrapped, context=context, purpose=purpose)
+
+
+def rewrap_lent(
+    kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
+) -> Wrapped:
+    """The same under the newest root key. Raises `RootKeyError`."""
+    user_key = unwrap_lent(kind, slot_id, user_id, wrapped, root=root)
+    return wrap_lent(kind, slot_id, user_id, user_key=user_key, root=root)
 
 
 def new_token(prefix: str) -> tuple[str, bytes]:
@@ -125,12 +120,17 @@ def new_recovery_code() -> tuple[str, bytes]:
     return "-".join(letters[i : i + 4] for i in range(0, len(letters), 4)), secret
 
 
-def recovery_secret(code: str) -> bytes | None:
-    """The secret of a recovery code as typed: case, dashes and spaces do not matter.
+def typed_letters(code: str) -> str:
+    """The base32 of a code as typed: case, dashes and spaces do not matter.
 
     0, 1 and 8, which base32 does not have, are read as the letters that they are mistaken for.
     """
-    letters = "".join(code.split()).replace("-", "").upper().translate(str.maketrans("018", "OIB"))
+    return "".join(code.split()).replace("-", "").upper().translate(str.maketrans("018", "OIB"))
+
+
+def recovery_secret(code: str) -> bytes | None:
+    """The secret of a recovery code as typed."""
+    letters = typed_letters(code)
     try:
         secret = base64.b32decode(letters + "=" * (-len(letters) % 8))
     except ValueError:
@@ -138,9 +138,7 @@ def recovery_secret(code: str) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
-def _lent_purpose(kind: LentKind, slot_id: UUID, user_id: UUID) -> str:
-    return f"slot/{kind}/{slot_id.hex}/{user_id.hex}"
-
-
-def _context(kind: LentKind, slot_id: UUID, user_id: UUID) -> bytes:
-    return f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
+def _lent(kind: LentKind, slot_id: UUID, user_id: UUID) -> tuple[bytes, str]:
+    """What a user key that is lent is bound to, and the purpose of the key that it is under."""
+    context = f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
+    return context, f"slot/{kind}/{slot_id.hex}/{user_id.hex}"

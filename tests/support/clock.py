@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 DOOR = (
+    "activity",
+    "administration",
     "profile",
-    "recent_activity.log",
-    "second_factor.check",
+    "second_factor.gate",
     "second_factor.service",
     "service",
     "sessions",

@@ -7,6 +7,7 @@ from litestar import Controller, Request, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from backend.accounts.activity import ActivityLog
 from backend.accounts.errors import (
     BusyError,
     PasskeyNotFoundError,
@@ -22,9 +23,7 @@ from backend.accounts.errors import (
 )
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS, SHOWN_ONCE
-from backend.accounts.recent_activity.log import ActivityLog, event_of
-from backend.accounts.second_factor.asking import SecondFactorGate
-from backend.accounts.second_factor.schemas import (
+from backend.accounts.schemas import (
     NewPasskey,
     OneTimeCodes,
     PasskeyAdded,
@@ -37,6 +36,7 @@ from backend.accounts.second_factor.schemas import (
     TotpCode,
     TotpSetUp,
 )
+from backend.accounts.second_factor.gate import SecondFactorGate
 from backend.accounts.second_factor.service import SecondFactorService
 from backend.accounts.service import AccountService
 from backend.wire import RAISES
@@ -124,7 +124,7 @@ class SecondFactorController(Controller):
         session ends.
         """
         codes = await second_factors.finish_totp(identity, data.code)
-        await activity.note(identity, event_of(request, "second_factor_on", detail=APP))
+        await activity.note(request, "second_factor_on", detail=APP)
         return SecondFactorOn(codes=codes)
 
     @delete(
@@ -145,7 +145,7 @@ class SecondFactorController(Controller):
         """Switch the app off. One-time codes go with the last app or passkey."""
         await second_factor_gate.confirm(request, identity, data)
         await second_factors.remove_totp(identity)
-        await activity.note(identity, event_of(request, "second_factor_off", detail=APP))
+        await activity.note(request, "second_factor_off", detail=APP)
 
     @post(
         "/codes",
@@ -165,7 +165,7 @@ class SecondFactorController(Controller):
         """Ten new codes; those that were left no longer work."""
         await second_factor_gate.confirm(request, identity, data)
         codes = await second_factors.renew_codes(identity)
-        await activity.note(identity, event_of(request, "one_time_codes_made"))
+        await activity.note(request, "one_time_codes_made")
         return OneTimeCodes(codes=codes)
 
     @post(
@@ -227,7 +227,7 @@ class SecondFactorController(Controller):
         passkey, codes = await second_factors.finish_passkey(
             identity, second_factor_gate.site(request), data.credential, label=data.label
         )
-        await activity.note(identity, event_of(request, "second_factor_on", detail=data.label))
+        await activity.note(request, "second_factor_on", detail=data.label)
         return PasskeyAdded(passkey=passkey, codes=codes)
 
     @patch(
@@ -265,4 +265,4 @@ class SecondFactorController(Controller):
         """Remove a passkey. One-time codes go with the last app or passkey."""
         await second_factor_gate.confirm(request, identity, data)
         label = await second_factors.remove_passkey(identity, passkey_id)
-        await activity.note(identity, event_of(request, "second_factor_off", detail=label))
+        await activity.note(request, "second_factor_off", detail=label)

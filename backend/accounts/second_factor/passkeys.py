@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from datetime import datetime, timedelta
+from hmac import compare_digest
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -18,9 +21,15 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.errors import PasskeyUnavailableError
+from backend.accounts.middleware import address_of
+from backend.vault.sealing import derive, digest
 
 RP_NAME = "Talekeeper"
 TIMEOUT_MS = 120_000
+CHALLENGE_LASTS = timedelta(minutes=5)
+_TIME = struct.Struct(">Q")
+_NONCE_BYTES = 16
+_BODY_BYTES = _TIME.size + _NONCE_BYTES
 
 
 class StoredPasskey(msgspec.Struct, frozen=True):
@@ -50,7 +59,7 @@ def site_of(origin: str) -> Site:
     """
     parts = urlsplit(origin)
     host = parts.hostname or ""
-    if _is_address(host):
+    if address_of(host) is not None:
         port = f":{parts.port}" if parts.port else ""
         raise PasskeyUnavailableError(
             f"They belong to a name, and {host} is an address. On this machine, open "
@@ -181,9 +190,31 @@ def answered(credential: dict[str, Any]) -> tuple[bytes, bytes]:
         raise PasskeyRejectedError from error
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+def new_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
+    """A challenge that can be answered for 5 minutes, and that no table has to keep.
+
+    It is `time | nonce | MAC`. The MAC is under a key of the user's, which only the right password,
+    or a session, opens. It names what the challenge is for, so a challenge of one account, password
+    or session is worth nothing to another. It works once: a passkey remembers the time of the
+    newest challenge that it answered, and takes no older one.
+    """
+    body = _TIME.pack(_microseconds(at)) + os.urandom(_NONCE_BYTES)
+    return body + _mac(user_key, purpose, body)
+
+
+def issued_at(challenge: bytes, user_key: bytes, purpose: bytes, *, at: datetime) -> int | None:
+    """When a challenge was made, in microseconds; None if it is not one of ours, or is too old."""
+    body, mac = challenge[:_BODY_BYTES], challenge[_BODY_BYTES:]
+    if len(body) != _BODY_BYTES or not compare_digest(mac, _mac(user_key, purpose, body)):
+        return None
+    issued: int = _TIME.unpack_from(body)[0]
+    age = _microseconds(at) - issued
+    return issued if age < CHALLENGE_LASTS / timedelta(microseconds=1) else None
+
+
+def _mac(user_key: bytes, purpose: bytes, body: bytes) -> bytes:
+    return digest(derive(user_key, "passkey-challenge"), purpose, body)
+
+
+def _microseconds(at: datetime) -> int:
+    return int(at.timestamp() * 1_000_000)

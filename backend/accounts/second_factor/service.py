@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import pyotp
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -20,28 +23,27 @@ from backend.accounts.errors import (
     TooManyPasskeysError,
 )
 from backend.accounts.identity import Identity
+from backend.accounts.key_slots import refuse_older_root
 from backend.accounts.models import FACTOR_LABEL, FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.root_version import refuse_older_root
-from backend.accounts.second_factor import one_time_codes, passkeys, totp
-from backend.accounts.second_factor.check import use_totp
-from backend.accounts.second_factor.passkeys import PasskeyRejectedError, Site
-from backend.accounts.second_factor.rows import (
+from backend.accounts.schemas import PasskeyView, SecondFactorsView, TotpSetUp, TotpView
+from backend.accounts.second_factor import passkeys
+from backend.accounts.second_factor.factors import (
     Factors,
+    code_digest,
     delete_factors,
     find_begun,
     lock_factors,
+    new_one_time_codes,
     open_passkey,
     open_secret,
+    qr_rows,
     read_factors,
     renew_digest,
+    totp_uri,
+    use_totp,
 )
-from backend.accounts.second_factor.schemas import (
-    PasskeyView,
-    SecondFactorsView,
-    TotpSetUp,
-    TotpView,
-)
+from backend.accounts.second_factor.passkeys import PasskeyRejectedError, Site
 from backend.accounts.throttle import forget_addresses
 from backend.accounts.user_keys import renew_user_key
 from backend.database.base import new_id, now
@@ -86,9 +88,9 @@ class SecondFactorService:
 
     async def begin_totp(self, identity: Identity, *, name: str) -> TotpSetUp:
         """A secret for an authenticator app. It counts once a code of it has come back."""
-        secret = totp.new_secret()
-        uri = totp.uri_of(secret, name)
-        qr = await asyncio.to_thread(totp.qr_rows, uri)
+        secret = pyotp.random_base32()  # 160 bits, the length that RFC 4226 recommends
+        uri = totp_uri(secret, name)
+        qr = await asyncio.to_thread(qr_rows, uri)
         async with self._database.write() as session:
             await self._lock(session, identity)
             await delete_factors(session, identity.user_id, "totp", begun=True)
@@ -100,43 +102,32 @@ class SecondFactorService:
 
         Raises `WrongSecondFactorError`, `SecondFactorOffError`, `TamperedAccountError`.
         """
-        at, sealer = now(), identity.sealer
-        async with self._database.write() as session:
-            user, factors = await self._lock(session, identity)
-            row = await find_begun(session, identity.user_id, "totp")
-            if row is None or at - row.created_at > SET_UP_WITHIN:
+        at = now()
+        async with self._changing(identity) as (session, factors):
+            row = await find_begun(session, identity.user_id, "totp", since=at - SET_UP_WITHIN)
+            if row is None:
                 raise SecondFactorOffError(LATE)
-            use_totp(row, sealer, code, at)
+            use_totp(row, identity.sealer, code, at)
             if factors.totp is not None:
                 await session.delete(factors.totp)
-            row.is_on = True
-            codes = await self._switched_on(session, identity, user, factors)
-        await self._changed(identity)
-        return codes
+            return await _switch_on(session, identity, row, factors)
 
     async def remove_totp(self, identity: Identity) -> None:
         """Switch the app off. Raises `SecondFactorOffError`, `TamperedAccountError`."""
-        async with self._database.write() as session:
-            user, factors = await self._lock(session, identity)
+        async with self._changing(identity) as (session, factors):
             if factors.totp is None:
                 raise SecondFactorOffError("No authenticator app is set up.")
-            await session.delete(factors.totp)
-            await self._removed(session, identity, user, is_last=not factors.passkeys)
-        await self._changed(identity)
+            await _remove(session, factors.totp, is_last=not factors.passkeys)
 
     async def renew_codes(self, identity: Identity) -> list[str]:
         """Ten new one-time codes in place of those that are left.
 
         Raises `SecondFactorOffError`, `TamperedAccountError`.
         """
-        async with self._database.write() as session:
-            user, factors = await self._lock(session, identity)
+        async with self._changing(identity) as (session, factors):
             if not factors.is_on:
                 raise SecondFactorOffError("Set up an app or a passkey first.")
-            codes = await _new_codes(session, identity)
-            await self._renew(session, identity, user)
-        await self._changed(identity)
-        return codes
+            return await _new_codes(session, identity)
 
     async def begin_passkey(self, identity: Identity, site: Site, *, name: str) -> dict[str, Any]:
         """What the browser makes a passkey from.
@@ -163,12 +154,11 @@ class SecondFactorService:
         Raises `PasskeyRefusedError`, `TooManyPasskeysError`, `TamperedAccountError`.
         """
         await asyncio.to_thread(passkeys.load)
-        at, sealer = now(), identity.sealer
-        async with self._database.write() as session:
-            user, factors = await self._lock(session, identity)
+        since, sealer = now() - SET_UP_WITHIN, identity.sealer
+        async with self._changing(identity) as (session, factors):
             _check_room(factors)
-            row = await find_begun(session, identity.user_id, "passkey")
-            if row is None or at - row.created_at > SET_UP_WITHIN:
+            row = await find_begun(session, identity.user_id, "passkey", since=since)
+            if row is None:
                 raise PasskeyRefusedError(LATE)
             try:
                 made, row.sign_count = passkeys.verify_registration(
@@ -181,9 +171,7 @@ class SecondFactorService:
                 raise PasskeyRefusedError("The account has it already.")
             row.sealed_secret = sealer.seal_bytes(FACTOR_SECRET, row.id, msgspec.json.encode(made))
             row.sealed_label = sealer.seal(FACTOR_LABEL, row.id, label)
-            row.is_on = True
-            codes = await self._switched_on(session, identity, user, factors)
-        await self._changed(identity)
+            codes = await _switch_on(session, identity, row, factors)
         return _view(sealer, row), codes
 
     async def rename_passkey(
@@ -200,54 +188,58 @@ class SecondFactorService:
 
         Raises `PasskeyNotFoundError`, `TamperedAccountError`.
         """
-        async with self._database.write() as session:
-            user, factors = await self._lock(session, identity)
+        async with self._changing(identity) as (session, factors):
             row = await _passkey(session, identity, passkey_id)
-            await session.delete(row)
+            label = _label(identity.sealer, row)
             is_last = factors.totp is None and len(factors.passkeys) == 1
-            await self._removed(session, identity, user, is_last=is_last)
-        await self._changed(identity)
-        return _label(identity.sealer, row)
-
-    async def _switched_on(
-        self, session: AsyncSession, identity: Identity, user: User, before: Factors
-    ) -> list[str] | None:
-        codes = None
-        if not before.is_on:
-            codes = await _new_codes(session, identity)
-            await repository.delete_slots(session, user.id, "session", but=identity.slot_id)
-            # Signing in with the password alone does not make an address known.
-            await forget_addresses(session, user.id)
-        await self._renew(session, identity, user)
-        return codes
-
-    async def _removed(
-        self, session: AsyncSession, identity: Identity, user: User, *, is_last: bool
-    ) -> None:
-        if is_last:
-            await session.flush()
-            await delete_factors(session, user.id)
-        await self._renew(session, identity, user)
+            await _remove(session, row, is_last=is_last)
+        return label
 
     async def _lock(self, session: AsyncSession, identity: Identity) -> tuple[User, Factors]:
         await refuse_older_root(session, self._root)
         return await lock_factors(session, identity.user_id, identity.current)
 
-    async def _renew(self, session: AsyncSession, identity: Identity, user: User) -> None:
-        """Other factors, another user key: rows of before, put back, open nothing."""
-        await renew_digest(session, user, identity.user_key)
-        await renew_user_key(session, user, identity.user_key, root=self._root)
+    @asynccontextmanager
+    async def _changing(self, identity: Identity) -> AsyncGenerator[tuple[AsyncSession, Factors]]:
+        """A transaction that changes the account's factors, and with them its user key.
 
-    async def _changed(self, identity: Identity) -> None:
+        Rows of before, put back, open nothing.
+        """
+        async with self._database.write() as session:
+            user, factors = await self._lock(session, identity)
+            yield session, factors
+            await renew_digest(session, user, identity.user_key)
+            await renew_user_key(session, user, identity.user_key, root=self._root)
         self._open_keys.drop(identity.user_id)
         await self._database.log.empty_now()
 
 
+async def _switch_on(
+    session: AsyncSession, identity: Identity, row: SecondFactor, before: Factors
+) -> list[str] | None:
+    """Switch a factor on; one-time codes if it is the first."""
+    row.is_on = True
+    if before.is_on:
+        return None
+    codes = await _new_codes(session, identity)
+    await repository.delete_slots(session, identity.user_id, "session", but=identity.slot_id)
+    # Signing in with the password alone does not make an address known.
+    await forget_addresses(session, identity.user_id)
+    return codes
+
+
+async def _remove(session: AsyncSession, row: SecondFactor, *, is_last: bool) -> None:
+    await session.delete(row)
+    if is_last:
+        await session.flush()
+        await delete_factors(session, row.user_id)
+
+
 async def _new_codes(session: AsyncSession, identity: Identity) -> list[str]:
     await delete_factors(session, identity.user_id, "one_time_code")
-    codes = one_time_codes.new_codes()
+    codes = new_one_time_codes()
     for code in codes:
-        row = _row(identity.sealer, "one_time_code", one_time_codes.digest_of(code))
+        row = _row(identity.sealer, "one_time_code", code_digest(code))
         row.is_on = True
         session.add(row)
     return codes

@@ -17,7 +17,7 @@ from backend.accounts import repository
 from backend.accounts.keyring import open_sealer
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.names import load_instance_keys
-from backend.accounts.rotation_columns import SealedTable, described_tables
+from backend.accounts.sealed_tables import SealedTable, described_tables
 from backend.accounts.service import AccountService
 from backend.database.base import new_id, now
 from backend.database.engine import Database

@@ -14,13 +14,13 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
-from backend.accounts import rotation, rotation_texts, user_keys
+from backend.accounts import rotation, sealed_tables, user_keys
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
 
 # Small batches: more points at which to be killed.
-rotation.BATCH_SLOTS, rotation_texts.BATCH_ROWS = 1, 5
+rotation.BATCH_SLOTS, sealed_tables.BATCH_ROWS = 1, 5
 user_keys.MOST_DATA_KEYS = 1_000
 
 

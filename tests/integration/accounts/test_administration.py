@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from backend.accounts import watch
+from backend.accounts import sessions
 from backend.turns import controller as turns_controller
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
@@ -40,7 +40,7 @@ async def test_administrators_see_names_and_make_others_administrators(
 async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
     async with (
         OpenAIServer() as model,

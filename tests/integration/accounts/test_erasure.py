@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
-from backend.accounts.rotation_columns import described_tables
+from backend.accounts.sealed_tables import described_tables
 from backend.database import engine
 from backend.database.base import new_id, now
 from backend.database.engine import Database

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
-from backend.accounts import passwords
+from backend.accounts import credentials
 from backend.accounts.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.accounts.rotation import mark_all_due
@@ -83,7 +83,7 @@ async def test_people_who_sign_up_from_one_address_one_after_the_other_do_not_wa
 async def test_who_finds_too_many_waiting_is_told_to_come_back(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passwords, "MAX_WAITING", 0)
+    monkeypatch.setattr(credentials, "MAX_WAITING", 0)
     answer = await log_in(server)
     body = problem(answer, 503, "busy")
     assert int(answer.headers["retry-after"]) == body["retry_after"] > 0

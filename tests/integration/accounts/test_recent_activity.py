@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import select, text
 
+from backend.accounts import activity
+from backend.accounts.activity import describe_client
 from backend.accounts.models import ActivityEntry
-from backend.accounts.recent_activity import log
-from backend.accounts.recent_activity.log import describe_client
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem
@@ -182,20 +182,20 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
     database = either.parts.database
     async with either.account("Ada") as ada:
         clock.forward(days=29, hours=23)
-        await log.forget_old_activity(database)
+        await activity.forget_old_activity(database)
         assert (await entries(ada))[0]["address"] == "127.0.0.1"
 
         clock.forward(hours=1)
         # Not shown any more, even where it is still to be swept.
         assert (await entries(ada))[0]["address"] is None
         assert [row.sealed_address is None for row in await rows(either)] == [False]
-        await log.forget_old_activity(database)
+        await activity.forget_old_activity(database)
         assert [row.sealed_address for row in await rows(either)] == [None]
         assert kinds(await entries(ada)) == ["signed_up"]
 
         clock.forward(days=335)
         ok(await sign_in(either), 201)
-        await log.forget_old_activity(database)
+        await activity.forget_old_activity(database)
         assert len(await rows(either)) == 1
 
 
@@ -212,7 +212,7 @@ async def test_the_sweep_of_addresses_goes_by_their_own_index(server: Running) -
 async def test_the_oldest_entries_make_room_for_new_ones_of_the_same_account_alone(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(activity, "MAX_ENTRIES", 3)
     async with either.account("Ada") as ada, either.account("Ben") as ben:
         for number in range(4):
             body = {"label": f"key {number}"}

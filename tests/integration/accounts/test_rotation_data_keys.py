@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import LargeBinary, insert, select, text, update
 
-from backend.accounts import rotation_texts
+from backend.accounts import sealed_tables
 from backend.accounts.errors import UserNotFoundError
 from backend.accounts.models import User
 from backend.accounts.rotation import (
@@ -23,8 +23,13 @@ from backend.accounts.rotation import (
     mark_all_due,
     rotate_data_key,
 )
-from backend.accounts.rotation_columns import SealedTable, described_tables
-from backend.accounts.rotation_texts import BATCH_BYTES, BATCH_ROWS, batches
+from backend.accounts.sealed_tables import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    SealedTable,
+    batches,
+    described_tables,
+)
 from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import Base, new_id
 from backend.database.engine import Database
@@ -212,7 +217,7 @@ async def test_the_old_key_stays_for_as_long_as_a_running_turn_may_still_write_w
 async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
     account: Account, monkeypatch: pytest.MonkeyPatch, cut_at: int
 ) -> None:
-    monkeypatch.setattr(rotation_texts, "BATCH_ROWS", 1)
+    monkeypatch.setattr(sealed_tables, "BATCH_ROWS", 1)
     texts = await account.texts()
     with pytest.raises(PowerCutError):
         await rotate_data_key(
@@ -251,11 +256,11 @@ async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
     assert await account.texts() == texts
 
 
-@pytest.mark.parametrize("page", [1, rotation_texts.PAGE_ROWS])
+@pytest.mark.parametrize("page", [1, sealed_tables.PAGE_ROWS])
 async def test_a_damaged_text_holds_up_none_of_the_others(
     account: Account, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(rotation_texts, "PAGE_ROWS", page)
+    monkeypatch.setattr(sealed_tables, "PAGE_ROWS", page)
     texts = await account.texts()
     message = await a_message(account)
     async with account.database.write() as session:

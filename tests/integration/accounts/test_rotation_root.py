@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select, update
 
 from backend.accounts import rotation
+from backend.accounts.key_slots import refuse_older_root
 from backend.accounts.models import InstanceKey, KeySlot
 from backend.accounts.names import load_instance_keys
-from backend.accounts.root_version import refuse_older_root
 from backend.accounts.rotation import (
     RotationResult,
     rotate_root,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from backend.accounts import watch
+from backend.accounts import sessions
 from backend.accounts.identity import Identity, TokenKind
 from backend.accounts.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
 from backend.accounts.models import KeySlot
@@ -121,13 +121,13 @@ async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
 
 
 def test_streams_look_around_often_enough_to_close_within_five_seconds() -> None:
-    assert watch.LOOK_EVERY + turns_controller.BEAT_SECONDS < 5
+    assert sessions.LOOK_EVERY + turns_controller.BEAT_SECONDS < 5
 
 
 async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (
@@ -169,7 +169,7 @@ async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
 async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (

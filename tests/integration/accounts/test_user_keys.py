@@ -185,7 +185,7 @@ async def test_keys_are_changed_by_a_session_with_the_password_alone(
         problem(
             await script.post(f"{ME}/rotate-key", json={"password": PASSWORD}), 403, "forbidden"
         )
-    assert (await identity_of(server, ada)).key_generation == 1
+    assert (await identity_of(server, ada)).current.generation == 1
 
 
 async def test_an_old_mode_with_its_old_mac_is_refused(either: Running) -> None:

@@ -17,15 +17,15 @@ from sqlalchemy import Connection, inspect, text
 
 import backend.chronicles.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lorebooks refer to its tables
 from backend import http
+from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
-from backend.accounts.recent_activity.log import ActivityLog
 from backend.characters.controller import CharacterController
 from backend.characters.persona_controller import PersonaController
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
 from backend.cpu_pool import CpuPool
-from backend.database.base import new_id, now
+from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from backend.jobs.queue import JobQueue
@@ -97,23 +97,12 @@ async def sign_up(database: Database) -> Identity:
         wrapped_name=b"",
         wrapped_derivation_key=b"",
         settings_mac=b"",
+        sealed_settings=None,
     )
     async with database.write() as session:
         session.add(user)
-    return Identity(
-        user_id=user_id,
-        slot_id=new_id(),
-        kind="session",
-        scope="manage",
-        is_administrator=False,
-        key_mode="per_job",
-        sealer=Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key),
-        user_key=user_key,
-        sealed_settings=None,
-        settings_revision=0,
-        created_at=now(),
-        wrapped_name=b"",
-    )
+    sealer = Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key)
+    return Identity(user, new_id(), "session", "manage", sealer)
 
 
 @dataclass(frozen=True)

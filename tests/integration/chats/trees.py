@@ -21,7 +21,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
 from backend.chronicles.joining import ChatChronicles
 from backend.cpu_pool import CpuPool
-from backend.database.base import new_id, now
+from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
@@ -47,30 +47,18 @@ AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": 
 async def sign_up(database: Database) -> Identity:
     """An account with random keys and no way in but this."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
-    async with database.write() as session:
-        session.add(
-            User(
-                id=user_id,
-                name_lookup=user_id.bytes,
-                wrapped_name=b"",
-                wrapped_derivation_key=b"",
-                settings_mac=b"",
-            )
-        )
-    return Identity(
-        user_id=user_id,
-        slot_id=new_id(),
-        kind="session",
-        scope="manage",
-        is_administrator=False,
-        key_mode="per_job",
-        sealer=Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key),
-        user_key=user_key,
-        sealed_settings=None,
-        settings_revision=0,
-        created_at=now(),
+    user = User(
+        id=user_id,
+        name_lookup=user_id.bytes,
         wrapped_name=b"",
+        wrapped_derivation_key=b"",
+        settings_mac=b"",
+        sealed_settings=None,
     )
+    async with database.write() as session:
+        session.add(user)
+    sealer = Sealer(user_id, {1: os.urandom(KEY_BYTES)}, user_key=user_key)
+    return Identity(user, new_id(), "session", "manage", sealer)
 
 
 @dataclass

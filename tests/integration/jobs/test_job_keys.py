@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import delete, func, or_, select, update
 
 from backend.accounts.identity import Identity
+from backend.accounts.keyring import Protection
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
 from backend.accounts.names import load_instance_keys
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.protection import Protection
 from backend.accounts.rotation import rotate_root_key
 from backend.accounts.server_held_keys import end_job_keys, give_standing
 from backend.database.base import new_id, now
@@ -26,7 +26,7 @@ from backend.jobs.queue import GRANT_LASTS, JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
-from backend.vault.root import RootKeyError, RootKeys, load_root_keys
+from backend.vault.root import RootKeyError, RootKeys, Wrapped, load_root_keys
 from backend.vault.sealing import Column
 from backend.vault.slots import unwrap_lent
 from tests.integration.jobs.working import (
@@ -71,20 +71,8 @@ async def identity_of(
         session.add(
             KeySlot(id=slot_id, user_id=person.id, kind="session", wrapped=b"", root_version=1)
         )
-    return Identity(
-        user_id=person.id,
-        slot_id=slot_id,
-        kind="session",
-        scope="manage",
-        is_administrator=False,
-        key_mode=mode,
-        sealer=person.sealer,
-        user_key=person.user_key,
-        sealed_settings=None,
-        settings_revision=0,
-        created_at=now(),
-        wrapped_name=b"",
-    )
+    user = User(id=person.id, key_mode=mode, key_generation=0)
+    return Identity(user, slot_id, "session", "manage", person.sealer)
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -129,7 +117,7 @@ async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
 
     def opened(root: RootKeys, job_id: UUID, user_id: UUID) -> bytes:
         assert job.wrapped_key is not None
-        return unwrap_lent("job", job_id, user_id, blob=job.wrapped_key, root_version=1, root=root)
+        return unwrap_lent("job", job_id, user_id, Wrapped(1, job.wrapped_key), root=root)
 
     assert opened(ROOT, job.id, ada.id) == ada.user_key
     for root, other_job, user_id in (

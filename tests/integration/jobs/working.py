@@ -12,10 +12,15 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from backend.accounts.key_slots import new_slot
-from backend.accounts.keyring import new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.keyring import (
+    Protection,
+    UserKey,
+    new_data_key,
+    open_sealer,
+    wrap_derivation_key,
+)
 from backend.accounts.models import KeyMode, User
 from backend.accounts.open_keys import OpenKeys
-from backend.accounts.protection import Protection
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
@@ -62,9 +67,8 @@ async def new_person(
             new_slot(
                 "password",
                 user_id,
+                UserKey(user_key, 0),
                 secret=os.urandom(32),
-                user_key=user_key,
-                generation=0,
                 root=root,
                 kdf=b"",
             )

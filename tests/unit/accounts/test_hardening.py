@@ -10,8 +10,8 @@ import threading
 import msgspec
 import pytest
 
+from backend.accounts.credentials import MAX_WAITING, Stretcher
 from backend.accounts.errors import BusyError
-from backend.accounts.passwords import MAX_WAITING, Stretcher
 from backend.accounts.throttle import ACCOUNT
 from backend.settings import Settings
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf

@@ -4,8 +4,9 @@ import unicodedata
 
 import pytest
 
+from backend.accounts.credentials import check_password
 from backend.accounts.errors import WeakPasswordError
-from backend.accounts.passwords import check_password, normalise_name
+from backend.accounts.names import normalise_name
 
 
 @pytest.mark.parametrize(

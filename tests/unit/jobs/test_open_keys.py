@@ -8,27 +8,15 @@ import pytest
 
 from backend.accounts import open_keys
 from backend.accounts.identity import Identity, Scope
+from backend.accounts.models import User
 from backend.accounts.open_keys import STAYS_SECONDS, OpenKeys
-from backend.database.base import now
 from backend.vault.sealing import Sealer
 
 
 def somebody(user_id: UUID | None = None, scope: Scope = "manage") -> Identity:
     user_id = user_id or uuid4()
-    return Identity(
-        user_id=user_id,
-        slot_id=uuid4(),
-        kind="session",
-        scope=scope,
-        is_administrator=False,
-        key_mode="sealed",
-        sealer=Sealer(user_id, {1: b"d" * 32}, user_key=b"u" * 32),
-        user_key=b"u" * 32,
-        sealed_settings=None,
-        settings_revision=0,
-        created_at=now(),
-        wrapped_name=b"",
-    )
+    sealer = Sealer(user_id, {1: b"d" * 32}, user_key=b"u" * 32)
+    return Identity(User(id=user_id, key_generation=0), uuid4(), "session", scope, sealer)
 
 
 class Seconds:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from backend.vault.envelopes import EnvelopePlace, unwrap
-from backend.vault.root import RootKeys
+from backend.vault.root import RootKeys, Wrapped
 
 ROOT_KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
 PLACE = EnvelopePlace(
@@ -106,7 +106,7 @@ def test_an_addressed_envelope_can_be_opened_by_its_description_alone() -> None:
 @pytest.mark.parametrize("blob", [DIRECT, ADDRESSED])
 def test_what_was_stored_still_opens(blob: str) -> None:
     opened = unwrap(
-        PLACE, secret=SECRET, blob=bytes.fromhex(blob), root_version=3, root=RootKeys({3: ROOT_KEY})
+        PLACE, Wrapped(3, bytes.fromhex(blob)), secret=SECRET, root=RootKeys({3: ROOT_KEY})
     )
 
     assert opened.user_key == USER_KEY

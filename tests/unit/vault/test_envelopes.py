@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from backend.vault import envelopes
-from backend.vault.envelopes import EnvelopePlace, Wrapped, readdress, rewrap, unwrap, wrap
-from backend.vault.root import RootKeyError, RootKeys
+from backend.vault.envelopes import EnvelopePlace, readdress, rewrap, unwrap, wrap
+from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.sealing import SealBrokenError, derive, open_with
 from backend.vault.slots import SlotKind, WrongSecretError
 
@@ -34,8 +34,7 @@ def direct(kind: SlotKind = "session") -> Wrapped:
 def next_one(wrapped: Wrapped, generation: int, kind: SlotKind = "session") -> Wrapped:
     return readdress(
         place(generation - 1, kind),
-        blob=wrapped.blob,
-        root_version=wrapped.root_version,
+        wrapped,
         old_key=KEYS[generation - 1],
         new_key=KEYS[generation],
         root=ROOT,
@@ -45,9 +44,7 @@ def next_one(wrapped: Wrapped, generation: int, kind: SlotKind = "session") -> W
 def opened(
     wrapped: Wrapped, at: EnvelopePlace, *, secret: bytes = SECRET, root: RootKeys = ROOT
 ) -> bytes:
-    return unwrap(
-        at, secret=secret, blob=wrapped.blob, root_version=wrapped.root_version, root=root
-    ).user_key
+    return unwrap(at, wrapped, secret=secret, root=root).user_key
 
 
 def addressed() -> Wrapped:
@@ -74,7 +71,7 @@ def test_what_was_just_wrapped_opens_directly_and_what_was_sent_does_not() -> No
     for form, make in FORMS.items():
         wrapped = make()
         at = place(GENERATIONS[form])
-        found = unwrap(at, secret=SECRET, blob=wrapped.blob, root_version=1, root=ROOT)
+        found = unwrap(at, wrapped, secret=SECRET, root=ROOT)
         assert found.is_direct == (form == "direct")
 
 
@@ -98,8 +95,7 @@ def test_an_envelope_that_was_changed_anywhere_does_not_open(form: str) -> None:
             with pytest.raises(SealBrokenError):
                 readdress(
                     place(GENERATIONS[form]),
-                    blob=damaged,
-                    root_version=version,
+                    Wrapped(version, damaged),
                     old_key=KEYS[GENERATIONS[form]],
                     new_key=KEYS[4],
                     root=ROOT,
@@ -121,9 +117,7 @@ def test_an_envelope_cannot_be_passed_off_as_another() -> None:
 
 def test_who_has_the_old_user_key_and_the_root_key_does_not_get_the_next_one() -> None:
     wrapped = next_one(direct(), 2)
-    content = ROOT.unwrap(
-        wrapped.root_version, wrapped.blob, context=place(2).context(), purpose="envelope"
-    )
+    content = ROOT.unwrap(wrapped, context=place(2).context(), purpose="envelope")
     assert KEYS[2] not in content
     for key in (KEYS[1], derive(KEYS[1], "envelope"), derive(KEYS[1], "slot/session")):
         with pytest.raises(SealBrokenError):
@@ -147,8 +141,7 @@ def test_without_the_root_key_neither_the_secret_nor_a_user_key_opens_it() -> No
     with pytest.raises(SealBrokenError):
         readdress(
             place(1),
-            blob=wrapped.blob,
-            root_version=1,
+            wrapped,
             old_key=KEYS[1],
             new_key=KEYS[2],
             root=other,
@@ -162,7 +155,7 @@ def test_a_new_root_key_takes_over_an_envelope(form: str) -> None:
     both = RootKeys({1: b"r" * 32, 2: b"n" * 32})
     at = place(GENERATIONS[form])
     before = FORMS[form]()
-    after = rewrap(at, blob=before.blob, root_version=before.root_version, root=both)
+    after = rewrap(at, before, root=both)
     assert after.root_version == 2
     assert opened(after, at, root=RootKeys({2: b"n" * 32})) == KEYS[GENERATIONS[form]]
     with pytest.raises(RootKeyError):

@@ -15,6 +15,7 @@ import pytest
 from backend.vault.root import (
     RootKeyError,
     RootKeys,
+    Wrapped,
     add_root_key,
     drop_old_root_keys,
     load_root_keys,
@@ -42,9 +43,8 @@ def careless_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def opens(keys: RootKeys, wrapped: tuple[int, bytes], *, context: bytes = b"c") -> bytes:
-    version, blob = wrapped
-    return keys.unwrap(version, blob, context=context)
+def opens(keys: RootKeys, wrapped: Wrapped, *, context: bytes = b"c") -> bytes:
+    return keys.unwrap(wrapped, context=context)
 
 
 def mode(path: Path) -> int:

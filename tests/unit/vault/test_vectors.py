@@ -17,11 +17,10 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from backend.accounts.keyring import new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
 from backend.accounts.models import User
 from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
-from backend.accounts.protection import Protection
-from backend.vault.root import RootKeys, add_root_key, load_root_keys
+from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, open_with
 from backend.vault.slots import (
     LentKind,
@@ -133,7 +132,7 @@ def test_what_is_lent_to_the_server_keeps_its_form(kind: LentKind, counting: Non
 
     assert (version, wrapped.hex()) == (3, LENT[kind])
     assert AESGCM(hkdf(KEY, purpose)).decrypt(wrapped[:12], wrapped[12:], context) == USER_KEY
-    assert unwrap_lent(kind, ROW, USER, blob=wrapped, root_version=3, root=ROOT) == USER_KEY
+    assert unwrap_lent(kind, ROW, USER, Wrapped(3, wrapped), root=ROOT) == USER_KEY
 
 
 def test_the_instance_key_keeps_its_form(counting: None) -> None:

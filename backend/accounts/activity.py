@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -21,6 +20,9 @@ from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
+from backend.wire import Page, page_of
+
+Connection = ASGIConnection[Any, Any, Any, Any]
 
 _BROWSERS = (
     # The first that fits: most browsers name the ones that they descend from, too.
@@ -41,24 +43,6 @@ _SYSTEMS = (
     ("Linux", "Linux"),
 )
 _PRODUCT = re.compile(r"[\w.-]{1,40}")
-
-
-def describe_client(user_agent: str) -> str:
-    """A browser and its system, such as `Firefox on Linux`, or the name of a program.
-
-    Versions are left out: they say more about a person than is needed to recognise a device.
-    """
-    browser = _first(_BROWSERS, user_agent)
-    system = _first(_SYSTEMS, user_agent)
-    if browser and system:
-        return f"{browser} on {system}"
-    product = _PRODUCT.match(user_agent)
-    return browser or system or (product[0] if product else "")
-
-
-def _first(names: tuple[tuple[str, str], ...], text: str) -> str:
-    return next((name for sign, name in names if sign in text), "")
-
 
 ADDRESSES_KEPT = timedelta(days=30)
 ENTRIES_KEPT = timedelta(days=365)
@@ -103,28 +87,6 @@ class StoredEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ActivityEvent:
-    """Something that happened, and where the request came from."""
-
-    kind: ActivityKind
-    client: str
-    address: str
-    detail: str = ""
-
-
-def event_of(
-    connection: ASGIConnection[Any, Any, Any, Any], kind: ActivityKind, *, detail: str = ""
-) -> ActivityEvent:
-    """An event that a request caused."""
-    return ActivityEvent(
-        kind,
-        client=describe_client(connection.headers.get("user-agent", "")),
-        address=connection.client.host if connection.client else "",
-        detail=detail,
-    )
-
-
 class ActivityView(msgspec.Struct, kw_only=True):
     """An entry as it is shown.
 
@@ -148,12 +110,16 @@ class ActivityLog:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def note(self, identity: Identity, event: ActivityEvent) -> None:
+    async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
         """Store what a signed-in user did."""
+        identity: Identity = request.user
+        entry = StoredEntry(kind, _client(request), identity.kind, detail)
         async with self._database.write() as session:
-            await _store(session, identity.sealer, event, via=identity.kind)
+            await _store(session, identity.sealer, entry, _peer(request))
 
-    async def note_unlocked(self, unlocked: Unlocked, event: ActivityEvent) -> None:
+    async def note_unlocked(
+        self, request: Connection, unlocked: Unlocked, kind: ActivityKind
+    ) -> None:
         """Store what happened at a sign-in: the account's keys are at hand, a session is not."""
         user_id = unlocked.user.id
         async with self._database.write() as session:
@@ -161,23 +127,23 @@ class ActivityLog:
             check_current(user, unlocked.current)
             rows = await repository.data_keys(session, user_id)
             sealer = open_checked_sealer(user, rows, user_key=unlocked.user_key)
-            await _store(session, sealer, event, via=None)
+            await _store(session, sealer, StoredEntry(kind, _client(request)), _peer(request))
 
     async def list_entries(
-        self, identity: Identity, *, limit: int, after: UUID | None
-    ) -> list[ActivityView]:
-        """The account's entries, newest first, following `after`."""
+        self, identity: Identity, *, after: UUID | None, limit: int
+    ) -> Page[ActivityView]:
+        """A page of the account's entries, newest first."""
         query = (
             select(ActivityEntry)
             .where(ActivityEntry.user_id == identity.user_id)
             .order_by(ActivityEntry.id.desc())
-            .limit(limit)
+            .limit(limit + 1)
         )
         if after is not None:
             query = query.where(ActivityEntry.id < after)
         async with self._database.read() as session:
-            rows = list(await session.scalars(query))
-        return [_view(identity.sealer, row) for row in rows]
+            rows, following = page_of(list(await session.scalars(query)), limit)
+        return Page(items=[_view(identity.sealer, row) for row in rows], next=following)
 
 
 async def forget_old_activity(database: Database) -> None:
@@ -197,11 +163,29 @@ async def forget_old_activity(database: Database) -> None:
         )
 
 
-async def _store(
-    session: AsyncSession, sealer: Sealer, event: ActivityEvent, *, via: TokenKind | None
-) -> None:
-    entry = StoredEntry(event.kind, event.client, via, event.detail)
-    if event.kind in REPEATED and await _merge(session, sealer, entry, event.address):
+def describe_client(user_agent: str) -> str:
+    """A browser and its system, such as `Firefox on Linux`, or the name of a program.
+
+    Versions are left out: they say more about a person than is needed to recognise a device.
+    """
+    browser = next((name for sign, name in _BROWSERS if sign in user_agent), "")
+    system = next((name for sign, name in _SYSTEMS if sign in user_agent), "")
+    if browser and system:
+        return f"{browser} on {system}"
+    product = _PRODUCT.match(user_agent)
+    return browser or system or (product[0] if product else "")
+
+
+def _client(request: Connection) -> str:
+    return describe_client(request.headers.get("user-agent", ""))
+
+
+def _peer(request: Connection) -> str:
+    return request.client.host if request.client else ""
+
+
+async def _store(session: AsyncSession, sealer: Sealer, entry: StoredEntry, address: str) -> None:
+    if entry.kind in REPEATED and await _merge(session, sealer, entry, address):
         return
     row_id = new_id()
     session.add(
@@ -209,9 +193,7 @@ async def _store(
             id=row_id,
             user_id=sealer.user_id,
             sealed_entry=sealer.seal_bytes(ACTIVITY_ENTRY, row_id, msgspec.json.encode(entry)),
-            sealed_address=sealer.seal(ACTIVITY_ADDRESS, row_id, event.address)
-            if event.address
-            else None,
+            sealed_address=sealer.seal(ACTIVITY_ADDRESS, row_id, address) if address else None,
             created_at=now(),
         )
     )
@@ -262,11 +244,9 @@ def _open(sealer: Sealer, row: ActivityEntry) -> StoredEntry:
 
 
 def _address(sealer: Sealer, row: ActivityEntry) -> str:
-    return (
-        ""
-        if row.sealed_address is None
-        else sealer.open(ACTIVITY_ADDRESS, row.id, row.sealed_address)
-    )
+    if row.sealed_address is None:
+        return ""
+    return sealer.open(ACTIVITY_ADDRESS, row.id, row.sealed_address)
 
 
 def _view(sealer: Sealer, row: ActivityEntry) -> ActivityView:
