@@ -23,7 +23,7 @@ from backend.accounts.second_factor.controller import SecondFactorController
 from backend.accounts.service import finish_deletions
 from backend.accounts.token_controller import ApiKeyController, SessionController
 from backend.characters.controller import CharacterController
-from backend.characters.persona_controller import PersonaController
+from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
 from backend.chronicles.controller import ChronicleController
 from backend.chronicles.event_controller import EventController

@@ -18,7 +18,7 @@ from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField
-from backend.lorebooks.formats.coerce import MATCHED
+from backend.lorebooks.formats.fields import MATCHED
 from backend.lorebooks.formats.reader import read_value
 from backend.reasons import FoundIn
 from backend.regex.process import RegexProcess

@@ -12,8 +12,7 @@ from backend.characters.card_books import CardBooks, ReadyBook, StoredBook
 from backend.characters.cards.model import Card
 from backend.characters.greetings import check_greetings
 from backend.characters.importing import BOOK, check_card, prepared_book, without_book
-from backend.characters.models import Character
-from backend.characters.records import open_card
+from backend.characters.models import Character, open_card
 from backend.vault.sealing import Sealer
 from backend.wire import merge_patch
 
@@ -67,34 +66,16 @@ def patched(
     Raises `CardError`, `ValidationError` (see `check_card`, `check_greetings`).
     """
     card = open_card(sealer, row.id, row.sealed_card)
-    changed = _patched(sealer, row, card, stored, patch, books, longest_greeting=longest_greeting)
-    then, new = (each.extensions.get("regex_scripts") for each in (card, changed.card))
-    return replace(changed, new_scripts=new != then)
-
-
-def _patched(
-    sealer: Sealer,
-    row: Character,
-    card: Card,
-    stored: StoredBook | None,
-    patch: dict[str, Any],
-    books: CardBooks,
-    *,
-    longest_greeting: int,
-) -> ChangedCard:
     before = shown_stored(card, stored)
-    if BOOK not in patch and stored is not None:
-        changed = check_card(merge_patch(without_book(card), patch))
-        check_greetings(changed, known=card, longest=longest_greeting)
-        return ChangedCard(changed, before)
-    whole = msgspec.structs.replace(card, character_book=before.book if before else None)
-    changed = check_card(merge_patch(whole, patch))
+    keeps_book = stored is not None and BOOK not in patch
+    book = before.book if before is not None and not keeps_book else None
+    changed = check_card(merge_patch(msgspec.structs.replace(card, character_book=book), patch))
     check_greetings(changed, known=card, longest=longest_greeting)
-    kept = without_book(changed)
-    if changed.character_book is None:
-        return ChangedCard(kept, None, drops_book=stored is not None)
-    if stored is not None and before is not None and changed.character_book == before.book:
-        return ChangedCard(kept, before)
+    then, new = (each.extensions.get("regex_scripts") for each in (card, changed))
+    result = ChangedCard(without_book(changed), before, new_scripts=new != then)
+    if keeps_book or (stored is not None and book is not None and changed.character_book == book):
+        return result
     replaced = stored.id if stored else None
     ready = prepared_book(sealer, books, changed, row.id, replaced=replaced)
-    return ChangedCard(kept, shown_ready(ready), ready)
+    drops_book = ready is None and stored is not None
+    return replace(result, shown=shown_ready(ready), ready=ready, drops_book=drops_book)

@@ -9,12 +9,16 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.characters.answers import file_answer, picture_answer
-from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
-from backend.characters.cards.merge import ExportSpec
+from backend.characters.avatars import ImageError
 from backend.characters.cards.model import Card
-from backend.characters.errors import AvatarNotFoundError, CharacterNotFoundError
-from backend.characters.images import ImageError
+from backend.characters.cards.writer import ExportSpec
+from backend.characters.errors import (
+    AvatarNotFoundError,
+    CardError,
+    CardLimitError,
+    CharacterNotFoundError,
+    NoCardError,
+)
 from backend.characters.schemas import (
     AvatarSize,
     CharacterItem,
@@ -29,6 +33,8 @@ from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     FileOperation,
     ImageOperation,
+    file_answer,
+    picture_answer,
     read_file,
     read_image,
 )

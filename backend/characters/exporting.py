@@ -10,23 +10,31 @@ from urllib.parse import quote
 
 import msgspec
 
+from backend.characters.avatars import as_png, placeholder_png
 from backend.characters.card_books import CardBooks, StoredBook
 from backend.characters.cards.assets import main_icon
-from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Card
 from backend.characters.cards.png import SIGNATURE, without_texts
 from backend.characters.cards.reader import read_card
-from backend.characters.cards.writer import png_assets, to_changed_png, to_charx, to_json, to_png
+from backend.characters.cards.writer import (
+    ExportSpec,
+    png_assets,
+    to_changed_png,
+    to_charx,
+    to_json,
+    to_png,
+)
 from backend.characters.changing import shown_stored
-from backend.characters.images import as_png, placeholder_png
 from backend.characters.models import (
     AVATAR_IMAGE,
     CARD_FILE,
     CardFile,
     Character,
     CharacterAsset,
+    open_asset,
+    open_card,
+    open_source,
 )
-from backend.characters.records import open_asset, open_card, open_source
 from backend.characters.repository import StoredPicture
 from backend.characters.schemas import ExportFormat
 from backend.vault.sealing import Sealer

@@ -6,29 +6,30 @@ Everything that can be refused is refused here, before a transaction begins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
-from backend.characters.avatars import sealed_avatar
+from backend.characters.avatars import ImageError, sealed_avatar
 from backend.characters.card_books import CardBooks, ReadyBook
+from backend.characters.cards.codec import without
 from backend.characters.cards.model import Asset, Card
-from backend.characters.cards.normalise import normalise
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_json
-from backend.characters.images import ImageError
+from backend.characters.cards.versions import normalise
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
     CARD_FILE,
     CHARACTER_SOURCE,
+    AssetDescription,
     Avatar,
     CardFile,
     Character,
     CharacterAsset,
+    seal_card,
 )
-from backend.characters.records import AssetDescription, seal_card
 from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
 from backend.vault.sealing import Sealer
@@ -107,11 +108,9 @@ def prepared_book(
 
 def _bookless(raw: dict[str, Any]) -> dict[str, Any]:
     """A card's source without its book, which has a source of its own."""
-    kept = {name: value for name, value in raw.items() if name != BOOK}
-    nested = kept.get("data")
-    if isinstance(nested, dict):
-        fields = cast("dict[str, Any]", nested)
-        kept["data"] = {name: value for name, value in fields.items() if name != BOOK}
+    kept = without(raw, {BOOK})
+    if isinstance(kept.get("data"), dict):
+        kept["data"] = without(kept["data"], {BOOK})
     return kept
 
 

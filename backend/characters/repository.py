@@ -14,8 +14,16 @@ from sqlalchemy.orm import InstrumentedAttribute, defer
 
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
-from backend.characters.models import Avatar, CardFile, Character, CharacterAsset, Persona
-from backend.characters.records import open_card, open_persona, open_summary
+from backend.characters.models import (
+    Avatar,
+    CardFile,
+    Character,
+    CharacterAsset,
+    Persona,
+    open_card,
+    open_persona,
+    open_summary,
+)
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
 
@@ -200,11 +208,10 @@ async def find_persona(
     return PersonaData(persona_id, fields.name, fields.description)
 
 
-async def has_avatar(
-    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
-) -> bool:
+async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool:
     """Whether a character or persona has a picture."""
-    query = select(exists().where(link == holder_id, Avatar.user_id == owner_id))
+    link = Avatar.character_id if isinstance(holder, Character) else Avatar.persona_id
+    query = select(exists().where(link == holder.id, Avatar.user_id == holder.user_id))
     return bool(await session.scalar(query))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.idempotency import made_before, note_made
 from backend.accounts.identity import Identity
@@ -16,14 +15,13 @@ from backend.accounts.settings import DEFAULT_MODE
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
 from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
-from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Card
+from backend.characters.cards.writer import ExportSpec
 from backend.characters.changing import ShownBook, patched, shown_ready, shown_stored
 from backend.characters.exporting import ExportedFile, StoredCharacter, exported
 from backend.characters.greetings import check_greetings, greeting_warnings
 from backend.characters.importing import ImportedRows, import_rows, new_rows
-from backend.characters.models import Avatar, Character
-from backend.characters.records import Summary, open_card, open_summary, seal_card
+from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import StoredCharacterSummary
 from backend.characters.schemas import (
     CharacterItem,
@@ -105,7 +103,7 @@ class CharacterService:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id
             )
-            has_avatar = await _has_avatar(session, character)
+            has_avatar = await repository.has_avatar(session, character)
             stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
         shown = await self._shown(identity, card, stored)
@@ -159,7 +157,7 @@ class CharacterService:
                     await self._books.drop(session, identity, character_id)
                 if changed.ready is not None:
                     await changed.ready.store(session, identity)
-                has_avatar = await _has_avatar(session, character)
+                has_avatar = await repository.has_avatar(session, character)
             return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Others are changing it at this moment. Send the change again.")
 
@@ -336,10 +334,4 @@ def _view(
         revision=character.revision,
         created_at=character.created_at,
         updated_at=character.updated_at,
-    )
-
-
-async def _has_avatar(session: AsyncSession, character: Character) -> bool:
-    return await repository.has_avatar(
-        session, Avatar.character_id, character.id, owner_id=character.user_id
     )

@@ -1,4 +1,4 @@
-"""Files in request bodies, read into memory.
+"""Files in request bodies, read into memory, and files in responses.
 
 Litestar's own form parser writes parts of more than a megabyte to temporary files, in the clear.
 What a user uploads is kept sealed or not at all, so it never goes that way; the route's
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request
+from litestar import Request, Response
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -20,6 +20,7 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
+from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
 # The parser that Litestar itself uses; its package has no types.
 from multipart import (
@@ -28,7 +29,9 @@ from multipart import (
     PushMultipartParser,
 )
 
+from backend.characters.avatars import Picture
 from backend.characters.cards.limits import MAX_FILE_BYTES, MEGABYTE
+from backend.characters.exporting import ExportedFile
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
 
 FIELD = "file"
@@ -159,3 +162,26 @@ def _form(*, named: bool = False) -> OpenAPIMediaType:
 
 def _binary() -> Schema:
     return Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+
+
+_NOSNIFF = {"X-Content-Type-Options": "nosniff"}
+
+
+def picture_answer(request: Request[Any, Any, Any], picture: Picture) -> Response[bytes]:
+    """A picture that a browser may keep, and asks about before it shows it again; else 304."""
+    tag = f'"{picture.tag}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", **_NOSNIFF}
+    known = {part.strip().removeprefix("W/") for part in _known(request).split(",")}
+    if tag in known or "*" in known:
+        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    return Response(picture.data, media_type=picture.media_type, headers=headers)
+
+
+def file_answer(file: ExportedFile) -> Response[bytes]:
+    """A file that a browser saves and does not show."""
+    headers = {"Content-Disposition": file.disposition, **_NOSNIFF}
+    return Response(file.data, media_type=file.media_type, headers=headers)
+
+
+def _known(request: Request[Any, Any, Any]) -> str:
+    return request.headers.get("if-none-match", "")

@@ -14,9 +14,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.characters.cards.errors import CardError, CardLimitError
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.text import parse_json
+from backend.characters.errors import CardError, CardLimitError
 from backend.chronicles.changing import YEARS
 from backend.chronicles.errors import ChronicleFileError
 from backend.chronicles.events import ChronicleFields, EventFields, Significance

@@ -10,11 +10,11 @@ from litestar.params import FromPath
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.characters.answers import file_answer
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     FileOperation,
     NamedFileOperation,
+    file_answer,
     read_upload,
 )
 from backend.chronicles.errors import (

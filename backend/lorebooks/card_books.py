@@ -14,14 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters.card_books import CardLorebook
-from backend.characters.cards.errors import CardError, CardLimitError
+from backend.characters.errors import CardError, CardLimitError
 from backend.errors import ConflictError
 from backend.lorebooks import repository
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
 from backend.lorebooks.files import LoreRows, card_book_object, insert_entries, new_rows
-from backend.lorebooks.formats.merge import book_object
 from backend.lorebooks.formats.model import ReadBook
 from backend.lorebooks.formats.reader import read_card_book
+from backend.lorebooks.formats.writer import book_object
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.outbox import IndexOutbox

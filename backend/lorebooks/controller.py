@@ -10,8 +10,13 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.characters.answers import file_answer
-from backend.characters.uploads import MAX_UPLOAD_BYTES, NamedFileOperation, Upload, read_upload
+from backend.characters.uploads import (
+    MAX_UPLOAD_BYTES,
+    NamedFileOperation,
+    Upload,
+    file_answer,
+    read_upload,
+)
 from backend.errors import PreconditionFailedError
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (

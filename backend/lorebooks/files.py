@@ -18,15 +18,15 @@ from backend.characters.exporting import ExportedFile
 from backend.database.base import new_id, now
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LoreFileError
-from backend.lorebooks.formats.character_book import REQUIRED
-from backend.lorebooks.formats.merge import (
+from backend.lorebooks.formats.model import BookSource, ReadBook
+from backend.lorebooks.formats.reader import read_file
+from backend.lorebooks.formats.writer import (
+    REQUIRED,
     Sourced,
     book_object,
     lorebook_v3_object,
     world_info_object,
 )
-from backend.lorebooks.formats.model import BookSource, ReadBook
-from backend.lorebooks.formats.reader import read_file
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import (
     LORE_ENTRY,

@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_SCRIPTS, User
-from backend.characters.models import Character
-from backend.characters.records import open_card
+from backend.characters.models import Character, open_card
 from backend.context.macros import (
     MacroBudget,
     MacroContext,

@@ -12,8 +12,8 @@ import struct
 import zipfile
 import zlib
 
-from backend.characters.cards.errors import CardError
 from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO
+from backend.characters.errors import CardError
 
 CARD_NAME = "card.json"
 

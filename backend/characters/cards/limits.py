@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backend.characters.cards.errors import CardLimitError
+from backend.characters.errors import CardLimitError
 from backend.errors import TooLargeError
 
 MEGABYTE = 1024 * 1024

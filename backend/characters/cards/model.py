@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
 Spec = Literal["v1", "v2", "v3"]
 DepthRole = Literal["system", "user", "assistant"]
+
+_ROLES: tuple[DepthRole, ...] = get_args(DepthRole)
 
 DEFAULT_DEPTH = 4
 MAX_DEPTH = 10_000
@@ -82,21 +84,12 @@ class Card(msgspec.Struct, kw_only=True):
         prompt = settings.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             return None
+        role = settings.get("role")
         return DepthPrompt(
             prompt,
             depth=_depth(settings.get("depth")),
-            role=_role(settings.get("role")),
+            role=role if role in _ROLES else "system",
         )
-
-
-def _role(value: object) -> DepthRole:
-    match value:
-        case "user":
-            return "user"
-        case "assistant":
-            return "assistant"
-        case _:
-            return "system"
 
 
 def _depth(value: object) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 from backend.characters.cards import charx, png
 from backend.characters.cards.assets import RISU_SCHEME, main_icon, media_type, missing
-from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.model import Asset, ImportedCard
-from backend.characters.cards.normalise import Normalised, normalise
 from backend.characters.cards.text import parse_json, parse_text
+from backend.characters.cards.versions import Normalised, normalise
+from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 _OTHER_IMAGES = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
 """JPEG, GIF, WebP."""

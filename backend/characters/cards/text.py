@@ -16,7 +16,6 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from backend.characters.cards.errors import CardError
 from backend.characters.cards.limits import (
     JSON_BYTES,
     JSON_DEPTH,
@@ -25,6 +24,7 @@ from backend.characters.cards.limits import (
     YAML_EXPANDED,
     YAML_VALUES,
 )
+from backend.characters.errors import CardError
 
 _SLICE_BYTES = 64 * 1024
 

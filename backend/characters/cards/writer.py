@@ -1,6 +1,6 @@
 """Cards into files that other tools read.
 
-`raw` is the source that `merge` draws on: an empty object for a character that was never imported.
+`raw` is the source of a card: an empty object for a character that was never imported.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -20,13 +20,81 @@ from backend.characters.cards.assets import (
     icons,
     media_type,
 )
-from backend.characters.cards.errors import CardError
-from backend.characters.cards.merge import ExportSpec, card_object, with_changes
+from backend.characters.cards.codec import Object, object_in, overlaid, without
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_texts
+from backend.characters.cards.versions import CARD_FIELDS, FLAT_FIELDS, REQUIRED
+from backend.characters.errors import CardError
+
+ExportSpec = Literal["v2", "v3"]
 
 _ICON_PATH = "assets/icon/images/main.png"
+_VERSIONS = {"v2": ("chara_card_v2", "2.0"), "v3": ("chara_card_v3", "3.0")}
+_ENVELOPE = {"spec", "spec_version", "data"}
+_MIRRORED_EXTENSIONS = {"talkativeness", "fav"}
+_KNOWN_EXTENSIONS = {"depth_prompt", "talkativeness", "fav", "world"}
+"""Those that can be edited: they can also be taken away, unlike those of other tools."""
 _SPECS: Mapping[bytes, ExportSpec] = {b"chara": "v2", b"ccv3": "v3"}
+
+
+def card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> Object:
+    """The JSON object of `card` in version 2 or 3.
+
+    What the model knows comes from the card. What it does not know comes back from `raw`, the
+    source: at the top, in `data`, in `extensions`, and in each asset's entry.
+
+    V3's own fields are written into V2 too where they say something: V2's readers pass over
+    them, and nothing is lost between tools that know both.
+    """
+    is_nested = isinstance(raw.get("data"), dict)
+    nested = object_in(raw, "data")
+    data = {
+        **_known(card, nested if is_nested else raw, spec),
+        **without(nested, CARD_FIELDS.members),
+    }
+    name, version = _VERSIONS[spec]
+    beside = _nested_rest(raw, data) if is_nested else without(raw, FLAT_FIELDS.members | _ENVELOPE)
+    return {"spec": name, "spec_version": version, "data": data, **beside}
+
+
+def _known(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
+    values = cast("Object", msgspec.to_builtins(card))
+    # Other tools' extensions come back; a known one that was taken away stays away.
+    others = without(object_in(source, "extensions"), _KNOWN_EXTENSIONS)
+    values["extensions"] = others | values["extensions"]
+    values["assets"] = _with_former(values["assets"], source.get("assets"))
+    required = REQUIRED | {"group_only_greetings"} if spec == "v3" else REQUIRED
+    return {
+        name: value
+        for name, value in CARD_FIELDS.write(values).items()
+        if value or name in required or (name in source and value is not None)
+    }
+
+
+def _with_former(own: list[Object], listed: object) -> list[Object]:
+    """Each asset over its former entry, which is known by its URI, name and type."""
+    entries = cast("list[object]", listed) if isinstance(listed, list) else []
+    objects = [cast("Object", entry) for entry in entries if isinstance(entry, dict)]
+    former = {_identity(entry): entry for entry in objects}
+    return [{**former.get(_identity(asset), {}), **asset} for asset in own]
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(entry.get(name, "")) for name in ("type", "uri", "name"))
+
+
+def _nested_rest(raw: Mapping[str, Any], data: Object) -> Object:
+    """What stood beside `data`.
+
+    SillyTavern repeats fields there, for readers of V1: they follow what `data` says now.
+    """
+    extensions = data["extensions"]
+    mirrors = {
+        **{name: value for name, value in data.items() if name in CARD_FIELDS.members},
+        **{name: extensions[name] for name in _MIRRORED_EXTENSIONS if name in extensions},
+        "creatorcomment": data["creator_notes"],
+    }
+    return {name: mirrors.get(name, value) for name, value in without(raw, _ENVELOPE).items()}
 
 
 def to_json(card: Card, raw: Mapping[str, Any], spec: ExportSpec = "v3") -> bytes:
@@ -59,7 +127,8 @@ def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | N
     texts: dict[bytes, bytes] = {}
     for word, spec in _SPECS.items():
         text = found.get(word, believed)
-        texts[word] = _packed(with_changes(text.found.card, before, card), text.raw, spec)
+        changed = overlaid(*map(msgspec.to_builtins, (text.found.card, before, card)))
+        texts[word] = _packed(msgspec.convert(changed, Card), text.raw, spec)
     if picture is None:
         return png.with_texts(original, texts)
     return png.with_texts(picture, texts, more=png.find_texts(original).assets.values())

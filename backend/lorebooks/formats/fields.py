@@ -1,160 +1,334 @@
-"""The fields of an entry that World Info and CCv2/v3 books share, under both names.
+"""The fields of entries and of books, and where each format has them.
 
-SillyTavern writes them into an entry of World Info in camel case, and into the `extensions` of a
-`character_book`'s entry in snake case, but for `useProbability` and `selectiveLogic`.
+World Info and `character_book` are read and written; Agnai's, Risu's, NovelAI's and Kobold's are
+read. SillyTavern writes most fields of World Info into an entry of a book's `extensions`, in snake
+case but for `useProbability` and `selectiveLogic`.
+Source: https://github.com/kwaroran/character-card-spec-v3 (SPEC_V3.md, "Lorebook").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, get_args
+from collections.abc import Callable
+from typing import Any, Final, cast, get_args
+
+import msgspec
 
 from backend.accounts.settings import LoreMode
-from backend.generation.model import Role
-from backend.lorebooks.entries import (
-    CharacterFilter,
-    Logic,
-    LoreEntry,
-    MatchedField,
-    Position,
-)
-from backend.lorebooks.formats.coerce import (
-    MATCHED,
+from backend.characters.cards.codec import (
+    Codec,
+    Field,
     Notes,
-    character_filter,
+    Object,
+    Reader,
+    Unusable,
     chosen,
     flag,
-    level,
-    name,
     number,
-    triggers,
+    plain_text,
+    text,
+    unless_null,
     whole,
 )
+from backend.generation.model import Role
+from backend.lorebooks.entries import (
+    MAX_CONTENT,
+    MAX_KEYS,
+    CharacterFilter,
+    Logic,
+    MatchedField,
+    Position,
+    Trigger,
+)
+from backend.lorebooks.errors import LoreLimitError
+from backend.lorebooks.formats.model import Format
+
+MAX_KEY: Final = 2_000
+MAX_NAME: Final = 500
+MAX_DESCRIPTION: Final = 20_000
+OURS: Final = "talekeeper"
+"""Our own place in a book's `extensions`, for what no format has."""
 
 POSITIONS: Final[tuple[Position, ...]] = get_args(Position)
 LOGICS: Final[tuple[Logic, ...]] = get_args(Logic)
 ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
-MODES: Final[tuple[LoreMode, ...]] = get_args(LoreMode)
-MODE: Final[Callable[[Any, Notes], LoreMode]] = chosen(MODES)
-DEFAULTS: Final = LoreEntry()
-
-ORDER = whole(-1_000_000, 1_000_000)
-SCAN_DEPTH = whole(0, 1_000)
-_COUNT = whole(0, 100_000)
-
-
-def _plain(value: Any) -> Any:
-    return value
-
-
-def _filter_object(value: CharacterFilter) -> dict[str, Any] | None:
-    if value == CharacterFilter():
-        return None
-    return {"isExclude": value.is_exclude, "names": value.names, "tags": value.tags}
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field: its name in the model, in World Info, in `extensions`, and both ways between."""
-
-    name: str
-    world_info: str
-    extension: str
-    read: Callable[[Any, Notes], Any]
-    write: Callable[[Any], Any] = _plain
-
-
-SHARED: Final = (
-    Field("position", "position", "position", chosen(POSITIONS), POSITIONS.index),
-    Field("depth", "depth", "depth", whole(0, 10_000)),
-    Field("role", "role", "role", chosen(ROLES), ROLES.index),
-    Field("logic", "selectiveLogic", "selectiveLogic", chosen(LOGICS), LOGICS.index),
-    Field("outlet", "outletName", "outlet_name", name),
-    Field("mode", "talekeeperMode", "talekeeper_mode", MODE),
-    Field("vectorized", "vectorized", "vectorized", flag),
-    Field("ignore_budget", "ignoreBudget", "ignore_budget", flag),
-    Field("exclude_recursion", "excludeRecursion", "exclude_recursion", flag),
-    Field("prevent_recursion", "preventRecursion", "prevent_recursion", flag),
-    Field("delay_until_recursion", "delayUntilRecursion", "delay_until_recursion", level),
-    Field("probability", "probability", "probability", number(0, 100)),
-    Field("use_probability", "useProbability", "useProbability", flag),
-    Field("group", "group", "group", name),
-    Field("group_override", "groupOverride", "group_override", flag),
-    Field("group_weight", "groupWeight", "group_weight", number(0, 1_000_000)),
-    Field("use_group_scoring", "useGroupScoring", "use_group_scoring", flag),
-    Field("scan_depth", "scanDepth", "scan_depth", SCAN_DEPTH),
-    Field("case_sensitive", "caseSensitive", "case_sensitive", flag),
-    Field("match_whole_words", "matchWholeWords", "match_whole_words", flag),
-    Field("sticky", "sticky", "sticky", _COUNT),
-    Field("cooldown", "cooldown", "cooldown", _COUNT),
-    Field("delay", "delay", "delay", _COUNT),
-    Field(
-        "character_filter", "characterFilter", "character_filter", character_filter, _filter_object
-    ),
-    Field("triggers", "triggers", "triggers", triggers),
-    Field("automation_id", "automationId", "automation_id", name),
-)
-_MATCHED_EXTENSIONS: Final[dict[MatchedField, str]] = {field: f"match_{field}" for field in MATCHED}
-
-WORLD_INFO_NAMES: Final = frozenset(field.world_info for field in SHARED) | {*MATCHED.values()}
-EXTENSION_NAMES: Final = frozenset(field.extension for field in SHARED) | {
-    *_MATCHED_EXTENSIONS.values()
+TRIGGERS: Final[tuple[Trigger, ...]] = tuple(each for each in get_args(Trigger) if each != "other")
+_MODE: Final[Reader[LoreMode]] = chosen(get_args(LoreMode))
+_SCAN_DEPTH: Final = whole(0, 1_000)
+_COUNT: Final = whole(0, 100_000)
+_PERCENT: Final = number(0, 100)
+_WEIGHT: Final = number(0, 1_000_000)
+MATCHED: Final[dict[MatchedField, str]] = {
+    "persona_description": "matchPersonaDescription",
+    "character_description": "matchCharacterDescription",
+    "character_personality": "matchCharacterPersonality",
+    "character_depth_prompt": "matchCharacterDepthPrompt",
+    "scenario": "matchScenario",
+    "creator_notes": "matchCreatorNotes",
 }
+"""World Info's flags for the fields that keys are looked for in, too."""
 
 
-def read_world_info(raw: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """The shared fields out of an entry of World Info, for `LoreEntry`."""
-    found = {
-        field.name: notes.read(raw, field.world_info, field.read, getattr(DEFAULTS, field.name))
-        for field in SHARED
-        if field.world_info in raw
-    }
-    return {**found, **_matched(raw, MATCHED, notes)}
+def _name(value: object, notes: Notes) -> str:
+    """A title or a label. The end of one that is too long stays in the source alone."""
+    found = plain_text(value)
+    if len(found) > MAX_NAME:
+        notes.add(f"A name was longer than {MAX_NAME} characters and is cut here")
+    return found[:MAX_NAME]
 
 
-def read_extensions(raw: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """The shared fields out of `extensions`, for `LoreEntry`; only those that are there."""
-    found = {
-        field.name: notes.read(raw, field.extension, field.read, getattr(DEFAULTS, field.name))
-        for field in SHARED
-        if raw.get(field.extension) is not None
-    }
-    return {**found, **_matched(raw, _MATCHED_EXTENSIONS, notes)}
+def _description(value: object, notes: Notes) -> str:
+    found = plain_text(value)
+    if len(found) > MAX_DESCRIPTION:
+        notes.add(f"The description was longer than {MAX_DESCRIPTION:,} characters and is cut here")
+    return found[:MAX_DESCRIPTION]
 
 
-def _matched(
-    raw: Mapping[str, Any], spelt: Mapping[MatchedField, str], notes: Notes
-) -> dict[str, Any]:
-    found = [
-        field
-        for field, member in spelt.items()
-        if member in raw and notes.read(raw, member, flag, default=False)
-    ]
-    return {"match_fields": found} if found else {}
-
-
-def write_world_info(entry: LoreEntry) -> dict[str, Any]:
-    """The shared fields as World Info writes them."""
-    found = {field.world_info: field.write(getattr(entry, field.name)) for field in SHARED}
-    found |= {member: field in entry.match_fields for field, member in MATCHED.items()}
-    return _tidied(found)
-
-
-def write_extensions(entry: LoreEntry) -> dict[str, Any]:
-    """The shared fields as SillyTavern writes them into `extensions`."""
-    found = {field.extension: field.write(getattr(entry, field.name)) for field in SHARED}
-    found |= {member: field in entry.match_fields for field, member in _MATCHED_EXTENSIONS.items()}
-    return _tidied(found)
-
-
-def _tidied(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what says nothing, and with whole numbers as others write them."""
-    for member in ("characterFilter", "character_filter", "talekeeperMode", "talekeeper_mode"):
-        if member in found and found[member] is None:
-            del found[member]
-    for member in ("probability", "groupWeight", "group_weight"):
-        value = found.get(member)
-        if isinstance(value, float) and value.is_integer():
-            found[member] = int(value)
+def _content(value: object, notes: Notes) -> str:
+    found = text(value, notes)
+    check_content(found)
     return found
+
+
+def check_content(found: str) -> None:
+    """Raise `LoreLimitError` for more than an entry may say: it is never cut."""
+    if len(found) > MAX_CONTENT:
+        raise LoreLimitError(
+            f"An entry has {len(found):,} characters of content; {MAX_CONTENT:,} are allowed. "
+            "Split it.",
+            limit="lore_content",
+            allowed=MAX_CONTENT,
+            found=len(found),
+        )
+
+
+def _keys(value: object, notes: Notes) -> list[str]:
+    """Keys, none blank: a list of them, or a text with commas between, which patterns may hold."""
+    return _usable_keys([key for key in _key_texts(value) if key.strip()], notes)
+
+
+def _secondary_keys(value: object, notes: Notes) -> list[str]:
+    """The same, but a blank one in a list matters: it is a key that is never said."""
+    texts = _key_texts(value)
+    found = [key for key in texts if key.strip()]
+    if isinstance(value, list) and len(found) < len(texts):
+        found.append("")
+    return _usable_keys(found, notes)
+
+
+def _key_texts(value: object) -> list[str]:
+    match value:
+        case str():
+            return _split_keys(value)
+        case list():
+            return list(map(plain_text, cast("list[object]", value)))
+        case dict():
+            return list(map(plain_text, cast("Object", value).values()))
+        case _:
+            return [plain_text(value)]
+
+
+def _split_keys(value: str) -> list[str]:
+    """The keys of a text with commas between; a whole text in slashes is one pattern."""
+    stripped = value.strip()
+    if len(stripped) > 1 and stripped.startswith("/") and stripped.rstrip("gimsuy").endswith("/"):
+        return [stripped]
+    return [key.strip() for key in value.split(",")]
+
+
+def _usable_keys(found: list[str], notes: Notes) -> list[str]:
+    usable = [key for key in found if len(key) <= MAX_KEY][:MAX_KEYS]
+    if len(usable) < len(found):
+        notes.add(
+            f"An entry had more than {MAX_KEYS} keys, or one of more than {MAX_KEY:,} characters: "
+            "those are not used"
+        )
+    return usable
+
+
+def _names(value: object, notes: Notes) -> list[str]:
+    """A list of names, none blank, at most as many as the model takes."""
+    items = cast("list[object]", value) if isinstance(value, list) else [value]
+    found = [_name(item, notes) for item in items if plain_text(item).strip()]
+    if len(found) > MAX_KEYS:
+        notes.add(f"A list of names had more than {MAX_KEYS}: those behind are not used")
+    return found[:MAX_KEYS]
+
+
+def _triggers(value: object, notes: Notes) -> list[Trigger]:
+    wanted = _names(value, notes)
+    known: list[Trigger] = [trigger for trigger in TRIGGERS if trigger in wanted]
+    return known if set(wanted) <= set(known) else [*known, "other"]
+
+
+def _level(value: object, notes: Notes) -> int:
+    """`delayUntilRecursion`: true is the first level."""
+    return int(value) if isinstance(value, bool) else whole(0, 1_000)(value, notes)
+
+
+def _plain_number(value: float) -> float:
+    """Whole numbers as others write them."""
+    return int(value) if float(value).is_integer() else value
+
+
+_FILTER: Final = Codec(
+    (
+        Field("is_exclude", flag, {"": "isExclude is_exclude"}),
+        Field("names", _names, {"": "names"}),
+        Field("tags", _names, {"": "tags"}),
+    ),
+    "",
+)
+
+
+def _filter(value: object, notes: Notes) -> CharacterFilter:
+    """SillyTavern's filter; its names are those of picture files, without their extension."""
+    if not isinstance(value, dict):
+        raise Unusable
+    return CharacterFilter(**_FILTER.read(cast("Object", value), notes))
+
+
+def _filter_object(value: CharacterFilter) -> Any:
+    if value == CharacterFilter():
+        return msgspec.UNSET
+    return _FILTER.write(msgspec.structs.asdict(value))
+
+
+_OTHERS: Final[dict[Format, dict[str, str]]] = {
+    "agnai": {
+        "title": "name",
+        "content": "entry",
+        "keys": "keywords",
+        "order": "weight",
+        "enabled": "enabled",
+    },
+    "risu": {
+        "title": "comment",
+        "content": "content",
+        "keys": "key",
+        "secondary_keys": "secondkey",
+        "constant": "alwaysActive",
+        "selective": "selective",
+        "order": "insertorder",
+        "probability": "activationPercent",
+    },
+    "novelai": {
+        "title": "displayName",
+        "content": "text",
+        "keys": "keys",
+        "constant": "forceActivation",
+        "order": "contextConfig.budgetPriority",
+        "enabled": "enabled",
+    },
+    "kobold": {
+        "title": "comment title",
+        "content": "content",
+        "keys": "key",
+        "secondary_keys": "keysecondary",
+        "anti_keys": "keyanti",
+        "constant": "constant",
+        "selective": "selective",
+        "disabled": "widisabled",
+        "probability": "probability",
+    },
+}
+"""Where the formats that are read alone have the fields of an entry."""
+
+
+def _field(
+    name: str,
+    read: Reader[Any],
+    world_info: str,
+    character_book: str,
+    write: Callable[[Any], Any] | None = None,
+    default: Any = msgspec.UNSET,
+) -> Field:
+    places = {"world_info": world_info, "character_book": character_book}
+    places |= {each: names[name] for each, names in _OTHERS.items() if name in names}
+    return Field(name, read, places, write, default)
+
+
+_ENTRY: Final = (
+    _field("title", _name, "comment", "comment name"),
+    _field("content", _content, "content", "content"),
+    _field("keys", _keys, "key", "keys"),
+    _field("secondary_keys", _secondary_keys, "keysecondary", "secondary_keys"),
+    _field("anti_keys", _keys, "", ""),
+    _field("constant", flag, "constant", "constant"),
+    _field("selective", flag, "selective", "selective", default=False),
+    _field("order", whole(-1_000_000, 1_000_000), "order", "insertion_order"),
+    _field("enabled", flag, "", "enabled"),
+    _field("disabled", flag, "disable", ""),
+    _field("position", chosen(POSITIONS), "position", "extensions.position", POSITIONS.index),
+    _field("depth", whole(0, 10_000), "depth", "extensions.depth"),
+    _field("role", chosen(ROLES), "role", "extensions.role", ROLES.index),
+    _field("logic", chosen(LOGICS), "selectiveLogic", "extensions.selectiveLogic", LOGICS.index),
+    _field("outlet", _name, "outletName", "extensions.outlet_name"),
+    _field("mode", _MODE, "talekeeperMode", "extensions.talekeeper_mode", unless_null),
+    _field("vectorized", flag, "vectorized", "extensions.vectorized"),
+    _field("ignore_budget", flag, "ignoreBudget", "extensions.ignore_budget"),
+    _field("exclude_recursion", flag, "excludeRecursion", "extensions.exclude_recursion"),
+    _field("prevent_recursion", flag, "preventRecursion", "extensions.prevent_recursion"),
+    _field(
+        "delay_until_recursion", _level, "delayUntilRecursion", "extensions.delay_until_recursion"
+    ),
+    _field("probability", number(0, 100), "probability", "extensions.probability", _plain_number),
+    _field("use_probability", flag, "useProbability", "extensions.useProbability"),
+    _field("group", _name, "group", "extensions.group"),
+    _field("group_override", flag, "groupOverride", "extensions.group_override"),
+    _field(
+        "group_weight",
+        number(0, 1_000_000),
+        "groupWeight",
+        "extensions.group_weight",
+        _plain_number,
+    ),
+    _field("use_group_scoring", flag, "useGroupScoring", "extensions.use_group_scoring"),
+    _field("scan_depth", _SCAN_DEPTH, "scanDepth", "extensions.scan_depth"),
+    _field("case_sensitive", flag, "caseSensitive", "extensions.case_sensitive case_sensitive"),
+    _field("match_whole_words", flag, "matchWholeWords", "extensions.match_whole_words"),
+    _field("sticky", _COUNT, "sticky", "extensions.sticky"),
+    _field("cooldown", _COUNT, "cooldown", "extensions.cooldown"),
+    _field("delay", _COUNT, "delay", "extensions.delay"),
+    _field(
+        "character_filter",
+        _filter,
+        "characterFilter",
+        "extensions.character_filter",
+        _filter_object,
+    ),
+    _field("triggers", _triggers, "triggers", "extensions.triggers"),
+    _field("automation_id", _name, "automationId", "extensions.automation_id"),
+    *(
+        _field(f"match_{field}", flag, member, f"extensions.match_{field}")
+        for field, member in MATCHED.items()
+    ),
+)
+
+ENTRIES: Final[dict[Format, Codec]] = {each: Codec(_ENTRY, each) for each in get_args(Format)}
+CONTENT: Final[dict[Format, str]] = {
+    "world_info": "content",
+    "character_book": "content",
+    **{each: names["content"] for each, names in _OTHERS.items()},
+}
+"""The member that holds what an entry says."""
+
+BOOK: Final = Codec(
+    (
+        Field("name", _name, {"": "name"}),
+        Field("description", _description, {"": "description"}),
+        *(
+            Field(name, read, {"": place}, unless_null)
+            for name, read, place in (
+                ("scan_depth", _SCAN_DEPTH, "scan_depth"),
+                ("token_budget", whole(0, 10_000_000), "token_budget"),
+                ("recursive_scanning", flag, "recursive_scanning"),
+                ("case_sensitive", flag, f"extensions.{OURS}.case_sensitive"),
+                ("match_whole_words", flag, f"extensions.{OURS}.match_whole_words"),
+                ("use_group_scoring", flag, f"extensions.{OURS}.use_group_scoring"),
+                ("mode", _MODE, f"extensions.{OURS}.mode"),
+            )
+        ),
+    ),
+    "",
+)
+"""What a book says of itself, in all formats: the members beside its entries."""

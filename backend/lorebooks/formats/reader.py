@@ -5,42 +5,24 @@ Formats are told apart by what is in them, never by the file's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.errors import CardError, CardLimitError
+from backend.characters.cards.codec import Notes, Object, object_in
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_text
+from backend.characters.errors import CardError, CardLimitError
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
-from backend.lorebooks.formats import character_book, others, world_info
-from backend.lorebooks.formats.books import read_fields
-from backend.lorebooks.formats.coerce import Notes
+from backend.lorebooks.formats.entry import read_book, read_entry
+from backend.lorebooks.formats.fields import CONTENT
 from backend.lorebooks.formats.model import BookSource, EntrySource, Format, ReadBook
 from backend.lorebooks.limits import check_entries
 
-READERS: Final[dict[Format, Callable[[Mapping[str, Any], Notes], LoreEntry]]] = {
-    "world_info": world_info.read_entry,
-    "character_book": character_book.read_entry,
-    "agnai": others.read_agnai,
-    "risu": others.read_risu,
-    "novelai": others.read_novelai,
-    "kobold": others.read_kobold,
-}
-CONTENT: Final[dict[Format, str]] = {
-    "world_info": "content",
-    "character_book": "content",
-    "agnai": "entry",
-    "risu": "content",
-    "novelai": "text",
-    "kobold": "content",
-}
-"""The member that holds what an entry says."""
-
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
-Object = dict[str, Any]
+_WORLD_INFOS: Final = frozenset({"uid", "order", "position", "disable", "addMemo"})
 
 
 def read_file(data: bytes, *, given_name: str) -> ReadBook:
@@ -119,10 +101,8 @@ def _is_card(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     raw = cast("Object", value)
-    data = raw.get("data")
-    nested = cast("Object", data) if isinstance(data, dict) else {}
     named = str(raw.get("spec", "")).startswith("chara_card")
-    return named or "character_book" in raw or "character_book" in nested
+    return named or "character_book" in raw or "character_book" in object_in(raw, "data")
 
 
 def _format(raw: Object) -> Format:
@@ -155,12 +135,17 @@ def _first(marks: Mapping[Format, bool]) -> Format | None:
 def _format_of_entry(entry: Object) -> Format | None:
     marks: dict[Format, bool] = {
         "agnai": {"keywords", "entry"} <= entry.keys(),
-        "kobold": others.looks_like_kobold(entry),
+        "kobold": _looks_like_kobold(entry),
         "world_info": "key" in entry or "keysecondary" in entry,
         "novelai": "text" in entry and "content" not in entry,
         "character_book": "keys" in entry or "content" in entry,
     }
     return _first(marks)
+
+
+def _looks_like_kobold(raw: Object) -> bool:
+    has_text = isinstance(raw.get("key"), str) and _WORLD_INFOS.isdisjoint(raw)
+    return "keyanti" in raw or "wigroup" in raw or has_text
 
 
 def _items(entries: object) -> Iterator[tuple[str | None, object]]:
@@ -179,20 +164,20 @@ def _read(
     notes = Notes()
     items = list(_items(raw.get(member)))
     check_entries(len(items))
-    read, said = READERS[found], CONTENT[found]
+    said = CONTENT[found]
     entries: list[tuple[LoreEntry, EntrySource]] = []
     for key, item in items:
         if not isinstance(item, dict) or _is_folder(found, cast("Object", item)):
             notes.add("Something among the entries was no entry and was left out")
             continue
         entry_raw = cast("Object", item)
-        entry = read(entry_raw, notes)
+        entry = read_entry(found, entry_raw, notes)
         is_short = isinstance(entry_raw.get(said), str)
         kept = {**entry_raw, said: None} if is_short else entry_raw
         entries.append((entry, EntrySource(found, kept, key, is_short)))
     skipped = len(items) - len(entries)
     beside = {name: value for name, value in raw.items() if name != member}
-    fields = read_fields(beside, notes, given_name=given_name)
+    fields = read_book(beside, notes, given_name=given_name)
     source = BookSource(found, beside, envelope or {}, given_name, len(items))
     return ReadBook(fields, source, entries, notes.sentences, skipped)
 

@@ -21,8 +21,7 @@ from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.characters.controller import CharacterController
-from backend.characters.persona_controller import PersonaController
-from backend.characters.personas import PersonaService
+from backend.characters.personas import PersonaController, PersonaService
 from backend.characters.service import CharacterService
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id

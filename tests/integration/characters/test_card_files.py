@@ -11,8 +11,12 @@ from sqlalchemy import select
 
 from backend.characters.cards.charx import unpack
 from backend.characters.cards.png import SIGNATURE, chunks, find_texts
-from backend.characters.models import ASSET_DATA, ASSET_DESCRIPTION, CharacterAsset
-from backend.characters.records import AssetDescription
+from backend.characters.models import (
+    ASSET_DATA,
+    ASSET_DESCRIPTION,
+    AssetDescription,
+    CharacterAsset,
+)
 from backend.database.engine import Database
 from tests.integration.characters.people import (
     CARD_FIXTURES,

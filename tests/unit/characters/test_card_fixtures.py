@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.characters.cards.errors import CardError
 from backend.characters.cards.model import CardAsset, DepthPrompt, ImportedCard
 from backend.characters.cards.reader import read_card
+from backend.characters.errors import CardError
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 

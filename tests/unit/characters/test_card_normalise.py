@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from backend.characters.cards.errors import CardError, CardLimitError
 from backend.characters.cards.limits import CARD_BYTES, LIST_ITEMS, NAME, TAG, TAGS, TEXT
 from backend.characters.cards.model import Card, DepthPrompt
-from backend.characters.cards.normalise import Normalised, normalise
+from backend.characters.cards.versions import Normalised, normalise
+from backend.characters.errors import CardError, CardLimitError
 
 
 def v2(**data: Any) -> Normalised:

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from backend.characters.cards import png
-from backend.characters.cards.errors import CardError, CardLimitError, NoCardError
 from backend.characters.cards.limits import INFLATED_TEXT
 from backend.characters.cards.reader import read_card
+from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 
 def chunk(kind: bytes, data: bytes, *, crc: int | None = None) -> bytes:

@@ -7,7 +7,6 @@ import json
 import msgspec
 import pytest
 
-from backend.characters.cards.errors import CardError, CardLimitError
 from backend.characters.cards.limits import (
     JSON_DEPTH,
     JSON_VALUES,
@@ -18,6 +17,7 @@ from backend.characters.cards.limits import (
 )
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_json, parse_text, parse_yaml
+from backend.characters.errors import CardError, CardLimitError
 from backend.errors import TooLargeError
 
 

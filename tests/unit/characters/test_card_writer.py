@@ -12,16 +12,20 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from backend.characters.avatars import placeholder_png
 from backend.characters.cards import png
-from backend.characters.cards.errors import CardError, CardLimitError
-from backend.characters.cards.fields import CARD_FIELDS, FLAT_SYNONYMS
-from backend.characters.cards.merge import ExportSpec
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_card
-from backend.characters.cards.writer import to_charx, to_json, to_png
-from backend.characters.images import placeholder_png
+from backend.characters.cards.writer import ExportSpec, to_charx, to_json, to_png
+from backend.characters.errors import CardError, CardLimitError
 
 PICTURE = placeholder_png("Magda")
+
+CARD_FIELDS = frozenset(Card.__struct_fields__)
+SYNONYMS = (
+    *("char_name", "char_persona", "context", "world_scenario", "char_greeting", "greeting"),
+    *("example_dialogue", "creatorcomment"),
+)
 
 SILLY_TAVERN: dict[str, Any] = {
     "name": "Magda",
@@ -267,7 +271,7 @@ CARDS = st.builds(
 
 KNOWN = {
     *CARD_FIELDS,
-    *(synonym for group in FLAT_SYNONYMS.values() for synonym in group),
+    *SYNONYMS,
     *("spec", "spec_version", "data", "fav", "talkativeness"),
 }
 UNKNOWN = st.dictionaries(TEXTS.filter(lambda name: name not in KNOWN), JSON_VALUES, max_size=3)

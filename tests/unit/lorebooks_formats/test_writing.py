@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from backend.errors import AppError
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.formats.character_book import REQUIRED
-from backend.lorebooks.formats.merge import (
+from backend.lorebooks.formats.model import BookSource, EntrySource, ReadBook
+from backend.lorebooks.formats.reader import read_card_book, read_file
+from backend.lorebooks.formats.writer import (
+    REQUIRED,
     Sourced,
     book_object,
     lorebook_v3_object,
     world_info_object,
 )
-from backend.lorebooks.formats.model import BookSource, EntrySource, ReadBook
-from backend.lorebooks.formats.reader import read_card_book, read_file
 from tests.unit.lorebooks_formats.test_reading import (
     AGNAI,
     KOBOLD_ENTRY,

@@ -7,50 +7,48 @@ does not know comes along in `extensions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
 
+from backend.characters.cards.codec import Notes, Object, object_in, overlaid, without
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.formats import books, character_book, fields, others, world_info
-from backend.lorebooks.formats.coerce import Notes
+from backend.lorebooks.formats.entry import (
+    Target,
+    has_bare_patterns,
+    read_book,
+    read_entry,
+    write_book,
+    write_entry,
+)
+from backend.lorebooks.formats.fields import BOOK, CONTENT, ENTRIES, OURS
 from backend.lorebooks.formats.model import BookSource, EntrySource, Format
-from backend.lorebooks.formats.reader import CONTENT, READERS
 
-Target = Literal["world_info", "character_book"]
 Sourced = tuple[LoreEntry, EntrySource | None]
-Object = dict[str, Any]
 
-_WRITERS: Final = {
-    "world_info": world_info.write_entry,
-    "character_book": character_book.write_entry,
+REQUIRED: Final = ("keys", "content", "extensions", "enabled", "insertion_order")
+REQUIRED_BY_V3: Final = (*REQUIRED, "use_regex")
+_NOT_IN_TABLE: Final[dict[Format, frozenset[str]]] = {
+    "world_info": frozenset({"uid", "addMemo", "extensions"}),
+    "character_book": frozenset({"id", "position", "use_regex", "extensions"}),
 }
-_KNOWN: Final[dict[Format, frozenset[str]]] = {
-    "world_info": world_info.KNOWN | world_info.BOOKKEEPING,
-    "character_book": character_book.KNOWN | {"id", "extensions"},
-    "agnai": others.AGNAI,
-    "risu": others.RISU,
-    "novelai": others.NOVELAI,
-    "kobold": others.KOBOLD | {"title"},
-}
-_NOTHING: Final = object()
+"""What an entry of another format has in another form, beside the fields of the table."""
 
 
 def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -> Object:
     """An entry as `target` holds it."""
-    write = _WRITERS[target]
-    written = write(entry)
+    written = write_entry(entry, target)
     if source is None:
         return written
     if source.format != target:
         return _moved(written, source, target)
     raw = _whole(source, entry)
-    before = write(READERS[target](raw, Notes()))
+    before = write_entry(read_entry(target, raw, Notes()), target)
     if before == written:
         return raw
-    if target == "character_book" and character_book.has_bare_patterns(raw):
+    if target == "character_book" and has_bare_patterns(raw):
         # Slashes from here on: once it has extensions of SillyTavern's, `use_regex` says nothing.
         before = {**before, "keys": None, "secondary_keys": None}
-    return _overlaid(raw, before, written)
+    return overlaid(raw, before, written)
 
 
 def _whole(source: EntrySource, entry: LoreEntry) -> Object:
@@ -59,35 +57,11 @@ def _whole(source: EntrySource, entry: LoreEntry) -> Object:
     return {**source.raw, said: entry.content} if source.is_short else source.raw
 
 
-def _overlaid(raw: Object, before: Mapping[str, Any], written: Mapping[str, Any]) -> Object:
-    """`raw` with the members that differ between what was and what is, member by member."""
-    found = dict(raw)
-    for member in {**before, **written}:
-        was, now = before.get(member, _NOTHING), written.get(member, _NOTHING)
-        if was == now:
-            continue
-        if now is _NOTHING:
-            found.pop(member, None)
-        elif isinstance(now, dict):
-            inner = cast("Object", now)
-            before_inner = cast("Object", was) if isinstance(was, dict) else {}
-            raw_inner = raw.get(member)
-            outer = cast("Object", raw_inner) if isinstance(raw_inner, dict) else {}
-            found[member] = _overlaid(outer, before_inner, inner)
-        else:
-            found[member] = now
-    return found
-
-
 def _moved(written: Object, source: EntrySource, target: Target) -> Object:
     raw = source.raw
-    rest = {member: each for member, each in raw.items() if member not in _KNOWN[source.format]}
-    extensions = {
-        member: each
-        for member, each in character_book.extensions(raw).items()
-        if member not in fields.EXTENSION_NAMES
-    }
-    kept = {**extensions, **rest}
+    known = ENTRIES[source.format].members | _NOT_IN_TABLE.get(source.format, frozenset())
+    extensions = without(object_in(raw, "extensions"), ENTRIES["character_book"].inner)
+    kept = {**extensions, **without(raw, known)}
     if target == "world_info":
         own = {"extensions": kept} if kept else {}
         return {**written, **own, **_numbered(raw.get("id"), "uid")}
@@ -159,7 +133,7 @@ def book_object(
         lacking = [member for member in required if member not in each]
         if lacking:
             # Whose `extensions` say nothing, and so do not change what `use_regex` means.
-            written: Object = {**character_book.write_entry(entry), "extensions": {}}
+            written: Object = {**write_entry(entry, "character_book"), "extensions": {}}
             each = {**each, **{member: written[member] for member in lacking}}
         listed.append(each)
     found = _beside(book, source, "character_book")
@@ -172,26 +146,18 @@ def lorebook_v3_object(
     book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
 ) -> Object:
     """A book as a file of its own, as Character Card V3 has it."""
-    data = book_object(book, source, entries, required=character_book.REQUIRED_BY_V3)
+    data = book_object(book, source, entries, required=REQUIRED_BY_V3)
     return {"spec": "lorebook_v3", "data": data, **(source.envelope if source else {})}
 
 
 def _beside(book: BookFields, source: BookSource | None, target: Target) -> Object:
     """The members of a book beside its entries."""
-    written = books.write_fields(book)
+    written = write_book(book)
     if source is None:
         return written
     if source.format == target:
-        read = books.read_fields(source.raw, Notes(), given_name=source.given_name)
-        return _overlaid(source.raw, books.write_fields(read), written)
-    rest = {
-        member: each
-        for member, each in source.raw.items()
-        if member not in books.KNOWN and member != "originalData"
-    }
-    former = {
-        member: each
-        for member, each in character_book.extensions(source.raw).items()
-        if member != books.OURS
-    }
+        read = read_book(source.raw, Notes(), given_name=source.given_name)
+        return overlaid(source.raw, write_book(read), written)
+    rest = without(source.raw, BOOK.members | {"extensions", "originalData"})
+    former = without(object_in(source.raw, "extensions"), {OURS})
     return {**written, "extensions": {**rest, **former, **written["extensions"]}}

@@ -1,0 +1,274 @@
+"""Objects of files that other tools write, read and written by a table of their fields.
+
+A table says of each field of a model where the formats have it, and how a value of any type is
+bent into the field's. Reading refuses no value for its type: what it bends, it notes. `overlaid`
+writes into an object what has changed, and keeps all else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+_NOTHING: Any = msgspec.UNSET
+
+
+class Unusable(ValueError):  # noqa: N818  # a value's state, told to `Notes`; it never gets out
+    """A value that can't be bent into what is wanted. Its text, if any, follows the name."""
+
+
+class Notes:
+    """Collects what had to be bent, each sentence once, with how often.
+
+    `member` is the name of what is being read, for the sentences.
+    """
+
+    def __init__(self) -> None:
+        self.member = ""
+        self._counts: Counter[str] = Counter()
+
+    def add(self, sentence: str) -> None:
+        """Note a sentence, without its full stop, for the person who imports."""
+        self._counts[sentence] += 1
+
+    def bent(self, how: str) -> None:
+        """Note what became of the member that is being read."""
+        self.add(f"`{self.member}` {how}")
+
+    @property
+    def sentences(self) -> list[str]:
+        """The sentences, in the order of their first occasion."""
+        return [
+            f"{sentence}." if count == 1 else f"{sentence} ({count:,} times)."
+            for sentence, count in self._counts.items()
+        ]
+
+
+Reader = Callable[[Any, Notes], T]
+"""Bends a value into the one that is wanted, or raises `Unusable`."""
+
+
+def unless_null(value: Any) -> Any:
+    """A writer that leaves null out."""
+    return _NOTHING if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a model, and where formats have it.
+
+    Attributes:
+        name: Its name in the model.
+        read: Bends a value into the field's.
+        places: By format, the members that hold it, with blanks between: the first that says
+            something is read, and the first is written. `a.b` is a member of the object `a`.
+        write: Makes the format's value of the model's, where they differ; `msgspec.UNSET` leaves
+            it out.
+        default: What it is when it is absent; `msgspec.UNSET` leaves that to the model.
+        is_required: The format always has it, so null is bent like any value. Elsewhere others
+            write null for what is absent.
+    """
+
+    name: str
+    read: Reader[Any]
+    places: Mapping[str, str]
+    write: Callable[[Any], Any] | None = None
+    default: Any = _NOTHING
+    is_required: bool = False
+
+
+class Codec:
+    """The fields of a table that one format has, read and written.
+
+    `members` are the names that it reads, without those in objects within; `inner` are those.
+    """
+
+    def __init__(self, table: Iterable[Field], file_format: str) -> None:
+        self._fields = [
+            (field, [_split(place) for place in field.places[file_format].split()])
+            for field in table
+            if field.places.get(file_format)
+        ]
+        places = {place for _, field_places in self._fields for place in field_places}
+        self._outer = {outer for outer, _ in places}
+        self.members = frozenset(member for outer, member in places if not outer)
+        self.inner = frozenset(member for outer, member in places if outer)
+
+    def read(self, raw: Mapping[str, Any], notes: Notes) -> Object:
+        """The model's fields that `raw` has, by their names in the model."""
+        objects = {outer: reduce(object_in, outer, raw) for outer in self._outer}
+        around = notes.member
+        prefix = f"{around}." if around else ""
+        found: Object = {}
+        for field, places in self._fields:
+            value = _NOTHING
+            for outer, member in places:
+                value = objects[outer].get(member, value)
+                if value is not _NOTHING and value is not None and value != "":
+                    break
+            if value is _NOTHING or (value is None and not field.is_required):
+                value = field.default
+            else:
+                notes.member = prefix + places[0][1]
+                try:
+                    value = field.read(value, notes)
+                except Unusable as error:
+                    _note_unusable(notes, error)
+                    value = field.default
+            if value is not _NOTHING:
+                found[field.name] = value
+        notes.member = around
+        return found
+
+    def write(self, values: Mapping[str, Any]) -> Object:
+        """The object of the format that has `values`, which are by their names in the model."""
+        written: Object = {}
+        for field, places in self._fields:
+            value = values[field.name]
+            if field.write is not None:
+                value = field.write(value)
+            if value is not _NOTHING:
+                outer, member = places[0]
+                holder = written
+                for name in outer:
+                    holder = holder.setdefault(name, {})
+                holder[member] = value
+        return written
+
+
+def _split(place: str) -> tuple[tuple[str, ...], str]:
+    """The names of the objects around a member, from the outermost, and its own."""
+    *outer, member = place.split(".")
+    return tuple(outer), member
+
+
+def _note_unusable(notes: Notes, error: Unusable) -> None:
+    if how := str(error):
+        notes.bent(how)
+    else:
+        member = notes.member
+        notes.add(f"A value of `{member}` could not be used, so the default stands in for it")
+
+
+def object_in(raw: Mapping[str, Any], member: str) -> Object:
+    """The object in a member of `raw`; an empty one where there is none."""
+    found = raw.get(member)
+    return cast("Object", found) if isinstance(found, dict) else {}
+
+
+def without(raw: Mapping[str, Any], members: Collection[str]) -> Object:
+    """`raw` without `members`."""
+    return {member: value for member, value in raw.items() if member not in members}
+
+
+def overlaid(
+    raw: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`raw` with what differs between `before` and `now`, member by member of the objects."""
+    found = dict(raw)
+    for member in {**before, **now}:
+        was, value = before.get(member, _NOTHING), now.get(member, _NOTHING)
+        if was == value:
+            continue
+        if value is _NOTHING:
+            found.pop(member, None)
+        elif isinstance(value, dict):
+            found[member] = overlaid(
+                object_in(raw, member), object_in(before, member), cast("Object", value)
+            )
+        else:
+            found[member] = value
+    return found
+
+
+def plain_text(value: object) -> str:
+    """Any value as text; null is empty."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def text(value: object, notes: Notes) -> str:
+    """Any value as text; a list of texts is its lines."""
+    match value:
+        case str():
+            return value
+        case None:
+            notes.bent("was null and is now empty")
+        case list() if all(isinstance(item, str) for item in cast("list[object]", value)):
+            notes.bent("was a list and is now its lines")
+            return "\n".join(cast("list[str]", value))
+        case _:
+            notes.bent("was no text and is now the text of its value")
+    return plain_text(value)
+
+
+def flag(value: object, _: Notes) -> bool:
+    """Anything as true or false."""
+    if isinstance(value, str):
+        return value.strip().lower() not in _FALSE
+    return bool(value)
+
+
+def finite(value: object, _: Notes) -> float:
+    """A number, also one in a text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise Unusable
+    try:
+        found = float(value)
+    except (ValueError, OverflowError) as error:
+        raise Unusable from error
+    if not math.isfinite(found):
+        raise Unusable
+    return found
+
+
+def number(low: float, high: float) -> Reader[float]:
+    """A reader of numbers; one out of bounds is put at the bound."""
+
+    def read(value: object, notes: Notes) -> float:
+        found = finite(value, notes)
+        bounded = min(max(found, low), high)
+        if bounded != found:
+            notes.add("A number was out of bounds and was put at the bound")
+        return bounded
+
+    return read
+
+
+def whole(low: int, high: int) -> Reader[int]:
+    """The same for whole numbers; fractions are rounded."""
+    read_number = number(low, high)
+
+    def read(value: object, notes: Notes) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        return round(read_number(value, notes))
+
+    return read
+
+
+def chosen(choices: tuple[T, ...]) -> Reader[T]:
+    """A reader of one of `choices`: by its number, or by its name."""
+    by_name = {str(choice): choice for choice in choices}
+
+    def read(value: object, notes: Notes) -> T:
+        if isinstance(value, str) and value in by_name:
+            return by_name[value]
+        place = finite(value, notes)
+        if place not in range(len(choices)):
+            raise Unusable
+        return choices[int(place)]
+
+    return read
