@@ -66,25 +66,17 @@ class OpeningService:
         """
         persona_id = new.persona_id or identity.settings.persona_id
         async with self._database.read() as session:
-            names = await self._check_cast(session, identity, new.character_ids, new.persona_id)
-            first = (
-                await characters.get_card(
-                    session,
-                    new.character_ids[0],
-                    owner_id=identity.user_id,
-                    sealer=identity.sealer,
+            names = await _checked_names(session, identity, new.character_ids, new.persona_id)
+            first = persona = None
+            if new.character_ids:
+                first = await characters.get_card(
+                    session, new.character_ids[0], owner_id=identity.user_id, sealer=identity.sealer
                 )
-                if new.character_ids
-                else None
-            )
-            scripts = await running_scripts(session, identity, new.character_ids[:1])
-            persona = (
-                await characters.find_persona(
+            if persona_id:
+                persona = await characters.find_persona(
                     session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
                 )
-                if persona_id
-                else None
-            )
+            scripts = await running_scripts(session, identity, new.character_ids[:1])
         user = persona.name if persona else self._accounts.name_of(identity)
         greetings: list[MessageDraft] = []
         if first is not None:
@@ -124,46 +116,15 @@ class OpeningService:
         reject_unknown(patch, ChatPatch)
         change = merge_patch(ChatPatch(), patch)
         async with self._database.read() as session:
-            names = await self._check_cast(
-                session, identity, change.character_ids, change.persona_id
-            )
+            names = await _checked_names(session, identity, change.character_ids, change.persona_id)
             if "title" in patch and not change.title.strip():
                 if "character_ids" not in patch:
-                    names = await self._names(session, identity, chat_id)
+                    members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
+                    names = await _names(session, identity, members)
                 change.title = _default_title(names)
         return await self._chats.patch(
             identity, chat_id, change, named=frozenset(patch), if_match=if_match
         )
-
-    async def _names(self, session: AsyncSession, identity: Identity, chat_id: UUID) -> list[str]:
-        """The names of a chat's characters."""
-        members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
-        names = await characters.find_names(
-            session, members, owner_id=identity.user_id, sealer=identity.sealer
-        )
-        return list(names.values())
-
-    async def _check_cast(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        character_ids: Sequence[UUID],
-        persona_id: UUID | None,
-    ) -> list[str]:
-        """The names of characters who are the user's, as the persona has to be."""
-        if len(set(character_ids)) < len(character_ids):
-            raise ValidationError("character_ids names a character twice.")
-        owner_id, sealer = identity.user_id, identity.sealer
-        names = await characters.find_names(
-            session, character_ids, owner_id=owner_id, sealer=sealer
-        )
-        if len(names) < len(character_ids):
-            raise CharacterNotFoundError
-        if persona_id is not None and not await characters.find_persona(
-            session, persona_id, owner_id=owner_id, sealer=sealer
-        ):
-            raise PersonaNotFoundError
-        return list(names.values())
 
 
 class OpeningController(Controller):
@@ -227,6 +188,34 @@ class OpeningController(Controller):
             identity, chat_id, data, if_match=request.headers.get("if-match")
         )
         return Response(view, headers={"ETag": etag(view.revision)})
+
+
+async def _checked_names(
+    session: AsyncSession,
+    identity: Identity,
+    character_ids: Sequence[UUID],
+    persona_id: UUID | None,
+) -> list[str]:
+    """The names of characters who are the user's, as the persona has to be."""
+    if len(set(character_ids)) < len(character_ids):
+        raise ValidationError("character_ids names a character twice.")
+    names = await _names(session, identity, character_ids)
+    if len(names) < len(character_ids):
+        raise CharacterNotFoundError
+    if persona_id is not None and not await characters.find_persona(
+        session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
+    ):
+        raise PersonaNotFoundError
+    return names
+
+
+async def _names(
+    session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
+) -> list[str]:
+    names = await characters.find_names(
+        session, character_ids, owner_id=identity.user_id, sealer=identity.sealer
+    )
+    return list(names.values())
 
 
 def _default_title(names: Sequence[str]) -> str:

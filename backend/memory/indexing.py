@@ -205,26 +205,14 @@ class Indexer:
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
             for index in indexes:
-                await self._store(attempt, documents, index, anew=here)
-
-    async def _store(
-        self,
-        attempt: Attempt,
-        documents: Sequence[Document],
-        index: VectorIndex,
-        *,
-        anew: Sequence[UUID],
-    ) -> None:
-        """Store what documents make, in place of all points of the rows `anew`."""
-        # Collections of models that are no longer configured get terms alone.
-        points = await self._maker.make(
-            attempt, documents, is_dense=index is self._collections.current
-        )
-        # Only now, with the new points at hand: in between nothing of these rows is found.
-        if anew:
-            await index.delete_sources(attempt.sealer.user_id, anew)
-        if points:
-            await index.upsert(points)
+                # Collections of models that are no longer configured get terms alone.
+                is_current = index is self._collections.current
+                points = await self._maker.make(attempt, documents, is_dense=is_current)
+                # Only now, with the new points at hand: in between nothing of these rows is found.
+                if here:
+                    await index.delete_sources(owner_id, here)
+                if points:
+                    await index.upsert(points)
 
 
 def _check(attempt: Attempt) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -35,8 +35,7 @@ class DocumentEmbedder(Protocol):
 class Blinders:
     """The blinders of users who were here lately: they hold keys, and terms in the clear."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._kept: OrderedDict[UUID, tuple[float, Blinder]] = OrderedDict()
 
     def get(self, sealer: Sealer) -> Blinder:
@@ -44,12 +43,12 @@ class Blinders:
         self.sweep()
         found = self._kept.pop(sealer.user_id, None)
         blinder = found[1] if found else Blinder(sealer)
-        self._kept[sealer.user_id] = self._clock(), blinder
+        self._kept[sealer.user_id] = time.monotonic(), blinder
         return blinder
 
     def sweep(self) -> None:
         """Drop those that were not used for a while, and the oldest of too many."""
-        at = self._clock()
+        at = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept))
             if len(self._kept) <= BLINDERS_KEPT and at - self._kept[oldest][0] < BLINDER_SECONDS:

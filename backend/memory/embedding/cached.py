@@ -149,7 +149,7 @@ class CachedEmbedder:
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`: which model this is, where that is known."""
+        """See `Embedder`: known once it is `ready`."""
         return self._embedder.spec
 
     async def ready(self) -> EmbedderSpec:
@@ -186,7 +186,7 @@ class CachedEmbedder:
         return np.stack([vectors[key] for key in keys])
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
-        """The vector of what a user looks for, shape (d,), of unit length.
+        """The vector of what a user looks for, shape (d,), of unit length. Call `ready` before.
 
         The last few hundred are remembered, in this process alone.
 
@@ -194,24 +194,10 @@ class CachedEmbedder:
             EmbedderError: The model failed or took too long; or it did so a moment ago several
                 times, and is not asked. Search can go on without.
         """
-        key = self._remembered(sealer, text)
-        if key is not None and key in self._queries:
+        key = sealer.user_id, cache.digests(sealer, self.spec, "query", [text])[0]
+        if key in self._queries:
             self._queries.move_to_end(key)
             return self._queries[key]
-        vector = await self._ask(text)
-        key = self._remembered(sealer, text)
-        if key is not None:
-            self._queries[key] = vector
-            if len(self._queries) > QUERIES_KEPT:
-                self._queries.popitem(last=False)
-        return vector
-
-    async def aclose(self) -> None:
-        """Let go of the embedder."""
-        await self._embedder.aclose()
-
-    async def _ask(self, text: str) -> Floats:
-        """One attempt, within the time there is, unless the breaker is open."""
         self._breaker.check()
         try:
             async with asyncio.timeout(self._query_timeout):
@@ -227,6 +213,9 @@ class CachedEmbedder:
             self._breaker.failed(error)
             raise
         self._breaker.succeeded()
+        self._queries[key] = vector
+        if len(self._queries) > QUERIES_KEPT:
+            self._queries.popitem(last=False)
         return vector
 
     def forget(self, user_id: UUID) -> None:
@@ -234,9 +223,6 @@ class CachedEmbedder:
         for key in [each for each in self._queries if each[0] == user_id]:
             del self._queries[key]
 
-    def _remembered(self, sealer: Sealer, text: str) -> tuple[UUID, bytes] | None:
-        """What a query is remembered under; None while it is not known which model answers."""
-        try:
-            return sealer.user_id, cache.digests(sealer, self.spec, "query", [text])[0]
-        except EmbedderError:
-            return None
+    async def aclose(self) -> None:
+        """Let go of the embedder."""
+        await self._embedder.aclose()

@@ -359,12 +359,13 @@ async def test_a_query_is_remembered_though_the_server_alone_knows_the_dimension
         embedder = CachedEmbedder(
             database, OpenAICompatibleEmbedder(server.config(), model="bge-m3")
         )
+        await embedder.ready()
         first = await embedder.embed_query(ada, "Where is the ferry?")
         again = await embedder.embed_query(ada, "Where is the ferry?")
         await embedder.aclose()
 
     assert np.array_equal(first, again)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 2
     assert embedder.spec.dimension == len(first) == 256
 
 
