@@ -87,16 +87,11 @@ class Document:
 def message_documents(
     line: Line, *, before: Sequence[Line], after: Sequence[Line]
 ) -> list[Document]:
-    """A message's documents.
+    """A message's documents, one a chunk.
 
-    Args:
-        line: The message.
-        before: What stands above it, oldest first; of it the last `WINDOW` lines count.
-        after: What follows it, oldest first; of it the first `WINDOW` lines count.
-
-    Returns:
-        One a chunk. Around a chunk stand the chunks next to it, of this message or of another, of
-        the same scene: what was said before a pause says little about what comes after it.
+    Around a chunk stand the chunks next to it, of this message or of another, of the same scene:
+    what was said before a pause says little about what comes after it. `before` and `after` are
+    the lines around the message, oldest first; the `WINDOW` next to it count.
     """
     date = _date(line.said_at)
     chunks = line.chunks

@@ -94,11 +94,8 @@ def read(
 ) -> ParsedQuery:
     """Read what a text asks for.
 
-    Args:
-        text: The user's line, or words to search for.
-        now: In the time zone of who asks, for "yesterday".
-        context: What was said just before.
-        cast: Names of those who speak in what is searched.
+    `context` was said just before; `cast` are the names of those who speak in what is searched;
+    `now` is in the time zone of who asks, for "yesterday".
     """
     text = _ends(text, QUESTION_CHARACTERS)
     context = _ends(context, CONTEXT_CHARACTERS)
@@ -130,14 +127,8 @@ def plan(
     Lines of chats are asked for apart from the rest: there are so many of them that a hundred hits
     would leave no room for anything else.
 
-    Args:
-        parsed: What is asked for.
-        owner_id: Whose memory.
-        parts: Where to look.
-        kinds: What to look for; none is everything.
-        dense: The vector of `parsed.meaning`, shape (d,), blinded; None without an embedder.
-        blinder: The owner's.
-        limit: Hits of each signal among lines.
+    `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
+    `kinds` are all of them. `limit` is for hits of each signal among lines.
 
     Returns:
         Which signal each query is for. At most seven.

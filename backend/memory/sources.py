@@ -26,12 +26,7 @@ class Recalled:
     """A memory that counts, with its text: what a prompt or a person gets to see of it.
 
     Attributes:
-        kind: What it is.
-        source_id: The row.
-        container_id: The lorebook, chat or chronicle.
         title: What it is called, or who says it.
-        text: All of it.
-        said_at: When, where there is a time.
         position: Of a message, its depth in the tree; of an event, that of its first message.
         chat_id: A message's chat; that of an event's messages, where they are all of one.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
@@ -64,7 +59,6 @@ class SourceRow:
     """A row that was read, still sealed.
 
     Attributes:
-        source_id: The row.
         size: Bytes that are opened for its documents.
         documents: Opens it and makes what is indexed of it. CPU-bound, without the database: to be
             called in a thread, for one row after the other in the order they came in.

@@ -22,11 +22,6 @@ from backend.vault.sealing import Sealer
 
 T = TypeVar("T")
 Clock = Callable[[], float]
-"""Seconds, from any start, that never go back."""
-
-Wait = Callable[[float], Awaitable[None]]
-"""Returns after so many seconds."""
-
 _LONGEST_PAUSE = 60.0
 
 
@@ -37,19 +32,17 @@ class Retries:
     They are for a connection that broke or a server that stumbled. A limit that the provider named
     is never waited for: the error says how long it lasts, and whoever has the time comes back.
 
-    Args:
+    Attributes:
         attempts: How many there are, the first one included.
         first_wait: Seconds before the second one at most; it doubles from one to the next.
         within: Seconds after which no further attempt begins.
-        wait: How time passes.
-        clock: What time it is.
         draw: A number in [0, 1), which spreads those who failed together.
     """
 
     attempts: int = 3
     first_wait: float = 0.5
     within: float = 30.0
-    wait: Wait = asyncio.sleep
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Clock = time.monotonic
     draw: Callable[[], float] = random.random
 
@@ -120,13 +113,8 @@ QUERIES_KEPT = 512
 class CachedEmbedder:
     """Embeds documents once each, and queries quickly or not at all.
 
-    Args:
-        database: Where vectors of documents are kept.
-        embedder: What makes them.
-        batch: Documents that are embedded and stored at a time.
-        query_timeout: Seconds that a query may take.
-        retries: For documents. A query gets one attempt.
-        clock: For the breaker in front of queries.
+    Documents are embedded and stored `batch` at a time, with retries. A query gets one attempt, of
+    `query_timeout` seconds, behind a breaker.
     """
 
     def __init__(

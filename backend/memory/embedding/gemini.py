@@ -21,13 +21,9 @@ _TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETR
 
 
 class GeminiEmbedder:
-    """An `Embedder` of Google's.
+    """An `Embedder` of Google's, asked for vectors of `dimension` and `batch` texts a request.
 
-    Args:
-        config: How Gemini is reached. `answer_timeout` is the longest wait for one request.
-        model: Its name, such as `gemini-embedding-001`.
-        dimension: Length of the vectors that it is asked for.
-        batch: Texts a request, 100 at most.
+    The configuration's `answer_timeout` is the longest wait for one request.
     """
 
     def __init__(

@@ -19,14 +19,10 @@ DEFAULT_BATCH = 100
 
 
 class OpenAICompatibleEmbedder:
-    """An `Embedder` on an OpenAI-compatible server.
+    """An `Embedder` on an OpenAI-compatible server, asked for `batch` texts a request.
 
-    Args:
-        config: Where the server is. `answer_timeout` is the longest wait for one request.
-        model: The model's name there.
-        dimension: Length of the vectors that it is asked for. None: whatever the first answer has;
-            many servers refuse to be asked for one.
-        batch: Texts a request.
+    Without a `dimension` vectors are as long as those of the first answer: many servers refuse to
+    be asked for one. The configuration's `answer_timeout` is the longest wait for one request.
     """
 
     def __init__(

@@ -76,7 +76,6 @@ class Payload(
 
     Attributes:
         owner_id: Whose it is. Every query names it.
-        kind: What the point stands for.
         container_id: The lorebook, chat or chronicle that it belongs to.
         source_id: The row; for a scene the message that opens it.
         chunk: Which part of the row's text.
