@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse, SparseName
+from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
 from backend.memory.terms import COMMON_WORDS, blinded, query_terms
@@ -39,7 +39,6 @@ them what a search costs, would grow with it."""
 CONTEXT_CHARACTERS = 8_000
 """The same for the last exchange."""
 
-_MESSAGE_SIGNALS: tuple[SparseName, ...] = ("sparse", "sparse_window")
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
 
@@ -150,8 +149,8 @@ def plan(
         if dense is not None:
             add("dense", dense, ["message"], limit)
             add("dense_window", dense, ["message"], limit)
-        for signal in _MESSAGE_SIGNALS:
-            add(signal, sparse, ["message"], limit)
+        add("sparse", sparse, ["message"], limit)
+        add("sparse_window", sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
     if others:
         sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)

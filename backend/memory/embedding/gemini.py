@@ -35,17 +35,12 @@ class GeminiEmbedder:
         batch: int = MOST_TEXTS,
     ) -> None:
         self._provider = GeminiProvider(config)
-        self._spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
+        self.spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
         self._batch = min(batch, MOST_TEXTS)
-
-    @property
-    def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
-        return self._spec
 
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`."""
-        return self._spec
+        return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
         """See `Embedder`."""
@@ -53,7 +48,7 @@ class GeminiEmbedder:
             await self._ask(batch, task)
             for batch in batches([*map(prepared, texts)], most=self._batch)
         ]
-        return np.concatenate([np.empty((0, self._spec.dimension), np.float32), *parts])
+        return np.concatenate([np.empty((0, self.spec.dimension), np.float32), *parts])
 
     async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
         # Of bare texts the SDK makes one single content for models that it takes to be multimodal:
@@ -61,18 +56,18 @@ class GeminiEmbedder:
         contents: Any = [{"parts": [{"text": text}]} for text in texts]
         config = {
             "task_type": _TASK_TYPES[task],
-            "output_dimensionality": self._spec.dimension,
+            "output_dimensionality": self.spec.dimension,
         }
         response = await answer(
             self._provider,
             lambda connection: connection.client.aio.models.embed_content(
-                model=self._spec.model, contents=contents, config=config
+                model=self.spec.model, contents=contents, config=config
             ),
             who=WHO,
         )
         rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
         # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
-        return unit_rows(rows, who=WHO, count=len(texts), dimension=self._spec.dimension)
+        return unit_rows(rows, who=WHO, count=len(texts), dimension=self.spec.dimension)
 
     async def aclose(self) -> None:
         """See `Embedder`."""

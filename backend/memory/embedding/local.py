@@ -66,7 +66,7 @@ class LocalEmbedder:
         self._folder = read_folder(folder)
         self._name = model
         name = model or folder.resolve().name
-        self._spec = EmbedderSpec(
+        self.spec = EmbedderSpec(
             provider="local",
             model=f"{name}-{self._folder.mark}",
             dimension=dimension or self._folder.dimension,
@@ -75,21 +75,16 @@ class LocalEmbedder:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="embed")
         self._loading: asyncio.Future[TextEmbedding] | None = None
 
-    @property
-    def spec(self) -> EmbedderSpec:
-        """See `Embedder`. The model's name ends in a mark of its files."""
-        return self._spec
-
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`."""
-        return self._spec
+        return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
         """See `Embedder`."""
         model = await self._loaded()
         prefix = self._folder.prompts[task]
         prepared = [prefix + repaired(text[:_LONGEST_CHARS]) for text in texts]
-        vectors = np.empty((len(texts), self._spec.dimension), dtype=np.float32)
+        vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
         groups = _groups(prepared)
 
         async def work() -> None:
@@ -103,7 +98,7 @@ class LocalEmbedder:
                 except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
                     raise EmbedderError(f"{WHO} failed ({type(error).__name__}).") from None
                 vectors[group] = unit_rows(
-                    rows, who=WHO, count=len(some), dimension=self._spec.dimension
+                    rows, who=WHO, count=len(some), dimension=self.spec.dimension
                 )
 
         await asyncio.gather(*(work() for _ in range(self._workers)))

@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -27,6 +28,7 @@ from uuid import UUID
 import numpy as np
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
+from backend.database.base import chunks
 from backend.logs import get_logger
 from backend.memory.index import edge_mapping as wire
 from backend.memory.index.protocol import (
@@ -127,18 +129,8 @@ class EdgeIndex:
     async def upsert(self, points: Sequence[Point]) -> None:
         """Store points, in place of those with their ids. Durable when it returns."""
         check_dimensions(points, self._dimension)
-        for start in range(0, len(points), _BATCH):
-            batch = points[start : start + _BATCH]
-
-            def write(batch: Sequence[Point] = batch) -> None:
-                made = [wire.point(each) for each in batch]
-                self._shard.update(engine.UpdateOperation.upsert_points(made))
-                self._unflushed += len(made)
-                if self._unflushed >= _FLUSH_AFTER:
-                    self._unflushed = 0
-                    self._shard.flush()
-
-            await self._in(self._writer, write)
+        for batch in chunks(points, _BATCH):
+            await self._in(self._writer, partial(self._write, batch))
         await self._in(self._writer, self._sync)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
@@ -290,6 +282,14 @@ class EdgeIndex:
         for name, schema in wire.payload_indexes().items():
             self._shard.update(engine.UpdateOperation.create_field_index(name, schema))
         if self._shard.optimize():
+            self._shard.flush()
+
+    def _write(self, points: Sequence[Point]) -> None:
+        made = [wire.point(each) for each in points]
+        self._shard.update(engine.UpdateOperation.upsert_points(made))
+        self._unflushed += len(made)
+        if self._unflushed >= _FLUSH_AFTER:
+            self._unflushed = 0
             self._shard.flush()
 
     def _sync(self) -> None:

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import numpy as np
 
+from backend.database.base import chunks
 from backend.memory.index.protocol import (
     CONTAINER,
     OWNER,
@@ -152,10 +153,10 @@ class ServerIndex:
     async def upsert(self, points: Sequence[Point]) -> None:
         """Store points, in place of those with their ids. Durable when it returns."""
         check_dimensions(points, self._dimension)
-        for start in range(0, len(points), _BATCH):
+        for batch in chunks(points, _BATCH):
             async with self._asked() as (client, wire):
-                batch = [wire.point(each) for each in points[start : start + _BATCH]]
-                await client.upsert(self._collection, batch, wait=True)
+                made = [wire.point(each) for each in batch]
+                await client.upsert(self._collection, made, wait=True)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Answer all queries, each with its hits, best first."""
