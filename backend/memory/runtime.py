@@ -22,11 +22,11 @@ from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.registry import build_cached_embedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import IndexUnavailableError
-from backend.memory.indexing import Indexer
+from backend.memory.indexer import Indexer
 from backend.memory.models import IndexState
 from backend.memory.outbox import IndexOutbox
 from backend.memory.points import Blinders, PointMaker
-from backend.memory.reconciling import Reconciler
+from backend.memory.reconciler import Reconciler
 from backend.memory.search import MemorySearch
 from backend.memory.sources import Source
 from backend.settings import Settings

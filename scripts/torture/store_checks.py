@@ -30,7 +30,7 @@ from backend.lorebooks.index_source import LoreSource
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexChange, IndexState
-from backend.memory.reconciling import differences
+from backend.memory.reconciler import differences
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys

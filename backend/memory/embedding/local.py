@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from backend.memory.embedding._folders import ModelFolder, Pooling, read_folder
+from backend.memory.embedding.model_folder import ModelFolder, Pooling, read_folder
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 from backend.memory.embedding.requests import repaired, unit_rows
 

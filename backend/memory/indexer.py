@@ -24,7 +24,7 @@ from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.points import Attempt, PointMaker
-from backend.memory.reconciling import differences
+from backend.memory.reconciler import differences
 from backend.memory.sources import Source, SourceRow, slices
 from backend.vault.sealing import Sealer
 
