@@ -17,7 +17,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder
-from backend.memory.index.server import look_at_server
+from backend.memory.index.server import server_version
 from backend.memory.runtime import index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
@@ -180,7 +180,7 @@ async def _index(settings: Settings) -> Finding:
         folder = index_folder(settings)
         state = "there" if folder.is_dir() else "the first start makes it"
         return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
-    version = await look_at_server(settings)
+    version = await server_version(settings)
     return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
 
 

@@ -83,7 +83,7 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
         try:
             await memory.prepare()
             async with database.write() as session:
-                users = await memory.collections.all_due(session)
+                users = await memory.collections.mark_due(session)
                 for user_id in users:
                     await memory.outbox.reindex(session, user_id, memory.collections.current.name)
             worker.start()

@@ -136,7 +136,7 @@ class OneIndex(Collections):
     def __init__(self, index: VectorIndex) -> None:
         self.current = index
 
-    async def searched(self, user_id: UUID) -> VectorIndex:  # noqa: ARG002  # everybody's
+    async def index_to_search(self, user_id: UUID) -> VectorIndex:  # noqa: ARG002  # everybody's
         """Where texts are found."""
         return self.current
 

@@ -68,7 +68,7 @@ class Collections:
             )
             return list(await session.scalars(due))
 
-    async def searched(self, user_id: UUID) -> VectorIndex:
+    async def index_to_search(self, user_id: UUID) -> VectorIndex:
         """Where a user's texts are found at this moment."""
         at = time.monotonic()
         kept = self._searched.get(user_id)
@@ -80,14 +80,14 @@ class Collections:
             kept = self._searched[user_id] = at, name
         return await self._get(kept[1])
 
-    async def written(self, session: AsyncSession, user_id: UUID) -> list[VectorIndex]:
+    async def indexes_to_write(self, session: AsyncSession, user_id: UUID) -> list[VectorIndex]:
         """Where what is new of a user's goes: the current one first."""
         name = await self._ready(session, user_id)
         if name == self.current.name:
             return [self.current]
         return [self.current, await self._get(name)]
 
-    async def arrived(self, session: AsyncSession, user_id: UUID) -> None:
+    async def mark_ready(self, session: AsyncSession, user_id: UUID) -> None:
         """All texts of a user's are in the current collection: from now on it is searched."""
         await self._note_ready(session, user_id, update={"state": "ready"})
         await session.execute(
@@ -97,17 +97,15 @@ class Collections:
         )
         self._searched.pop(user_id, None)
 
-    async def begun(self, session: AsyncSession, user_id: UUID) -> None:
+    async def mark_ready_if_new(self, session: AsyncSession, user_id: UUID) -> None:
         """Note a user who came after the current collection: nothing has to move."""
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
         if await session.scalar(known) is None:
             await self._note_ready(session, user_id, update={})
 
-    async def all_due(self, session: AsyncSession, user_id: UUID | None = None) -> list[UUID]:
-        """Have everything of all users, or of one, indexed anew; gives back whose."""
+    async def mark_due(self, session: AsyncSession) -> list[UUID]:
+        """Have everything of all users indexed anew; gives back whose."""
         change = update(IndexState).where(IndexState.collection == self.current.name)
-        if user_id is not None:
-            change = change.where(IndexState.user_id == user_id)
         due = await session.scalars(change.values(state="due").returning(IndexState.user_id))
         return list(due)
 
@@ -117,7 +115,7 @@ class Collections:
         async with self._database.read() as session:
             return set(await session.scalars(query))
 
-    async def everywhere(self) -> list[VectorIndex]:
+    async def all_indexes(self) -> list[VectorIndex]:
         """Every collection that is known: what is forgotten is forgotten in all of them."""
         return [await self._get(name) for name in sorted(self._known | {self.current.name})]
 

@@ -88,7 +88,7 @@ class Indexer:
                 await _delete_notes(session, notes)
         async with job.finish() as session:
             await _delete_notes(session, notes)
-            await self._collections.begun(session, job.keys.user_id)
+            await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(
         self, job: RunningJob, container_id: UUID
@@ -103,7 +103,7 @@ class Indexer:
         )
         async with self._database.read() as session:
             notes = list(await session.scalars(query))
-            return notes, await self._collections.written(session, owner_id)
+            return notes, await self._collections.indexes_to_write(session, owner_id)
 
     async def reindex(self, job: RunningJob) -> None:
         """Index everything of a user's in the current collection, then search there."""
@@ -112,7 +112,7 @@ class Indexer:
             await self._everything(job.keys, job.progress)
         async with job.finish() as session:
             if job.payload["collection"] == current.name:
-                await self._collections.arrived(session, job.keys.user_id)
+                await self._collections.mark_ready(session, job.keys.user_id)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> None:
         """Index everything of a user's in the current collection, outside of any job."""
@@ -122,7 +122,7 @@ class Indexer:
 
         await self._everything(sealer, tell)
         async with self._database.write() as session:
-            await self._collections.arrived(session, sealer.user_id)
+            await self._collections.mark_ready(session, sealer.user_id)
 
     async def _everything(self, sealer: Sealer, report: Report) -> None:
         """Index all containers of a user's in the current collection.

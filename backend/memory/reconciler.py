@@ -91,7 +91,7 @@ class Reconciler:
         """Delete every point of somebody who is gone."""
         owner_id = UUID(job.payload["owner_id"])
         self._blinders.forget(owner_id)
-        for index in await self._collections.everywhere():
+        for index in await self._collections.all_indexes():
             await index.delete_owner(owner_id)
 
     async def reconcile(self, job: RunningJob) -> None:
@@ -99,7 +99,7 @@ class Reconciler:
         current = self._collections.current
         async with self._database.read() as session:
             users = set(await session.scalars(select(User.id)))
-        for index in await self._collections.everywhere():
+        for index in await self._collections.all_indexes():
             here = users if index is current else await self._collections.users_of(index.name)
             for stranger in await index.owners() - here:
                 await index.delete_owner(stranger)

@@ -185,7 +185,7 @@ class MemorySearch:
 
     async def _find(self, sealer: Sealer, request: SearchRequest, notes: list[str]) -> SearchResult:
         user_id, size = sealer.user_id, len(request.text) + len(request.context)
-        index = await self._collections.searched(user_id)
+        index = await self._collections.index_to_search(user_id)
         read = partial(
             parsed_query.read,
             request.text,

@@ -30,7 +30,7 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
 from backend.database.base import chunks
 from backend.logs import get_logger
-from backend.memory.index import edge_mapping as wire
+from backend.memory.index import edge_mapping as mapping
 from backend.memory.index.protocol import (
     CONTAINER,
     OWNER,
@@ -138,7 +138,7 @@ class EdgeIndex:
         asked = [query for query in queries if not query.is_empty]
 
         def read() -> list[list[Hit]]:
-            batch = engine.QueryBatchRequest([wire.request(query) for query in asked])
+            batch = engine.QueryBatchRequest([mapping.request(query) for query in asked])
             # Most points are found by several signals: each payload is read once.
             payloads: dict[UUID, Payload] = {}
             answers: list[list[Hit]] = []
@@ -174,21 +174,21 @@ class EdgeIndex:
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         if source_ids:
-            await self._delete(wire.owned(owner_id, wire.among(SOURCE, source_ids)))
+            await self._delete(mapping.owned(owner_id, mapping.among(SOURCE, source_ids)))
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
         """Delete every point of a container."""
-        await self._delete(wire.owned(owner_id, wire.equal(CONTAINER, container_id)))
+        await self._delete(mapping.owned(owner_id, mapping.equal(CONTAINER, container_id)))
 
     async def delete_owner(self, owner_id: UUID) -> None:
         """Delete every point of a user's."""
-        await self._delete(wire.owned(owner_id))
+        await self._delete(mapping.owned(owner_id))
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
         """Every point of a user's, in pages, without vectors."""
-        within = () if container_id is None else (wire.equal(CONTAINER, container_id),)
+        within = () if container_id is None else (mapping.equal(CONTAINER, container_id),)
         offset: Any = None
         while True:
 
@@ -197,7 +197,7 @@ class EdgeIndex:
                     engine.ScrollRequest(
                         offset=start,
                         limit=_PAGE,
-                        filter=wire.owned(owner_id, *within),
+                        filter=mapping.owned(owner_id, *within),
                         with_payload=True,
                         with_vector=False,
                     )
@@ -225,7 +225,7 @@ class EdgeIndex:
         """How many points there are, of one user or of all."""
 
         def read() -> int:
-            owned = None if owner_id is None else wire.owned(owner_id)
+            owned = None if owner_id is None else mapping.owned(owner_id)
             count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
             return count
 
@@ -267,7 +267,7 @@ class EdgeIndex:
         for other in folder.glob(f"{self.name}.*"):
             if other != self._path and other.suffix[1:].isdigit():
                 shutil.rmtree(other)
-        config = wire.config(self._dimension)
+        config = mapping.config(self._dimension)
         if self._path.is_dir():
             try:
                 self._shard = engine.EdgeShard.load(str(self._path), config)
@@ -279,13 +279,13 @@ class EdgeIndex:
             self.is_new = True
             self._path.mkdir(mode=0o700)
             self._shard = engine.EdgeShard.create(str(self._path), config)
-        for name, schema in wire.payload_indexes().items():
+        for name, schema in mapping.payload_indexes().items():
             self._shard.update(engine.UpdateOperation.create_field_index(name, schema))
         if self._shard.optimize():
             self._shard.flush()
 
     def _write(self, points: Sequence[Point]) -> None:
-        made = [wire.point(each) for each in points]
+        made = [mapping.point(each) for each in points]
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
         if self._unflushed >= _FLUSH_AFTER:

@@ -58,7 +58,7 @@ async def open_server(settings: Settings, name: str, dimension: int | None) -> S
     return ServerIndex(settings, name, dimension)
 
 
-async def look_at_server(settings: Settings) -> str:
+async def server_version(settings: Settings) -> str:
     """The version of the server; nothing is made there. Raises `IndexUnavailableError`."""
     client = await asyncio.to_thread(_client, settings, grpc=False)
     try:
@@ -121,7 +121,7 @@ class ServerIndex:
         client = await asyncio.to_thread(_client, settings, grpc=await _has_grpc(settings))
         try:
             await _check_version(client, settings)
-            with _wire().reported(settings.qdrant_timeout_seconds):
+            with _mapping().reported(settings.qdrant_timeout_seconds):
                 await self._prepare(client)
         except BaseException:
             await client.close()
@@ -130,9 +130,9 @@ class ServerIndex:
 
     async def _prepare(self, client: AsyncQdrantClient) -> None:
         """Make the collection with its indexes, or check it."""
-        wire, name = _wire(), self._collection
+        mapping, name = _mapping(), self._collection
         if not await client.collection_exists(name):
-            made = wire.collection(self._settings, self._dimension)
+            made = mapping.collection(self._settings, self._dimension)
             try:
                 await client.create_collection(name, **made)
                 self.is_new = True
@@ -141,12 +141,12 @@ class ServerIndex:
                 if not await client.collection_exists(name):
                     raise
         info = await client.get_collection(name)
-        if misfit := wire.misfit(info, self._dimension):
+        if misfit := mapping.misfit(info, self._dimension):
             raise IndexUnavailableError(
                 f"The collection {name} on the Qdrant server does not fit: {misfit}. Delete it "
                 "there, or set another TALEKEEPER_QDRANT_COLLECTION_PREFIX."
             )
-        for field, schema in wire.payload_indexes().items():
+        for field, schema in mapping.payload_indexes().items():
             if field not in info.payload_schema:
                 await client.create_payload_index(name, field, schema, wait=True)
 
@@ -154,8 +154,8 @@ class ServerIndex:
         """Store points, in place of those with their ids. Durable when it returns."""
         check_dimensions(points, self._dimension)
         for batch in chunks(points, _BATCH):
-            async with self._asked() as (client, wire):
-                made = [wire.point(each) for each in batch]
+            async with self._asked() as (client, mapping):
+                made = [mapping.point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
@@ -163,8 +163,8 @@ class ServerIndex:
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        async with self._asked() as (client, wire):
-            requests = [wire.request(each, is_quantized=self._is_quantized) for each in asked]
+        async with self._asked() as (client, mapping):
+            requests = [mapping.request(each, is_quantized=self._is_quantized) for each in asked]
             answers = await client.query_batch_points(self._collection, requests)
         if len(answers) != len(asked):
             raise IndexUnavailableError("The Qdrant server left out answers.")
@@ -189,11 +189,11 @@ class ServerIndex:
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         if source_ids:
-            await self._delete(owner_id, (SOURCE, source_ids))
+            await self._delete(owner_id, SOURCE, source_ids)
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
         """Delete every point of a container."""
-        await self._delete(owner_id, (CONTAINER, [container_id]))
+        await self._delete(owner_id, CONTAINER, [container_id])
 
     async def delete_owner(self, owner_id: UUID) -> None:
         """Delete every point of a user's."""
@@ -205,11 +205,11 @@ class ServerIndex:
         """Every point of a user's, in pages, without vectors."""
         offset: Any = None
         while True:
-            async with self._asked() as (client, wire):
-                within = () if container_id is None else (wire.equal(CONTAINER, container_id),)
+            async with self._asked() as (client, mapping):
+                within = () if container_id is None else (mapping.equal(CONTAINER, container_id),)
                 records, offset = await client.scroll(
                     self._collection,
-                    wire.owned(owner_id, *within),
+                    mapping.owned(owner_id, *within),
                     limit=_PAGE,
                     offset=offset,
                     with_payload=True,
@@ -227,8 +227,8 @@ class ServerIndex:
 
     async def count(self, owner_id: UUID | None = None) -> int:
         """How many points there are, of one user or of all."""
-        async with self._asked() as (client, wire):
-            owned = None if owner_id is None else wire.owned(owner_id)
+        async with self._asked() as (client, mapping):
+            owned = None if owner_id is None else mapping.owned(owner_id)
             answer = await client.count(self._collection, owned, exact=True)
         return answer.count
 
@@ -242,22 +242,22 @@ class ServerIndex:
         if self._client is not None:
             await self._client.close()
 
-    async def _delete(self, owner_id: UUID, *conditions: tuple[str, Sequence[UUID]]) -> None:
-        async with self._asked() as (client, wire):
-            owned = wire.owned(owner_id, *(wire.among(*condition) for condition in conditions))
-            await client.delete(self._collection, owned, wait=True)
+    async def _delete(self, owner_id: UUID, field: str = "", ids: Sequence[UUID] = ()) -> None:
+        async with self._asked() as (client, mapping):
+            within = (mapping.among(field, ids),) if field else ()
+            await client.delete(self._collection, mapping.owned(owner_id, *within), wait=True)
 
     @asynccontextmanager
     async def _asked(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
         """The client, and its models. Raises `IndexUnavailableError` whatever goes wrong inside."""
-        client, wire = await self.connected(), _wire()
-        with wire.reported(self._settings.qdrant_timeout_seconds):
-            yield client, wire
+        client, mapping = await self.connected(), _mapping()
+        with mapping.reported(self._settings.qdrant_timeout_seconds):
+            yield client, mapping
 
 
 async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
     """The server's version. Raises `IndexUnavailableError` for one that is too old."""
-    with _wire().reported(settings.qdrant_timeout_seconds):
+    with _mapping().reported(settings.qdrant_timeout_seconds):
         version = (await client.info()).version
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     if numbers < NEWEST_NEEDED:
@@ -301,7 +301,7 @@ async def _has_grpc(settings: Settings) -> bool:
     return False
 
 
-def _wire() -> ModuleType:
+def _mapping() -> ModuleType:
     return importlib.import_module("backend.memory.index.server_mapping")
 
 

@@ -51,7 +51,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
         ):
             collections = server.parts.memory.collections
             user_id = UUID(ada.user["id"])
-            (old,) = [each for each in await collections.everywhere() if each.name == first]
+            (old,) = [each for each in await collections.all_indexes() if each.name == first]
             assert collections.current.name != first
             moving = "memory is moving to another embedding model: looked up by words alone"
             assert (await found(ada, "astrolabe"))[0] == (FACT, [moving])
