@@ -31,6 +31,7 @@ from backend.enrichment.schemas import (
 from backend.enrichment.service import EnrichmentService
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
+from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 from backend.wire import RAISES, STORES, PageSize
 
@@ -154,8 +155,8 @@ class RebuildController(Controller):
         if dry_run:
             estimate: Any = await enrichment.estimate(identity, chronicle_id, data)
             return Response(estimate, status_code=200)
-        await quotas.check_jobs(identity.user_id)
-        await quotas.check_tokens(identity.user_id)
+        await quotas.check(QUEUED_JOBS, identity.user_id)
+        await quotas.check(TOKENS_PER_DAY, identity.user_id)
         return Response(await enrichment.rebuild(identity, chronicle_id, data))
 
     @get(

@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import API, NEEDS, SAFE_METHODS
 from backend.accounts.throttle import address_block
+from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.wire import PREVIEWS, STORES, STREAMS, largest_body
 
@@ -95,7 +96,7 @@ class QuotaMiddleware(ASGIMiddleware):
             expected = largest if size is None else min(size, largest)
             body.enter_context(quotas.upload_bytes.hold(user_id, expected))
         if not is_safe and _adds(method, opt):
-            await quotas.check_storage(user_id, incoming=size or 0)
+            await quotas.check(STORED_BYTES, user_id, adding=size or 0)
         if opt.get(PREVIEWS):
             held.enter_context(quotas.previews.hold(user_id))
 

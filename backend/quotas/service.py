@@ -89,21 +89,21 @@ class Quotas:
         if wait := self.addresses.take(address):
             raise TooManyFromAddressError(retry_after=int(wait) + 1)
 
-    async def check_storage(self, user_id: UUID, *, incoming: int) -> None:
-        """Raise `StorageQuotaExceededError` where a user's texts and `incoming` are too many bytes.
+    async def check(self, quota: Quota, user_id: UUID, *, adding: int = 1) -> None:
+        """Raise the quota's error where a user has too much of it already, with what is added.
 
-        Several writes that are under way at once each pass with what was stored before them: they
+        Several requests that are under way at once each pass with what was there before them: they
         may exceed the limit by what they bring.
         """
-        await self._check(quotas.STORED_BYTES, user_id, adding=incoming)
-
-    async def check_jobs(self, user_id: UUID) -> None:
-        """Raise `QuotaExceededError` where a user has too many jobs that are not over."""
-        await self._check(quotas.QUEUED_JOBS, user_id)
-
-    async def check_tokens(self, user_id: UUID) -> None:
-        """Raise `QuotaExceededError` where a user's tokens for the day are spent."""
-        await self._check(quotas.TOKENS_PER_DAY, user_id)
+        limit = quota.limit(self._settings)
+        if not limit:
+            return
+        at = now()
+        async with self._database.read() as session:
+            used = await self._counts[quota](session, user_id)
+        if used + adding > limit:
+            wait = _until_tomorrow(at) if quota is quotas.TOKENS_PER_DAY else None
+            raise quota.exceeded(limit=limit, used=used, wait=wait, at=at)
 
     async def check_added(self, quota: Quota, session: AsyncSession, user_id: UUID) -> None:
         """Raise `StorageQuotaExceededError` where rows that were added are too many.
@@ -155,17 +155,6 @@ class Quotas:
 
     def _at_once(self, quota: Quota) -> ConcurrencyLimit:
         return ConcurrencyLimit(quota, quota.limit(self._settings))
-
-    async def _check(self, quota: Quota, user_id: UUID, *, adding: int = 1) -> None:
-        limit = quota.limit(self._settings)
-        if not limit:
-            return
-        at = now()
-        async with self._database.read() as session:
-            used = await self._counts[quota](session, user_id)
-        if used + adding > limit:
-            wait = _until_tomorrow(at) if quota is quotas.TOKENS_PER_DAY else None
-            raise quota.exceeded(limit=limit, used=used, wait=wait, at=at)
 
 
 async def unlimited(_session: AsyncSession, _user_id: UUID) -> None:

@@ -28,7 +28,7 @@ from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.quotas.definitions import QuotaExceededError
+from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
 from backend.quotas.service import Quotas
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
@@ -121,7 +121,7 @@ class TurnController(Controller):
         when the client hangs up: take it up again at `/turns/{turn_id}/events`.
         """
         try:
-            await quotas.check_tokens(identity.user_id)
+            await quotas.check(TOKENS_PER_DAY, identity.user_id)
             prepared = await turns.prepare(identity, chat_id, data)
         except QuotaExceededError:
             # What is sent again takes nothing more: it gives back the same turn.
@@ -175,7 +175,7 @@ class TurnController(Controller):
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
         """Two to four lines that the user could say next. Nothing is stored."""
-        await quotas.check_tokens(identity.user_id)
+        await quotas.check(TOKENS_PER_DAY, identity.user_id)
         lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
         return Suggestions(items=lines)
 
