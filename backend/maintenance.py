@@ -64,7 +64,7 @@ async def reindex_user(
     unlocked = await accounts.unlock(name, password, address="")
     async with database.read() as session:
         rows = await data_keys(session, unlocked.user.id)
-    sealer = open_sealer(unlocked.user, rows, user_key=unlocked.user_key)
+    sealer = open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
     async with _memory(database, settings, JobQueue(database, root)) as memory:
         await memory.indexer.rebuild(sealer, report)
         count = await memory.collections.current.count(unlocked.user.id)
@@ -143,7 +143,7 @@ async def rotate_user_data_key(
     """Seal all texts of one user anew under a new data key."""
     accounts = await _accounts(database, settings, _root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
-    result = await rotate_data_key(database, unlocked.user.id, unlocked.user_key, report)
+    result = await rotate_data_key(database, unlocked.user.id, unlocked.current.key, report)
     message = f"{result.resealed:,} texts are under data key {result.number} now."
     if result.damaged:
         message += f" {result.damaged:,} could not be opened and were left as they are."

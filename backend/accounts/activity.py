@@ -126,7 +126,7 @@ class ActivityLog:
             user = await repository.get_user(session, user_id, lock=True)
             check_current(user, unlocked.current)
             rows = await repository.data_keys(session, user_id)
-            sealer = open_checked_sealer(user, rows, user_key=unlocked.user_key)
+            sealer = open_checked_sealer(user, rows, user_key=unlocked.current.key)
             await _store(session, sealer, StoredEntry(kind, _client(request)), _peer(request))
 
     async def list_entries(

@@ -146,7 +146,6 @@ class DoorController(Controller):
         address = _address(request)
         unlocked = await accounts.unlock(data.username, data.password, address=address)
         await second_factor_gate.enter(request, unlocked, data, address=address)
-        await accounts.remember(unlocked, address=address)
         body = UserView.of(unlocked.user, unlocked.name)
         return await auth.open(request, unlocked, body, kind="signed_in")
 

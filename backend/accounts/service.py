@@ -61,13 +61,8 @@ class Unlocked:
 
     user: User
     name: str
-    user_key: bytes
+    current: UserKey
     recovery_code: str = ""
-
-    @property
-    def current(self) -> UserKey:
-        """The user key with its generation."""
-        return UserKey(self.user_key, self.user.key_generation)
 
 
 class AccountService:
@@ -149,7 +144,7 @@ class AccountService:
             )
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user_id, name, address=address)
-        return Unlocked(user, name, user_key, code)
+        return Unlocked(user, name, UserKey(user_key, user.key_generation), code)
 
     async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
         """Open an account with its password.
@@ -166,17 +161,11 @@ class AccountService:
             raise WrongCredentialsError
         user, slot = found
         secret, opened = await self._credentials.open_password(user, slot, password)
-        unlocked = Unlocked(user, self._instance.name_of(user), opened.user_key)
+        current = UserKey(opened.user_key, user.key_generation)
         if not opened.is_direct:
-            await wrap_directly(
-                self._database, slot, unlocked.current, secret=secret, root=self._root
-            )
+            await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
         await self._throttle.forgive(attempt)
-        return unlocked
-
-    async def remember(self, unlocked: Unlocked, *, address: str) -> None:
-        """A sign-in succeeded as a whole: guesses from elsewhere don't slow this address down."""
-        await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
+        return Unlocked(user, self._instance.name_of(user), current)
 
     async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
         """Set a new password with the recovery code; a new code is made.
@@ -217,7 +206,7 @@ class AccountService:
         await self._database.log.empty_now()
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user.id, name, address=address)
-        return Unlocked(user, self._instance.name_of(user), renewed.key, new_code)
+        return Unlocked(user, self._instance.name_of(user), renewed, new_code)
 
     async def change_password(self, identity: Identity, current: str, new: str) -> None:
         """Replace the password; other sessions end by it.

@@ -69,12 +69,12 @@ class SessionService:
         user_id, at = unlocked.user.id, now()
         async with self._database.write() as session:
             user = await lock_account(session, user_id, unlocked.current, root=self._root)
-            await ensure_data_key(session, user, unlocked.user_key)
+            await ensure_data_key(session, user, unlocked.current.key)
             await repository.delete_ended_sessions(
                 session, user_id, at=at, unused_since=at - self._idle
             )
             data_keys = await repository.data_keys(session, user_id)
-            sealer = open_checked_sealer(user, data_keys, user_key=unlocked.user_key)
+            sealer = open_checked_sealer(user, data_keys, user_key=unlocked.current.key)
             if await has_texts_beyond(session, user_id, sealer.current_key):
                 raise tampered(user)
             token, slot = self._token_slot(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -100,26 +100,17 @@ class Rotation:
 class Blinder:
     """Blinds one user's vectors and terms under keys of that user's."""
 
-    __slots__ = ("_ids", "_rotation_key", "_rotations", "_term_mac")
+    __slots__ = ("_ids", "_rotation", "_term_mac")
 
     def __init__(self, sealer: Sealer) -> None:
-        self._rotation_key = sealer.derived("memory-rotation")
-        self._rotations: dict[int, Rotation] = {}
+        make = partial(Rotation, sealer.derived("memory-rotation"))
+        self._rotation = lru_cache(_ROTATIONS_KEPT)(make)
         self._term_mac = hmac.new(sealer.derived("memory-terms"), digestmod=hashlib.sha256)
         self._ids: dict[str, int] = {}
 
-    def rotation(self, dimension: int) -> Rotation:
-        """The rotation for vectors of this length, made once."""
-        rotation = self._rotations.get(dimension)
-        if rotation is None:
-            if len(self._rotations) >= _ROTATIONS_KEPT:
-                self._rotations.clear()
-            rotation = self._rotations[dimension] = Rotation(self._rotation_key, dimension)
-        return rotation
-
     def turn(self, vectors: Floats) -> Floats:
         """Vectors, shape (n, d) or (d,), as they go into the index."""
-        return self.rotation(vectors.shape[-1]).apply(vectors)
+        return self._rotation(vectors.shape[-1]).apply(vectors)
 
     def term_id(self, stem: str) -> int:
         """The first 32 bits, big-endian, of HMAC-SHA256 of the stem's UTF-8."""

@@ -77,12 +77,12 @@ class Sealer:
 
     Args:
         user_id: The owner, part of every blob's associated data.
-        data_keys: Number to 32-byte key. New blobs are sealed under the highest number.
-        user_key: What wraps the others.
+        data_keys: Number to 32-byte key. New blobs are sealed under the highest, `current_key`.
+        user_key: What wraps the others: to be wrapped in a slot, and for nothing else.
         derivation_key: From which purposes (`derived`) get their own keys; by default the user key.
     """
 
-    __slots__ = ("_ciphers", "_current", "_derivation_key", "_prefixes", "_user_key", "user_id")
+    __slots__ = ("_ciphers", "_derivation_key", "_prefixes", "current_key", "user_id", "user_key")
 
     def __init__(
         self,
@@ -94,20 +94,10 @@ class Sealer:
     ) -> None:
         self.user_id = user_id
         self._ciphers = {number: AESGCM(key) for number, key in data_keys.items()}
-        self._current = max(data_keys)
-        self._user_key = user_key
+        self.current_key = max(data_keys)
+        self.user_key = user_key
         self._derivation_key = derivation_key or user_key
         self._prefixes: dict[tuple[Column, int], bytes] = {}
-
-    @property
-    def current_key(self) -> int:
-        """Number of the data key under which new blobs are sealed."""
-        return self._current
-
-    @property
-    def user_key(self) -> bytes:
-        """The user key itself: to be wrapped in a slot, and for nothing else."""
-        return self._user_key
 
     def derived(self, purpose: str) -> bytes:
         """A key of this user's for one purpose. A change of the user key does not change it."""
@@ -119,7 +109,7 @@ class Sealer:
 
     def seal_bytes(self, column: Column, row_id: UUID, data: bytes) -> bytes:
         """Seal bytes (an image, an encoded struct) for one column of one row."""
-        number = self._current
+        number = self.current_key
         nonce = os.urandom(NONCE_BYTES)
         sealed = self._ciphers[number].encrypt(
             nonce, data, self._prefix(column, number) + row_id.bytes
@@ -164,7 +154,7 @@ class Sealer:
 
     def reseal(self, column: Column, row_id: UUID, blob: bytes) -> bytes | None:
         """The same text under the newest data key; None when it is under it already."""
-        if key_number(blob) == self._current:
+        if key_number(blob) == self.current_key:
             return None
         return self.seal_bytes(column, row_id, self.open_bytes(column, row_id, blob))
 

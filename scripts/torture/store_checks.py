@@ -58,7 +58,7 @@ async def sealer_of(database: Database, made: Installation, client: Client) -> S
     unlocked = await accounts.unlock(client.username, PASSWORD, address="")
     async with database.read() as session:
         rows = await data_keys(session, unlocked.user.id)
-    return open_sealer(unlocked.user, rows, user_key=unlocked.user_key)
+    return open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
 
 
 async def settle(database: Database, within: float = SETTLE_WITHIN) -> list[str]:

@@ -106,6 +106,8 @@ class SecondFactorGate:
         except WrongSecondFactorError:
             await self._activity.note_unlocked(request, unlocked, "wrong_second_factor")
             raise
+        # The sign-in succeeded as a whole: guesses from elsewhere don't slow this address down.
+        await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
 
     async def confirm(
         self, request: AnyRequest, identity: Identity, proof: SecondFactorConfirmation

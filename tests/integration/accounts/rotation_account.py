@@ -111,13 +111,13 @@ async def sign_up(database: Database, name: str, root: RootKeys) -> Account:
     """An account as people make it, but for a password that is quickly stretched."""
     service = await accounts(database, root)
     unlocked = await service.sign_up(name, PASSWORD, invitation=None, address="::1")
-    return Account(database, name, unlocked.user.id, unlocked.user_key)
+    return Account(database, name, unlocked.user.id, unlocked.current.key)
 
 
 async def log_in(database: Database, name: str, root: RootKeys) -> bytes:
     """The user key. Raises what a log-in raises."""
     unlocked = await (await accounts(database, root)).unlock(name, PASSWORD, address="::1")
-    return unlocked.user_key
+    return unlocked.current.key
 
 
 async def accounts(database: Database, root: RootKeys) -> AccountService:

@@ -98,7 +98,7 @@ async def test_a_change_of_the_user_key_that_is_killed_is_done_as_a_whole_or_not
         # What checks the MAC, opens every data key, and every slot's public key.
         service = await accounts(database, root)
         unlocked = await service.unlock("Edith", PASSWORD, address="::1")
-        account = replace(account, user_key=unlocked.user_key)
+        account = replace(account, user_key=unlocked.current.key)
         assert await account.texts() == texts
         renewed = await service.renew(unlocked.user.id, unlocked.current)
         account = replace(account, user_key=renewed.key)

@@ -194,11 +194,11 @@ def test_a_user_has_the_same_blinding_again_and_no_two_users_share_one() -> None
 
 def test_a_rotation_is_made_once_for_each_dimension() -> None:
     blinder = Blinder(sealer())
-    first = blinder.rotation(96)
-    assert blinder.rotation(96) is first
+    first = blinder._rotation(96)
+    assert blinder._rotation(96) is first
     for dimension in range(1, 10):
-        blinder.rotation(dimension)
-    assert len(blinder._rotations) <= 4
+        blinder._rotation(dimension)
+    assert blinder._rotation.cache_info().currsize <= 4
 
 
 def test_terms_and_vectors_are_blinded_under_different_keys() -> None:
