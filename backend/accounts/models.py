@@ -171,7 +171,7 @@ FactorKind = Literal["totp", "passkey", "one_time_code"]
 class SecondFactor(Base):
     """Something that a sign-in needs beside the password; one that is begun and not on counts not.
 
-    `sealed_secret` depends on the kind (`second_factor.secrets`). `counter` only goes up, so that
+    `sealed_secret` depends on the kind (`factors.open_secret`). `counter` only goes up, so that
     nothing works twice: of a TOTP it is the newest time step that was used, of a passkey the time
     of its newest challenge (microseconds). `sign_count` is what a passkey's device counts itself.
     """
