@@ -27,7 +27,7 @@ from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
 from backend.regex.scripts import ScriptEngine, Scripts
-from backend.scripting.reading import ready_scripts, running_scripts
+from backend.scripting.service import ready_scripts, running_scripts
 from backend.turns.errors import OpeningTooLongError
 from backend.turns.macro_fields import expanded_size, macros_of
 from backend.wire import EXAMPLE, PATCHES, RAISES, etag, merge_patch, reject_unknown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -34,7 +34,7 @@ from backend.reasons import FoundIn, told
 from backend.turns.builder import PromptBuilder
 from backend.turns.counting import CountCache
 from backend.turns.inputs import macros_for, scene_of
-from backend.turns.load import NARRATOR, ChatLoader, LoadedChat
+from backend.turns.load import NARRATOR, ChatLoader
 from backend.turns.lore import LoadedLore, LoreReader
 from backend.turns.lore_placement import LoreExpander, LoreScene, scan_of
 from backend.turns.macro_fields import macros_of, seed_of
@@ -88,7 +88,10 @@ class LoreTester:
         if request.seed is not None:
             scan = replace(scan, seed=request.seed)
         # In a thread: patterns that can't be trusted may take a quarter of a second together.
-        return await self._pool.run(identity.user_id, partial(self._scan, scan, window))
+        return await self._pool.run(
+            identity.user_id,
+            lambda: _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window),
+        )
 
     async def _read(
         self, identity: Identity, book_id: UUID, request: LoreTestRequest
@@ -125,36 +128,27 @@ class LoreTester:
             overrides=(loaded.settings.lore, identity.settings.lore),
         )
         loaded = replace(loaded, lore=lore)
-        window = await self._window(session, identity, loaded.settings)
+        window = await self._builder.window(session, identity, loaded.settings)
         scene = scene_of(loaded, turn, request.texts[-1] or " ", is_quiet=False)
-        scene = replace(scene, lines=_lines(request.texts, _speakers(loaded)))
-        max_prompt = round(window.budget.prompt * window.ratio)
+        scene = replace(scene, lines=_lines(request.texts, (loaded.user_name, loaded.speaker.name)))
         macros = macros_for(
             loaded,
             window.spec,
-            max_prompt=max_prompt,
+            max_prompt=round(window.budget.prompt * window.ratio),
             max_response=window.budget.reply_reserve,
         )
         expander = LoreExpander(macros, loaded.variables, MacroBudget())
         return window, self._scan_of(identity, lore, scene, window, expander)
 
     async def _alone(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        book_id: UUID,
-        request: LoreTestRequest,
+        self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
         """As in a chat without a character, in which nothing else was said."""
+        overrides = (identity.settings.lore,)
         lore = await self._lore.read_one(
-            session,
-            identity,
-            book_id,
-            chat=None,
-            leaf=None,
-            overrides=(identity.settings.lore,),
+            session, identity, book_id, chat=None, leaf=None, overrides=overrides
         )
-        window = await self._window(session, identity, ChatSettings())
+        window = await self._builder.window(session, identity, ChatSettings())
         seed = seed_of(book_id)
         scene = LoreScene(
             lines=_lines(request.texts, ("", "")),
@@ -178,11 +172,6 @@ class LoreTester:
         expander = LoreExpander(macros, Variables(), MacroBudget())
         return window, self._scan_of(identity, lore, scene, window, expander)
 
-    async def _window(
-        self, session: AsyncSession, identity: Identity, settings: ChatSettings
-    ) -> PromptWindow:
-        return await self._builder.window(session, identity, settings)
-
     def _scan_of(
         self,
         identity: Identity,
@@ -201,13 +190,6 @@ class LoreTester:
             vocabulary=window.unit.tokenizer,
             expander=expander,
         )
-
-    def _scan(self, scan: Scan, window: PromptWindow) -> LoreTest:
-        return _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window)
-
-
-def _speakers(loaded: LoadedChat) -> tuple[str, str]:
-    return loaded.user_name, loaded.speaker.name
 
 
 def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
@@ -246,7 +228,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWin
         roll = finder.roll(entry)
         return None if roll is None else round(roll, 1)
 
-    entries: Mapping[UUID, CompiledEntry] = book.by_id
+    entries = book.by_id
     activated = sorted(outcome.activated, key=lambda one: POSITIONS.index(one.position))
     own = book.fields.token_budget
     return LoreTest(

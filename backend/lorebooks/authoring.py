@@ -15,7 +15,6 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import defer
 
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id, upsert
@@ -70,12 +69,9 @@ async def find_chronicle_book(
     session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Lorebook | None:
     """The book of a chronicle. `lock` lets one transaction at a time change it."""
-    query = (
-        select(Lorebook)
-        .where(Lorebook.chronicle_id == chronicle_id, Lorebook.user_id == owner_id)
-        .options(defer(Lorebook.sealed_source, raiseload=True))
+    return await repository.find_book(
+        session, Lorebook.chronicle_id == chronicle_id, owner_id=owner_id, lock=lock
     )
-    return await session.scalar(query.with_for_update() if lock else query)
 
 
 async def chronicle_book(
@@ -170,18 +166,19 @@ def is_own(row: LoreEntryRow) -> bool:
 
 def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
     """An entry as it stands, in the clear: what `restore` puts back."""
-    kept = _Snapshot(
-        id=row.id,
-        place=row.place,
-        revision=row.revision,
-        entry=open_entry(sealer, row),
-        agent_revision=row.agent_revision,
-        run_id=row.agent_run_id,
-        chat_id=row.source_chat_id,
-        message_id=row.source_message_id,
+    kept: dict[str, Any] = msgspec.to_builtins(
+        _Snapshot(
+            id=row.id,
+            place=row.place,
+            revision=row.revision,
+            entry=open_entry(sealer, row),
+            agent_revision=row.agent_revision,
+            run_id=row.agent_run_id,
+            chat_id=row.source_chat_id,
+            message_id=row.source_message_id,
+        )
     )
-    built: dict[str, Any] = msgspec.to_builtins(kept)
-    return built
+    return kept
 
 
 async def restore(
@@ -199,7 +196,6 @@ async def restore(
             LoreEntryRow.user_id == sealer.user_id,
         )
     )
-    sealed = sealed_entry(sealer, kept.id, kept.entry)
     if row is None:
         count, end = await repository.end_of_book(session, book.id)
         check_room(count)
@@ -209,25 +205,19 @@ async def restore(
             user_id=sealer.user_id,
             lorebook_id=book.id,
             place=end if kept.place in taken.values() else kept.place,
-            sealed_entry=sealed,
             revision=kept.revision + 1,
         )
         session.add(row)
     else:
-        row.sealed_entry = sealed
         repository.touch(row)
+    row.sealed_entry = sealed_entry(sealer, kept.id, kept.entry)
     row.agent_run_id = kept.run_id
     was_own = kept.agent_revision == kept.revision
     row.agent_revision = row.revision if was_own else kept.agent_revision
     row.source_message_id = kept.message_id
-    row.source_chat_id = await _chat_still_there(session, kept.chat_id, owner_id=sealer.user_id)
+    row.source_chat_id = await session.scalar(  # null where the chat is gone by now
+        select(Chat.id).where(Chat.id == kept.chat_id, Chat.user_id == sealer.user_id)
+    )
     repository.touch(book)
     await session.flush()
     return row
-
-
-async def _chat_still_there(
-    session: AsyncSession, chat_id: UUID | None, *, owner_id: UUID
-) -> UUID | None:
-    query = select(Chat.id).where(Chat.id == chat_id, Chat.user_id == owner_id)
-    return await session.scalar(query) if chat_id is not None else None

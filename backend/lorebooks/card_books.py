@@ -63,8 +63,12 @@ class ReadyCardBook:
         new = self.rows.book
         if new.character_id is None:
             raise ValueError("A card's book belongs to a character.")
-        old = await repository.find_card_book(
-            session, new.character_id, owner_id=identity.user_id, lock=True, source=True
+        old = await repository.find_book(
+            session,
+            Lorebook.character_id == new.character_id,
+            owner_id=identity.user_id,
+            lock=True,
+            source=True,
         )
         if old is None:
             session.add(new)
@@ -129,8 +133,8 @@ class CardBookService:
         self, session: AsyncSession, identity: Identity, character_id: UUID
     ) -> StoredCardBook | None:
         """The book of a character's card."""
-        book = await repository.find_card_book(
-            session, character_id, owner_id=identity.user_id, source=True
+        book = await repository.find_book(
+            session, Lorebook.character_id == character_id, owner_id=identity.user_id, source=True
         )
         if book is None:
             return None
@@ -139,8 +143,8 @@ class CardBookService:
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
         """Delete the book of a character's card, if it has one."""
-        book = await repository.find_card_book(
-            session, character_id, owner_id=identity.user_id, lock=True
+        book = await repository.find_book(
+            session, Lorebook.character_id == character_id, owner_id=identity.user_id, lock=True
         )
         if book is not None:
             await session.delete(book)

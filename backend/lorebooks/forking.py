@@ -94,8 +94,11 @@ class ChatLore(ChatCopied, ChatDeleted):
     ) -> dict[UUID, UUID]:
         """Copy the book of a chat's chronicle; what its entries are in the copy, by their ids."""
         owner_id, sealer = identity.user_id, identity.sealer
-        source = await _chronicle_of(session, source_id, owner_id)
-        fork = await _chronicle_of(session, fork_id, owner_id)
+        query = select(Chat.id, Chat.chronicle_id).where(
+            Chat.id.in_((source_id, fork_id)), Chat.user_id == owner_id
+        )
+        chronicles = dict((await session.execute(query)).all())
+        source, fork = chronicles.get(source_id), chronicles.get(fork_id)
         if source is None or fork is None or source == fork:
             return {}
         book = await find_chronicle_book(session, source, owner_id=owner_id)
@@ -143,11 +146,6 @@ async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[Lo
         after = page[-1].place
         async for entry in unhurried(page, lambda entry: 2 * len(entry.sealed_entry)):
             yield entry
-
-
-async def _chronicle_of(session: AsyncSession, chat_id: UUID, owner_id: UUID) -> UUID | None:
-    query = select(Chat.chronicle_id).where(Chat.id == chat_id, Chat.user_id == owner_id)
-    return await session.scalar(query)
 
 
 def _copied_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.lorebooks.activation.decorators import split_decorators
@@ -64,7 +65,7 @@ class LoreSource:
                 size=len(row.sealed_entry),
                 documents=partial(_documents, sealer, container_id, fields, row),
             )
-            for row in await _sealed_entries(session, source_ids, owner_id=sealer.user_id)
+            for row in await session.execute(_entries(source_ids, sealer.user_id))
         ]
 
     async def recall(
@@ -76,23 +77,19 @@ class LoreSource:
         """
         found: dict[UUID, Recalled] = {}
         fields: dict[UUID, BookFields] = {}
-        for ids in _chunks(list(source_ids)):
-            rows = await session.execute(
-                select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
-                    LoreEntryRow.id.in_(ids), LoreEntryRow.user_id == sealer.user_id, counting()
-                )
-            )
-            books = dict(rows.all())
-            for row in await _sealed_entries(session, list(books), owner_id=sealer.user_id):
-                entry_id, book_id = row.id, books[row.id]
+        ids = list(source_ids)
+        for start in range(0, len(ids), PARAMETERS):
+            query = _entries(ids[start : start + PARAMETERS], sealer.user_id).where(counting())
+            for row in await session.execute(query):
+                book_id = row.lorebook_id
                 entry = _open(sealer, row)
                 if book_id not in fields:
                     fields[book_id] = await _fields(session, sealer, book_id)
                 # What was indexed before somebody switched it off is still in the index.
                 if _may_be_found(entry, fields[book_id]):
-                    found[entry_id] = Recalled(
+                    found[row.id] = Recalled(
                         kind=self.kind,
-                        source_id=entry_id,
+                        source_id=row.id,
                         container_id=book_id,
                         title=entry.title or ", ".join(entry.keys[:3]),
                         text=split_decorators(entry.content)[1],
@@ -114,16 +111,14 @@ def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
     return entry.enabled and mode_of(entry, fields) != "keys"
 
 
-async def _sealed_entries(
-    session: AsyncSession, entry_ids: Sequence[UUID], *, owner_id: UUID
-) -> Sequence[Any]:
-    """Entries by id, with `updated_at` and `sealed_entry`."""
-    rows = await session.execute(
-        select(LoreEntryRow.id, LoreEntryRow.updated_at, LoreEntryRow.sealed_entry).where(
-            LoreEntryRow.id.in_(entry_ids), LoreEntryRow.user_id == owner_id
-        )
-    )
-    return rows.all()
+def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, datetime, bytes]:
+    """The query for what is needed of entries."""
+    return select(
+        LoreEntryRow.id,
+        LoreEntryRow.lorebook_id,
+        LoreEntryRow.updated_at,
+        LoreEntryRow.sealed_entry,
+    ).where(LoreEntryRow.id.in_(entry_ids), LoreEntryRow.user_id == owner_id)
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:
@@ -144,8 +139,3 @@ def _documents(sealer: Sealer, book_id: UUID, fields: BookFields, row: Any) -> l
         content=content,
         version=version_of(row.updated_at),
     )
-
-
-def _chunks(ids: list[UUID]) -> Iterator[list[UUID]]:
-    for start in range(0, len(ids), PARAMETERS):
-        yield ids[start : start + PARAMETERS]

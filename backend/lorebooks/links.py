@@ -16,7 +16,7 @@ from backend.database.engine import Database
 from backend.lorebooks import repository, views
 from backend.lorebooks.chat_books import ChatBook, books_for_chat
 from backend.lorebooks.errors import LorebookNotLinkedError
-from backend.lorebooks.models import ChatLink, ChatLorebook, LorebookLink
+from backend.lorebooks.models import ChatLink, ChatLorebook, Lorebook, LorebookLink
 from backend.lorebooks.schemas import ChatLorebookItem, ChatLorebookView, LorebookItem
 from backend.wire import Page
 
@@ -48,7 +48,9 @@ class LorebookLinkService:
             )
             ids = list(await session.scalars(query))
             if holder == "character":
-                own = await repository.find_card_book(session, holder_id, owner_id=owner_id)
+                own = await repository.find_book(
+                    session, Lorebook.character_id == holder_id, owner_id=owner_id
+                )
                 ids = [own.id, *(each for each in ids if each != own.id)] if own else ids
             return Page(items=await _items(session, identity, ids))
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import func, select, type_coerce
+from sqlalchemy import ColumnElement, func, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 from sqlalchemy.types import NullType
@@ -39,27 +39,24 @@ async def get_book(
     `lock` lets one transaction at a time change the book and its entries. `source` loads the book
     as it came in, too.
     """
-    query = select(Lorebook).where(Lorebook.id == book_id, Lorebook.user_id == owner_id)
-    if not source:
-        query = query.options(_WITHOUT_SOURCE)
-    book = await session.scalar(query.with_for_update() if lock else query)
+    book = await find_book(
+        session, Lorebook.id == book_id, owner_id=owner_id, lock=lock, source=source
+    )
     if book is None:
         raise LorebookNotFoundError
     return book
 
 
-async def find_card_book(
+async def find_book(
     session: AsyncSession,
-    character_id: UUID,
+    which: ColumnElement[bool],
     *,
     owner_id: UUID,
     lock: bool = False,
     source: bool = False,
 ) -> Lorebook | None:
-    """The book of a character's card."""
-    query = select(Lorebook).where(
-        Lorebook.character_id == character_id, Lorebook.user_id == owner_id
-    )
+    """The one book that a condition picks, such as that of a character's card; as `get_book`."""
+    query = select(Lorebook).where(which, Lorebook.user_id == owner_id)
     if not source:
         query = query.options(_WITHOUT_SOURCE)
     return await session.scalar(query.with_for_update() if lock else query)

@@ -136,23 +136,16 @@ def compile_pattern(source: str, flags: str, *, captures: bool = False) -> Patte
         return None
     if translated.re2 is None:
         return Pattern(translated.regex, "regex", None, 0, translated)
+    options: Any = re2.Options()
+    options.max_mem = RE2_MEMORY
+    options.never_capture = not captures
+    options.log_errors = False
     try:
-        compiled: Any = re2.compile(
-            translated.re2.encode(errors="replace"), options(captures=captures)
-        )
+        compiled: Any = re2.compile(translated.re2.encode(errors="replace"), options)
     except re2.error:
         return Pattern(translated.regex, "regex", None, REFUSED_SIZE, translated)
     size = max(1, int(compiled.programsize))
     return Pattern(translated.re2, "re2", compiled, size, translated)
-
-
-def options(*, captures: bool = False) -> Any:
-    """RE2's options: bounded memory, nothing printed."""
-    chosen = re2.Options()
-    chosen.max_mem = RE2_MEMORY
-    chosen.never_capture = not captures
-    chosen.log_errors = False
-    return chosen
 
 
 def forget_compiled() -> None:

@@ -37,6 +37,7 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 
 
 _Message = tuple[Status | Literal["ready"], int, list[int]]
+"""A status, a start, and spans: see worker.py."""
 
 
 class LateError(Exception):
@@ -84,7 +85,7 @@ class Process:
     def is_lost(self) -> bool:
         """Whether it is gone, or owes a message for so long that it will not come."""
         is_late = self._owes_until is not None and time.monotonic() > self._owes_until
-        return is_late or self._popen.poll() is not None
+        return is_late or self.is_gone()
 
     def is_gone(self) -> bool:
         """Whether it has ended."""
@@ -195,15 +196,14 @@ class RegexProcess:
         """
         begun = time.monotonic()
         deadline = begun + seconds - MARGIN
-        status: Status = "busy"
-        start, spans = -1, list[int]()
+        answer = Answer("busy")
         if self._lock.acquire(timeout=max(0.0, seconds - 2 * MARGIN)):
             try:
                 asked = hash((owner_id, engine, pattern))
-                status, start, spans = self._ask(asked, engine, pattern, text, deadline, most)
+                answer = self._ask(asked, engine, pattern, text, deadline, most)
             finally:
                 self._lock.release()
-        return Answer(status, start, time.monotonic() - begun, spans)
+        return answer._replace(seconds=time.monotonic() - begun)
 
     def close(self) -> None:
         """End the process."""
@@ -217,24 +217,23 @@ class RegexProcess:
 
     def _ask(
         self, asked: int, engine: Engine, pattern: str, text: str, deadline: float, most: int
-    ) -> tuple[Status, int, list[int]]:
+    ) -> Answer:
         if self._is_closed:
-            return "busy", -1, []
+            return Answer("busy")
         process = self._running()
-        if not process.wait_ready(deadline):
-            return "busy", -1, []
+        is_ready = process.wait_ready(deadline)
         left = deadline - time.monotonic() - MARGIN
-        if left <= 0:
-            return "busy", -1, []
+        if not is_ready or left <= 0:
+            return Answer("busy")
         if asked in process.condemned:
-            return "late", -1, []
+            return Answer("late")
         process.asked = asked
         request = msgspec.msgpack.encode((engine, pattern, text, left, most))
         try:
             status, start, spans = process.ask(request, deadline)
         except LateError:
-            return "busy", -1, []
-        return ("late", -1, []) if status == "ready" else (status, start, spans)
+            return Answer("busy")
+        return Answer("late") if status == "ready" else Answer(status, start, spans=spans)
 
     def _running(self) -> Process:
         self._killed = [process for process in self._killed if not process.is_gone()]

@@ -1,43 +1,125 @@
-"""An account's regex scripts, the tester, and what scripts make of messages that are shown."""
+"""Regex scripts of accounts and cards: which run, what the tester says, what messages show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, exists, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_SCRIPTS, User
 from backend.accounts.service import AccountService
+from backend.characters.models import Character, open_card
 from backend.characters.repository import find_names, find_persona
 from backend.chats import repository as chats
 from backend.chats.models import Chat
 from backend.chats.schemas import MessageView
+from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
 from backend.generation.model import Role
-from backend.regex.script_format import RegexScript
+from backend.regex.script_format import RegexScript, TextKind, read_scripts
 from backend.regex.scripts import ScriptEngine, Scripts
-from backend.scripting.reading import (
-    KINDS,
-    account_scripts,
-    allowed_scripts,
-    has_scripts,
-    names_alone,
-    open_scripts,
-    ready_scripts,
-)
 from backend.scripting.schemas import ScriptStep, ScriptTest, ScriptTested
+from backend.vault.sealing import Sealer
 from backend.wire import check_revision
+
+KINDS: Mapping[str, TextKind] = {"user": "user", "assistant": "reply"}
+"""What scripts take a message for, by its role; others they leave alone."""
+
+MAX_MACROS = 1_000
+MAX_CHARACTERS = 200_000
+"""What the macros of one request's scripts may take."""
 
 MAX_BYTES = 500_000
 """Bytes of JSON of an account's scripts."""
+
+_OF_ACCOUNT = select(User.sealed_scripts).where(User.id == bindparam("owner_id"))
+_ALLOWED = select(Character.id, Character.sealed_card).where(Character.scripts_allowed == true())
+_ANY = select(
+    exists().where(User.id == bindparam("owner_id"), User.sealed_scripts.is_not(None))
+    | exists().where(
+        Character.user_id == bindparam("owner_id"), Character.scripts_allowed == true()
+    )
+)
+
+
+def _open_scripts(sealer: Sealer, sealed: bytes | None) -> list[RegexScript]:
+    if sealed is None:
+        return []
+    data = sealer.open_bytes(USER_SCRIPTS, sealer.user_id, sealed)
+    return msgspec.json.decode(data, type=list[RegexScript])
+
+
+async def _has_scripts(session: AsyncSession, owner_id: UUID) -> bool:
+    """Whether an account has scripts, or a character whose scripts may run."""
+    return bool(await session.scalar(_ANY, {"owner_id": owner_id}))
+
+
+async def _account_scripts(session: AsyncSession, identity: Identity) -> list[RegexScript]:
+    sealed = await session.scalar(_OF_ACCOUNT, {"owner_id": identity.user_id})
+    return _open_scripts(identity.sealer, sealed)
+
+
+async def _allowed_scripts(
+    session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
+) -> dict[UUID, list[RegexScript]]:
+    """The scripts of those of the characters whose scripts may run."""
+    if not character_ids:
+        return {}
+    rows = await session.execute(
+        _ALLOWED.where(Character.id.in_(character_ids), Character.user_id == identity.user_id)
+    )
+    cards = {row.id: open_card(identity.sealer, row.id, row.sealed_card) for row in rows}
+    return {key: read_scripts(card.extensions) for key, card in cards.items()}
+
+
+async def running_scripts(
+    session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
+) -> list[RegexScript]:
+    """The account's scripts, then those of the characters, as far as they may run."""
+    if not await _has_scripts(session, identity.user_id):
+        return []
+    of_cards = await _allowed_scripts(session, identity, character_ids)
+    found = await _account_scripts(session, identity)
+    for character_id in character_ids:
+        found += of_cards.get(character_id, ())
+    return found
+
+
+def ready_scripts(
+    engine: ScriptEngine, owner_id: UUID, scripts: Sequence[RegexScript], context: MacroContext
+) -> Scripts:
+    """A user's scripts, ready to run. Macros in them read variables and write none."""
+    budget = MacroBudget(characters=MAX_CHARACTERS, macros=MAX_MACROS)
+
+    def expanded(text: str) -> str:
+        try:
+            return expand(text, context, Variables(), place="regex", budget=budget).text
+        except MacroLimitError:
+            return text
+
+    return Scripts(scripts, expanded, engine, owner_id)
+
+
+def _names_alone(*, user: str, char: str) -> MacroContext:
+    """What macros stand for where there is no prompt: the names, and the time."""
+    return MacroContext(
+        user=user,
+        char=char,
+        now=datetime.now().astimezone(),
+        chat_seed=0,
+        message_seed=0,
+        model="",
+        max_prompt=0,
+    )
 
 
 class ScriptService:
@@ -63,7 +145,7 @@ class ScriptService:
         """The account's scripts, and their revision: 0 where none were ever set."""
         async with self._database.read() as session:
             row = await _row(session, identity.user_id)
-        return open_scripts(identity.sealer, row.sealed_scripts), row.scripts_revision
+        return _open_scripts(identity.sealer, row.sealed_scripts), row.scripts_revision
 
     async def replace(
         self, identity: Identity, scripts: Sequence[RegexScript], *, if_match: str | None
@@ -87,7 +169,7 @@ class ScriptService:
 
     async def test(self, identity: Identity, test: ScriptTest) -> ScriptTested:
         """Try scripts on a text."""
-        context = names_alone(user=self._accounts.name_of(identity), char=test.character)
+        context = _names_alone(user=self._accounts.name_of(identity), char=test.character)
         scripts = ready_scripts(self._engine, identity.user_id, test.scripts, context)
         return await self._pool.run(identity.user_id, partial(_tested, scripts, test))
 
@@ -102,7 +184,7 @@ class ScriptService:
     ) -> str:
         """A message's new text, as scripts that run on edits leave it."""
         async with self._database.read() as session:
-            if not await has_scripts(session, identity.user_id):
+            if not await _has_scripts(session, identity.user_id):
                 return text
             chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
             found = await self._scripts(session, identity, chat, [character_id])
@@ -117,7 +199,7 @@ class ScriptService:
             return
         speakers = {view.character_id for view in views}
         async with self._database.read() as session:
-            if not await has_scripts(session, identity.user_id):
+            if not await _has_scripts(session, identity.user_id):
                 return
             chat = await chats.get_chat(session, views[0].chat_id, owner_id=identity.user_id)
             found = await self._scripts(session, identity, chat, list(speakers))
@@ -138,8 +220,8 @@ class ScriptService:
         first = members[0] if members else None
         wanted = {speaker: speaker or first for speaker in speakers}
         ids = [each for each in set(wanted.values()) if each is not None]
-        own = await account_scripts(session, identity)
-        of_cards = await allowed_scripts(session, identity, ids)
+        own = await _account_scripts(session, identity)
+        of_cards = await _allowed_scripts(session, identity, ids)
         sealer, owner_id = identity.sealer, identity.user_id
         names = await find_names(session, ids, owner_id=owner_id, sealer=sealer)
         persona_id = chat.persona_id or identity.settings.persona_id
@@ -152,7 +234,7 @@ class ScriptService:
                 self._engine,
                 owner_id,
                 [*own, *(of_cards.get(character_id, ()) if character_id else ())],
-                names_alone(user=user, char=names.get(character_id, "") if character_id else ""),
+                _names_alone(user=user, char=names.get(character_id, "") if character_id else ""),
             )
             for speaker, character_id in wanted.items()
         }

@@ -12,7 +12,7 @@ from backend.context.macros import MacroContext
 from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import Activated, Outcome
 from backend.regex.scripts import ScriptEngine, Scripts
-from backend.scripting.reading import KINDS, ready_scripts, running_scripts
+from backend.scripting.service import KINDS, ready_scripts, running_scripts
 from backend.turns.load import LoadedChat, text_of
 from backend.turns.macro_fields import macros_of
 
