@@ -25,9 +25,8 @@ from backend.accounts.token_controller import ApiKeyController, SessionControlle
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
-from backend.chronicles.controller import ChronicleController
+from backend.chronicles.controller import ChronicleController, ChronicleTransferController
 from backend.chronicles.event_controller import EventController
-from backend.chronicles.transfer_controller import ChronicleTransferController
 from backend.container import Services
 from backend.database.base import now
 from backend.enrichment.controller import EnrichmentController, RebuildController, RunController

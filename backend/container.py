@@ -23,9 +23,9 @@ from backend.chats.index_source import MessageSource
 from backend.chats.messages import MessageService
 from backend.chats.repository import count_chats
 from backend.chats.service import ChatService
+from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.chronicles.event_service import EventService
 from backend.chronicles.index_source import ChronicleSource
-from backend.chronicles.joining import ChatChronicles
 from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.cpu_pool import CpuPool

@@ -14,9 +14,9 @@ from backend.chronicles.errors import (
     ChronicleNotFoundError,
     EventNotFoundError,
 )
+from backend.chronicles.event_search import EventFilter
 from backend.chronicles.event_service import EventService
 from backend.chronicles.events import EventKind
-from backend.chronicles.filtering import EventFilter
 from backend.chronicles.schemas import (
     EventChange,
     EventMerge,
@@ -28,14 +28,15 @@ from backend.errors import PreconditionFailedError
 from backend.wire import EXAMPLE, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
-TAGS = ("Chronicles",)
+Caller = NamedDependency[Identity]
+Events = NamedDependency[EventService]
 
 
 class EventController(Controller):
     """Events of chronicles."""
 
     path = "/chronicles/{chronicle_id:uuid}/events"
-    tags = TAGS
+    tags = ("Chronicles",)
 
     @get(
         opt={RAISES: (ChronicleNotFoundError,)},
@@ -45,8 +46,8 @@ class EventController(Controller):
     async def list_events(  # noqa: PLR0913, PLR0917  # what a list can be narrowed by
         self,
         chronicle_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
         limit: PageSize = 50,
         after: Annotated[str | None, QueryParameter(max_length=100)] = None,
         order: FromQuery[EventOrder] = "oldest",
@@ -105,8 +106,8 @@ class EventController(Controller):
         self,
         chronicle_id: FromPath[UUID],
         data: JSONBody[NewChronicleEvent],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
     ) -> Response[EventView]:
         """Write an event down. It counts while all of its messages are on the active path."""
         return _tagged(await chronicle_events.create(identity, chronicle_id, data))
@@ -121,8 +122,8 @@ class EventController(Controller):
         self,
         chronicle_id: FromPath[UUID],
         data: JSONBody[EventMerge],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
     ) -> Response[EventView]:
         """Put one event in place of several, which are deleted.
 
@@ -143,8 +144,8 @@ class EventController(Controller):
         self,
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
     ) -> Response[EventView]:
         """An event, whether it counts now or not."""
         return _tagged(await chronicle_events.get(identity, chronicle_id, event_id))
@@ -170,8 +171,8 @@ class EventController(Controller):
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
     ) -> Response[EventView]:
         """Merge into an event: what is absent stays, null goes back to the default.
 
@@ -194,8 +195,8 @@ class EventController(Controller):
         request: AnyRequest,
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        chronicle_events: NamedDependency[EventService],
+        identity: Caller,
+        chronicle_events: Events,
     ) -> None:
         """Delete an event. What it superseded is current again."""
         await chronicle_events.delete(

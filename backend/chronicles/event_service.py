@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.chronicles import repository
-from backend.chronicles.changing import (
+from backend.chronicles.errors import EventNotFoundError
+from backend.chronicles.event_changes import (
     apply_change,
     change_of,
     fields_of,
@@ -18,69 +20,28 @@ from backend.chronicles.changing import (
     last_said,
     next_sources,
 )
-from backend.chronicles.cursor import Cursor
-from backend.chronicles.errors import EventNotFoundError
-from backend.chronicles.filtering import EventFilter
+from backend.chronicles.event_merge import merge_events
+from backend.chronicles.event_search import Cursor, EventFilter, find_page
 from backend.chronicles.limits import check_pins
-from backend.chronicles.merging import merge_events
-from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import StoryEvent, find_sources, get_events
-from backend.chronicles.records import read_event
+from backend.chronicles.repository import get_chronicle, get_event
 from backend.chronicles.schemas import EventChange, EventMerge, EventView, NewChronicleEvent
-from backend.chronicles.superseding import find_superseded, leads_to, supersede_again
-from backend.chronicles.views import event_view
-from backend.chronicles.writing import NewEvent, add_events, hold_chats, remove_events
+from backend.chronicles.writing import (
+    NewEvent,
+    find_superseded,
+    first_place,
+    hold_chats,
+    insert_events,
+    leads_to,
+    remove_events,
+    supersede_again,
+)
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
-from backend.wire import Page, check_revision, merge_patch, reject_unknown
-
-READ_AT_ONCE = 500
-"""Events that are opened in one go."""
-
-SEARCHED_AT_ONCE = 5_000
-"""Events that one request looks through where their texts decide."""
-
-
-async def find_page(
-    session: AsyncSession,
-    sealer: Sealer,
-    chronicle_id: UUID,
-    wanted: EventFilter,
-    *,
-    limit: int,
-    after: Cursor | None,
-    newest: bool,
-) -> tuple[list[UUID], Cursor | None]:
-    """The ids of at most `limit` events in story order, and where to go on; None at the end.
-
-    Where texts decide, a page ends after `SEARCHED_AT_ONCE` events, however few were found among
-    them.
-    """
-    bound = SEARCHED_AT_ONCE if wanted.reads_texts else limit
-    size = READ_AT_ONCE if wanted.reads_texts else limit + 1
-    conditions = [ChronicleEvent.chronicle_id == chronicle_id, *wanted.conditions()]
-    found: list[UUID] = []
-    looked_at = 0
-    while True:
-        rows = await repository.event_page(
-            session,
-            conditions,
-            owner_id=sealer.user_id,
-            limit=size,
-            after=after,
-            newest=newest,
-        )
-        for here, sealed in rows:
-            if looked_at == bound or len(found) == limit:
-                return found, after
-            looked_at, after = looked_at + 1, here
-            if not wanted.reads_texts or wanted.matches(read_event(sealer, here.event_id, sealed)):
-                found.append(here.event_id)
-        if len(rows) < size:
-            return found, None
+from backend.wire import Page, check_revision, merge_patch, reject_unknown, struct_from
 
 
 class EventService:
@@ -107,7 +68,7 @@ class EventService:
         """
         cursor = None if after is None else Cursor.parse(after)
         async with self._database.read() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
+            await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             ids, follows = await find_page(
                 session,
                 identity.sealer,
@@ -118,8 +79,8 @@ class EventService:
                 newest=newest,
             )
             events = await get_events(session, identity.sealer, ids)
-        shown = [event_view(events[event_id]) for event_id in ids]
-        return Page(items=shown, next=str(follows) if follows else None)
+        items = [_view_of(events[event_id]) for event_id in ids]
+        return Page(items=items, next=str(follows) if follows else None)
 
     async def create(
         self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent
@@ -132,7 +93,7 @@ class EventService:
         fields, sealer = fields_of(new), identity.sealer
         happened_at = in_utc(new.happened_at)
         async with self._database.write() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             sources = await find_sources(session, new.source_message_ids, owner_id=sealer.user_id)
             await hold_chats(session, sources)
             await self._lock(session, sealer, chronicle_id)
@@ -142,20 +103,20 @@ class EventService:
                 fields=fields,
                 significance=new.significance,
                 source="user",
-                happened_at=happened_at or last_said(sources) or now(),
-                place=min((each.position for each in sources), default=0),
+                happened_at=happened_at or await last_said(session, sources) or now(),
+                place=first_place(sources),
                 sources=sources,
                 is_pinned=new.pinned,
             )
-            [row] = await add_events(session, sealer, chronicle_id, [event])
-            await self._note(session, identity, chronicle_id, [row.id])
-            return await _view(session, sealer, row.id)
+            await insert_events(session, sealer, chronicle_id, [event])
+            await self._note(session, identity, chronicle_id, [event.id])
+            return await _view(session, sealer, event.id)
 
     async def get(self, identity: Identity, chronicle_id: UUID, event_id: UUID) -> EventView:
         """Raises `EventNotFoundError`."""
         async with self._database.read() as session:
             event = await _read(session, identity.sealer, chronicle_id, event_id)
-        return event_view(event)
+        return _view_of(event)
 
     async def patch(
         self,
@@ -174,7 +135,7 @@ class EventService:
         reject_unknown(patch, EventChange)
         sealer = identity.sealer
         async with self._database.write() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             if "source_message_ids" in patch:
                 event = await _read(session, sealer, chronicle_id, event_id)
                 wanted = merge_patch(change_of(event), patch)
@@ -182,9 +143,7 @@ class EventService:
                     session, await next_sources(session, event, wanted, owner_id=sealer.user_id)
                 )
             await self._lock(session, sealer, chronicle_id)
-            row = await repository.get_event(
-                session, chronicle_id, event_id, owner_id=sealer.user_id
-            )
+            row = await get_event(session, chronicle_id, event_id, owner_id=sealer.user_id)
             # Reads the row anew, too, which somebody may have changed before it was locked.
             event = await _read(session, sealer, chronicle_id, event_id)
             check_revision(if_match, row.revision)
@@ -203,9 +162,9 @@ class EventService:
         owner_id = identity.user_id
         async with self._database.write() as session:
             await self._lock(session, identity.sealer, chronicle_id)
-            row = await repository.get_event(session, chronicle_id, event_id, owner_id=owner_id)
+            row = await get_event(session, chronicle_id, event_id, owner_id=owner_id)
             check_revision(if_match, row.revision)
-            await remove_events(session, [row], owner_id=owner_id)
+            await remove_events(session, [row.id], owner_id=owner_id)
             await self._note(session, identity, chronicle_id, [event_id])
 
     async def merge(self, identity: Identity, chronicle_id: UUID, wanted: EventMerge) -> EventView:
@@ -218,34 +177,24 @@ class EventService:
         """
         sealer, ids = identity.sealer, list(dict.fromkeys(wanted.event_ids))
         async with self._database.write() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             events = await _read_all(session, sealer, chronicle_id, ids)
             await hold_chats(session, [source for event in events for source in event.sources])
             await self._lock(session, sealer, chronicle_id)
             events = await _read_all(session, sealer, chronicle_id, ids)
             made = merge_events(events, wanted.event)
-            by = await _superseder(session, events)
+            made = replace(made, superseded_by=await _superseder(session, events))
             superseded = await find_superseded(session, ids)
             await remove_events(session, ids, owner_id=sealer.user_id)
             if made.is_pinned:
                 await check_pins(session, chronicle_id)
-            new = NewEvent(
-                fields=made.fields,
-                significance=made.significance,
-                source="user",
-                happened_at=made.happened_at,
-                place=made.place,
-                sources=made.sources,
-                is_pinned=made.is_pinned,
-            )
-            [row] = await add_events(session, sealer, chronicle_id, [new])
-            row.superseded_by = by
-            await supersede_again(session, chronicle_id, superseded, row.id)
-            await self._note(session, identity, chronicle_id, [*ids, row.id])
-            return await _view(session, sealer, row.id)
+            await insert_events(session, sealer, chronicle_id, [made])
+            await supersede_again(session, chronicle_id, superseded, made.id)
+            await self._note(session, identity, chronicle_id, [*ids, made.id])
+            return await _view(session, sealer, made.id)
 
     async def _lock(self, session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> None:
-        await repository.get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
+        await get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
 
     async def _note(
         self, session: AsyncSession, identity: Identity, chronicle_id: UUID, ids: Sequence[UUID]
@@ -268,7 +217,19 @@ async def _read(
 async def _view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
     """An event as it stands now."""
     await session.flush()
-    return event_view((await get_events(session, sealer, [event_id]))[event_id])
+    return _view_of((await get_events(session, sealer, [event_id]))[event_id])
+
+
+def _view_of(event: StoryEvent) -> EventView:
+    return struct_from(
+        EventView,
+        event,
+        **msgspec.structs.asdict(event.fields),
+        pinned=event.is_pinned,
+        edited=event.is_edited,
+        source_message_ids=[each.id for each in event.sources],
+        source_chat_ids=list(dict.fromkeys(each.chat_id for each in event.sources)),
+    )
 
 
 async def _read_all(

@@ -17,13 +17,14 @@ import msgspec
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
-from backend.chronicles.changing import YEARS
 from backend.chronicles.errors import ChronicleFileError
+from backend.chronicles.event_changes import YEARS
 from backend.chronicles.events import ChronicleFields, EventFields, Significance
 from backend.chronicles.limits import MAX_EVENTS, MAX_PINNED
 from backend.chronicles.models import EventSourceName
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.schemas import Moment, Sources, Summary
+from backend.wire import struct_from
 
 FORMAT = "talekeeper-chronicle"
 VERSION = 1
@@ -52,7 +53,7 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     @property
     def fields(self) -> EventFields:
         """What happened, without what stands around it."""
-        return EventFields(**{name: getattr(self, name) for name in EventFields.__struct_fields__})
+        return struct_from(EventFields, self)
 
 
 class ChronicleFile(ChronicleFields, frozen=True, kw_only=True, omit_defaults=False):
@@ -77,16 +78,14 @@ def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
 
 
 def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:
-    return EventRecord(
+    return struct_from(
+        EventRecord,
+        event,
         **msgspec.structs.asdict(event.fields),
         id=ids[event.id],
-        significance=event.significance,
         pinned=event.is_pinned,
-        happened_at=event.happened_at,
-        source=event.source,
         source_message_ids=[each.id for each in event.sources],
         superseded_by=ids.get(event.superseded_by) if event.superseded_by else None,
-        counts=event.counts,
     )
 
 
@@ -109,8 +108,13 @@ def read_file(data: bytes) -> ChronicleFile:
         file = msgspec.convert(value, ChronicleFile, strict=True)
     except msgspec.ValidationError as error:
         raise ChronicleFileError(_placed(str(error))) from error
-    _check_pins(file.events)
-    _check_times(file.events)
+    pinned = sum(event.pinned for event in file.events)
+    _check_count("pinned events", pinned, MAX_PINNED, "pinned_events")
+    for number, event in enumerate(file.events):
+        if event.happened_at.year not in YEARS:
+            raise ChronicleFileError(
+                f"events[{number}].happened_at must be in the years {YEARS[0]} to {YEARS[-1]}."
+            )
     _check_ids(file.events)
     return file
 
@@ -136,19 +140,6 @@ def _check_count(what: str, found: int, allowed: int, limit: str) -> None:
             f"The chronicle has {found:,} {what}; {allowed:,} are allowed.",
             extra={"limit": limit, "allowed": allowed, "found": found},
         )
-
-
-def _check_pins(events: Sequence[EventRecord]) -> None:
-    pinned = sum(event.pinned for event in events)
-    _check_count("pinned events", pinned, MAX_PINNED, "pinned_events")
-
-
-def _check_times(events: Sequence[EventRecord]) -> None:
-    for number, event in enumerate(events):
-        if event.happened_at.year not in YEARS:
-            raise ChronicleFileError(
-                f"events[{number}].happened_at must be in the years {YEARS[0]} to {YEARS[-1]}."
-            )
 
 
 def _check_ids(events: Sequence[EventRecord]) -> None:

@@ -1,48 +1,71 @@
-"""What is read of chronicles: events with their texts, and which of them count."""
+"""What is read of chronicles: what their rows say, and which events count."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cache
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, exists, select
+import msgspec
+from sqlalchemy import ColumnElement, Row, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
-from backend.chronicles.events import EventFields
-from backend.chronicles.models import ChronicleEvent, EventSource, EventSourceName
-from backend.chronicles.records import open_event
+from backend.chronicles.events import ChronicleFields, EventFields
+from backend.chronicles.models import (
+    CHRONICLE,
+    EVENT,
+    Chronicle,
+    ChronicleEvent,
+    EventSource,
+    EventSourceName,
+)
+from backend.database.base import chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
-
-CHUNK = 5_000
-"""Ids in one statement: both databases take some 32,000 parameters."""
+from backend.wire import struct_from
 
 STORY_ORDER = (ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
 """What events are ordered by, oldest first. An index has it, behind the chronicle."""
 
+_CHRONICLE = msgspec.json.Decoder(ChronicleFields)
+_EVENT = msgspec.json.Decoder(EventFields)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceMessage:
-    """A message that an event comes from. `position` is its depth in its chat's tree.
 
-    `said_at` is known where the message itself was read.
-    """
+def sealed_chronicle(sealer: Sealer, chronicle_id: UUID, fields: ChronicleFields) -> bytes:
+    """What a chronicle says of itself, for its row."""
+    return sealer.seal_bytes(CHRONICLE, chronicle_id, msgspec.json.encode(fields))
 
-    id: UUID
+
+def open_chronicle(sealer: Sealer, row: Chronicle) -> ChronicleFields:
+    """What a chronicle says of itself."""
+    return _CHRONICLE.decode(sealer.open_bytes(CHRONICLE, row.id, row.sealed_chronicle))
+
+
+def sealed_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
+    """What an event says, for its row."""
+    return sealer.seal_bytes(EVENT, event_id, msgspec.json.encode(fields))
+
+
+def open_event(sealer: Sealer, row: ChronicleEvent | Row[Any]) -> EventFields:
+    """What an event says: `row` has its `id` and `sealed_event`."""
+    return _EVENT.decode(sealer.open_bytes(EVENT, row.id, row.sealed_event))
+
+
+class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that an event comes from. `position` is its depth in its chat's tree."""
+
+    id: UUID = msgspec.field(name="message_id")
     chat_id: UUID
     position: int
-    said_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoryEvent:
+class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event, unsealed.
 
     `counts` says that all of its messages are on their chats' active paths. `is_current` that,
@@ -87,37 +110,15 @@ def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool
 
 
 @cache
-def current(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
+def current() -> ColumnElement[bool]:
     """The condition that an event counts, and that none which counts has superseded it."""
     later = aliased(ChronicleEvent)
-    superseded = exists().where(later.id == event.superseded_by, counting(later))
-    return counting(event) & ~superseded
-
-
-def events_query(*conditions: ColumnElement[bool]) -> Select[ChronicleEvent, bool, bool]:
-    """Events as `read_events` takes them: a row, whether it counts, whether it is current."""
-    return select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
-        *conditions
-    )
-
-
-async def read_events(
-    session: AsyncSession, sealer: Sealer, query: Select[ChronicleEvent, bool, bool]
-) -> list[StoryEvent]:
-    """The events of an `events_query`, in its order. The query names the owner.
-
-    Rows that the session has already are read anew: deleting one event changes others.
-    """
-    rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
-    sources = await _sources(session, [row[0].id for row in rows])
-    return [
-        _story_event(sealer, row, sources[row.id], counts=counts, is_current=is_current)
-        for row, counts, is_current in rows
-    ]
+    superseded = exists().where(later.id == ChronicleEvent.superseded_by, counting(later))
+    return counting() & ~superseded
 
 
 async def get_events(
-    session: AsyncSession, sealer: Sealer, event_ids: Sequence[UUID]
+    session: AsyncSession, sealer: Sealer, event_ids: Iterable[UUID]
 ) -> dict[UUID, StoryEvent]:
     """Events by id, whether they count or not. Those that are gone, or not the sealer's, are not.
 
@@ -125,8 +126,8 @@ async def get_events(
     """
     found: dict[UUID, StoryEvent] = {}
     for ids in chunks(list(dict.fromkeys(event_ids))):
-        query = events_query(ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id)
-        found |= {event.id: event for event in await read_events(session, sealer, query)}
+        events = await _read_events(session, sealer, ChronicleEvent.id.in_(ids))
+        found |= {event.id: event for event in events}
     return found
 
 
@@ -142,53 +143,46 @@ async def current_events(
 
     `pinned` takes those alone that are pinned. What is not the sealer's chronicle has none.
     """
-    query = events_query(
-        ChronicleEvent.chronicle_id == chronicle_id, ChronicleEvent.user_id == sealer.user_id
-    )
+    conditions = [ChronicleEvent.chronicle_id == chronicle_id, current()]
     if pinned:
-        query = query.where(ChronicleEvent.is_pinned)
-    latest = query.where(current()).order_by(*(each.desc() for each in STORY_ORDER)).limit(limit)
-    return (await read_events(session, sealer, latest))[::-1]
+        conditions.append(ChronicleEvent.is_pinned.expression)
+    return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]
 
 
-async def find_sources(
-    session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
-) -> list[SourceMessage]:
-    """Messages as sources of an event, each once, in the order of their depth.
+async def _read_events(
+    session: AsyncSession,
+    sealer: Sealer,
+    *conditions: ColumnElement[bool],
+    latest: int | None = None,
+) -> list[StoryEvent]:
+    """Events of the sealer's owner; with `latest` so many of them, the last in the story first.
 
-    Raises `MessageNotFoundError` where one is absent or someone else's, and `ValidationError` for
-    one that is still being written.
+    Rows that the session has already are read anew: deleting one event changes others.
     """
-    wanted = list(dict.fromkeys(message_ids))
-    found: list[SourceMessage] = []
-    for ids in chunks(wanted):
-        rows = await session.execute(
-            select(
-                Message.id, Message.chat_id, Message.position, Message.created_at, Message.status
-            ).where(Message.id.in_(ids), Message.user_id == owner_id)
+    query = select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
+        *conditions, ChronicleEvent.user_id == sealer.user_id
+    )
+    if latest is not None:
+        query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)
+    rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
+    sources = await sources_of(session, [row[0].id for row in rows])
+    return [
+        struct_from(
+            StoryEvent,
+            row,
+            fields=open_event(sealer, row),
+            sources=sources[row.id],
+            counts=bool(counts),
+            is_current=bool(is_current),
         )
-        for row in rows:
-            if row.status == "streaming":
-                raise ValidationError(
-                    "A source message is still being written: wait until it is there.",
-                    extra={"message_id": str(row.id)},
-                )
-            found.append(
-                SourceMessage(
-                    id=row.id, chat_id=row.chat_id, position=row.position, said_at=row.created_at
-                )
-            )
-    if missing := set(wanted) - {each.id for each in found}:
-        first = next(each for each in wanted if each in missing)
-        raise MessageNotFoundError(
-            "A source message does not exist.", extra={"message_id": str(first)}
-        )
-    return sorted(found, key=_depth)
+        for row, counts, is_current in rows
+    ]
 
 
-async def _sources(
+async def sources_of(
     session: AsyncSession, event_ids: Sequence[UUID]
 ) -> defaultdict[UUID, list[SourceMessage]]:
+    """The messages that events come from, in the order of their depth."""
     found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
     for ids in chunks(event_ids):
         columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
@@ -201,40 +195,40 @@ async def _sources(
     return found
 
 
-def _story_event(
-    sealer: Sealer,
-    row: ChronicleEvent,
-    sources: Sequence[SourceMessage],
-    *,
-    counts: bool,
-    is_current: bool,
-) -> StoryEvent:
-    return StoryEvent(
-        id=row.id,
-        chronicle_id=row.chronicle_id,
-        fields=open_event(sealer, row),
-        significance=row.significance,
-        is_pinned=row.is_pinned,
-        is_edited=row.is_edited,
-        source=row.source,
-        happened_at=row.happened_at,
-        place=row.place,
-        superseded_by=row.superseded_by,
-        run_id=row.run_id,
-        revision=row.revision,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        sources=sources,
-        counts=bool(counts),
-        is_current=bool(is_current),
-    )
+async def find_messages(
+    session: AsyncSession, message_ids: Iterable[UUID], *, owner_id: UUID
+) -> dict[UUID, SourceMessage]:
+    """Those messages, as sources of events, that are the owner's and wholly there."""
+    found: dict[UUID, SourceMessage] = {}
+    for ids in chunks(list(dict.fromkeys(message_ids))):
+        rows = await session.execute(
+            select(Message.id, Message.chat_id, Message.position).where(
+                Message.id.in_(ids), Message.user_id == owner_id, Message.status != "streaming"
+            )
+        )
+        found |= {row.id: struct_from(SourceMessage, row) for row in rows}
+    return found
+
+
+async def find_sources(
+    session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
+) -> list[SourceMessage]:
+    """Messages as sources of an event, each once, in the order of their depth.
+
+    Raises `MessageNotFoundError` where one is absent or someone else's, and `ValidationError` for
+    one that is still being written.
+    """
+    found = await find_messages(session, message_ids, owner_id=owner_id)
+    if missing := [each for each in message_ids if each not in found]:
+        extra = {"message_id": str(missing[0])}
+        owned = Message.id == missing[0], Message.user_id == owner_id
+        if await session.scalar(select(Message.id).where(*owned)) is None:
+            raise MessageNotFoundError("A source message does not exist.", extra=extra)
+        raise ValidationError(
+            "A source message is still being written: wait until it is there.", extra=extra
+        )
+    return sorted(found.values(), key=_depth)
 
 
 def _depth(source: SourceMessage) -> tuple[int, UUID]:
     return source.position, source.id
-
-
-def chunks(ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
-    """Ids in as many at a time as one statement takes."""
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import msgspec
+from sqlalchemy import column, func, select, table, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from backend.accounts.identity import Identity
-from backend.chronicles import repository
+from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
-from backend.chronicles.making import make_chronicle
-from backend.chronicles.records import open_chronicle, sealed_chronicle
+from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.reading import current, open_chronicle, sealed_chronicle
+from backend.chronicles.repository import get_chronicle, make_chronicle
 from backend.chronicles.schemas import ChronicleView, NewChronicle
-from backend.chronicles.views import chronicle_views
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.database.types import Id
 from backend.errors import ValidationError
 from backend.memory.outbox import IndexOutbox
-from backend.wire import Page, check_revision, merge_patch, reject_unknown
+from backend.vault.sealing import Sealer
+from backend.wire import (
+    Page,
+    check_revision,
+    merge_patch,
+    page_of,
+    reject_unknown,
+    struct_from,
+)
+
+_LOREBOOKS = table(
+    "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
+)
+"""As much of that table as is needed here: lorebooks do not know chronicles, nor these them."""
 
 
 class ChronicleService:
@@ -30,35 +50,32 @@ class ChronicleService:
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[ChronicleView]:
         """Chronicles, newest first."""
+        query = select(Chronicle).where(Chronicle.user_id == identity.user_id)
+        if after is not None:
+            query = query.where(Chronicle.id < after)
+        query = query.order_by(Chronicle.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows = await repository.list_chronicles(
-                session, owner_id=identity.user_id, limit=limit + 1, after=after
-            )
-            shown = await chronicle_views(session, identity.sealer, rows[:limit])
-        return Page(items=shown, next=str(shown[-1].id) if len(rows) > limit else None)
+            rows, following = page_of(list(await session.scalars(query)), limit)
+            items = await _views(session, identity.sealer, rows)
+        return Page(items=items, next=following)
 
     async def create(self, identity: Identity, new: NewChronicle) -> ChronicleView:
         """Make a chronicle without events. Raises `ChronicleFullError`."""
         fields = ChronicleFields(name=new.name, description=new.description)
         async with self._database.write() as session:
             row = await make_chronicle(session, identity, fields)
-            [view] = await chronicle_views(session, identity.sealer, [row])
+            [view] = await _views(session, identity.sealer, [row])
         return view
 
     async def get(self, identity: Identity, chronicle_id: UUID) -> ChronicleView:
         """Raises `ChronicleNotFoundError`."""
         async with self._database.read() as session:
-            row = await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
-            [view] = await chronicle_views(session, identity.sealer, [row])
+            row = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
+            [view] = await _views(session, identity.sealer, [row])
         return view
 
     async def patch(
-        self,
-        identity: Identity,
-        chronicle_id: UUID,
-        patch: dict[str, Any],
-        *,
-        if_match: str | None,
+        self, identity: Identity, chronicle_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ChronicleView:
         """Merge into a chronicle: what is absent stays, null goes back to the default.
 
@@ -67,9 +84,7 @@ class ChronicleService:
         reject_unknown(patch, ChronicleFields)
         sealer = identity.sealer
         async with self._database.write() as session:
-            row = await repository.get_chronicle(
-                session, chronicle_id, owner_id=identity.user_id, lock=True
-            )
+            row = await get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
             check_revision(if_match, row.revision)
             changed = merge_patch(open_chronicle(sealer, row), patch)
             if not changed.name.strip():
@@ -78,7 +93,7 @@ class ChronicleService:
             row.revision += 1
             row.updated_at = now()
             await session.flush()
-            [view] = await chronicle_views(session, sealer, [row])
+            [view] = await _views(session, sealer, [row])
         return view
 
     async def delete(self, identity: Identity, chronicle_id: UUID, *, if_match: str | None) -> None:
@@ -88,21 +103,69 @@ class ChronicleService:
         `PreconditionFailedError`.
         """
         owner_id = identity.user_id
+        uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
         async with self._database.write() as session:
             # Before the chronicle, as whoever changes a chat and its chronicle locks them.
-            await repository.lock_chats(session, chronicle_id, owner_id=owner_id)
-            row = await repository.get_chronicle(
-                session, chronicle_id, owner_id=owner_id, lock=True
-            )
+            chats = select(Chat.id).where(*uses_it).order_by(Chat.id)
+            await session.execute(chats.with_for_update())
+            row = await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
             check_revision(if_match, row.revision)
-            books = await repository.lorebooks_of(session, [chronicle_id], owner_id=owner_id)
-            await repository.release_chats(session, chronicle_id, owner_id=owner_id)
+            books = await _lorebooks_of(session, [chronicle_id], owner_id=owner_id)
+            await session.execute(
+                update(Chat)
+                .where(*uses_it)
+                .values(chronicle_id=None, chronicle_enabled=False, revision=Chat.revision + 1)
+            )
             await session.delete(row)
             await session.flush()
-            await self._outbox.changed(
-                session, identity, kind="event", container_id=chronicle_id, source_ids=None
-            )
+            await self._outbox.changed(session, identity, kind="event", container_id=chronicle_id)
             for book_id in books.values():
-                await self._outbox.changed(
-                    session, identity, kind="lore", container_id=book_id, source_ids=None
-                )
+                await self._outbox.changed(session, identity, kind="lore", container_id=book_id)
+
+
+async def _views(
+    session: AsyncSession, sealer: Sealer, rows: Sequence[Chronicle]
+) -> list[ChronicleView]:
+    """Chronicles with their counts and who uses them, in the order given."""
+    ids = [row.id for row in rows]
+    counted = await session.execute(
+        select(ChronicleEvent.chronicle_id, func.count(), func.count().filter(current()))
+        .where(ChronicleEvent.chronicle_id.in_(ids))
+        .group_by(ChronicleEvent.chronicle_id)
+    )
+    counts = {row[0]: (row[1], row[2]) for row in counted}
+    using = await session.execute(
+        select(Chat.chronicle_id, Chat.id)
+        .where(Chat.chronicle_id.in_(ids), Chat.user_id == sealer.user_id)
+        .order_by(Chat.id)
+    )
+    chats: defaultdict[UUID | None, list[UUID]] = defaultdict(list)
+    for chronicle_id, chat_id in using:
+        chats[chronicle_id].append(chat_id)
+    books = await _lorebooks_of(session, ids, owner_id=sealer.user_id)
+    found: list[ChronicleView] = []
+    for row in rows:
+        event_count, current_count = counts.get(row.id, (0, 0))
+        found.append(
+            struct_from(
+                ChronicleView,
+                row,
+                **msgspec.structs.asdict(open_chronicle(sealer, row)),
+                event_count=event_count,
+                current_count=current_count,
+                chat_ids=chats[row.id],
+                lorebook_id=books.get(row.id),
+            )
+        )
+    return found
+
+
+async def _lorebooks_of(
+    session: AsyncSession, chronicle_ids: Sequence[UUID], *, owner_id: UUID
+) -> dict[UUID, UUID]:
+    """The lorebook of each of some chronicles; one without is left out."""
+    books = _LOREBOOKS.c
+    query = select(books.chronicle_id, books.id).where(
+        books.chronicle_id.in_(chronicle_ids), books.user_id == owner_id
+    )
+    return dict((await session.execute(query)).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -17,20 +17,31 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters.exporting import ExportedFile
-from backend.chats.models import Message
-from backend.chronicles import repository
-from backend.chronicles.bulk import AT_ONCE, add_all, all_events, set_all
+from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields, EventFields
 from backend.chronicles.files import ChronicleFile, EventRecord, read_file, write_file
 from backend.chronicles.index_source import KIND
 from backend.chronicles.limits import check_pins, check_room
-from backend.chronicles.making import UNNAMED, make_chronicle
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import STORY_ORDER, SourceMessage, chunks
-from backend.chronicles.records import open_chronicle, open_event, sealed_event
-from backend.chronicles.writing import NewEvent, hold_chats
+from backend.chronicles.reading import (
+    STORY_ORDER,
+    SourceMessage,
+    find_messages,
+    open_chronicle,
+    open_event,
+    sealed_event,
+)
+from backend.chronicles.repository import UNNAMED, get_chronicle, make_chronicle
+from backend.chronicles.writing import (
+    AT_ONCE,
+    NewEvent,
+    first_place,
+    hold_chats,
+    insert_events,
+    mark_superseded,
+)
 from backend.cpu_pool import CpuPool, unhurried
-from backend.database.base import new_id
+from backend.database.base import chunks, new_id
 from backend.database.engine import Database
 from backend.memory.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
@@ -48,14 +59,14 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Incoming:
-    """An event of a file, with what takes time to make of it."""
+    """An event of a file, with what takes time to make of it.
 
-    number: int
+    Of `new` the messages are not known yet, nor its place.
+    """
+
     record: EventRecord
-    fields: EventFields
     same: _Same
-    event_id: UUID
-    sealed: bytes
+    new: NewEvent
 
 
 class ImportedChronicle(msgspec.Struct, kw_only=True):
@@ -81,9 +92,7 @@ class ChronicleTransfer:
     async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
         """A file of a chronicle with all its events. Raises `ChronicleNotFoundError`."""
         async with self._database.read() as session:
-            chronicle = await repository.get_chronicle(
-                session, chronicle_id, owner_id=identity.user_id
-            )
+            chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
             events = await all_events(session, identity.sealer, chronicle_id)
         data = await self._pool.run(identity.user_id, partial(write_file, fields, events))
@@ -106,7 +115,7 @@ class ChronicleTransfer:
     async def check(self, identity: Identity, chronicle_id: UUID) -> None:
         """Raise `ChronicleNotFoundError` unless there is such a chronicle."""
         async with self._database.read() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=identity.user_id)
+            await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
 
     async def import_into(
         self, identity: Identity, chronicle_id: UUID, data: bytes
@@ -119,11 +128,11 @@ class ChronicleTransfer:
         owner_id = identity.user_id
         file, events = await self._read(identity.sealer, data)
         async with self._database.read() as session:
-            await repository.get_chronicle(session, chronicle_id, owner_id=owner_id)
+            await get_chronicle(session, chronicle_id, owner_id=owner_id)
             seen = await _read_known(session, identity.sealer, chronicle_id, {})
         async with self._database.write() as session:
             messages = await _hold_messages(session, file.events, owner_id=owner_id)
-            await repository.get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
+            await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
             # Again, now that nobody changes it: what changed meanwhile is little.
             seen = await _read_known(session, identity.sealer, chronicle_id, seen)
             known: dict[_Same, UUID] = {}
@@ -134,7 +143,7 @@ class ChronicleTransfer:
     async def _read(self, sealer: Sealer, data: bytes) -> tuple[ChronicleFile, Sequence[_Incoming]]:
         def read() -> tuple[ChronicleFile, Sequence[_Incoming]]:
             file = read_file(data)
-            return file, [_incoming(sealer, *each) for each in enumerate(file.events)]
+            return file, [_incoming(sealer, record) for record in file.events]
 
         return await self._pool.run(sealer.user_id, read)
 
@@ -174,8 +183,8 @@ async def _write(
     rows: dict[int, UUID] = {}
     fresh: dict[int, NewEvent] = {}
     behind: defaultdict[datetime, int] = defaultdict(int)
-    async for incoming in unhurried(events):
-        event, number = incoming.record, incoming.number
+    async for number, incoming in unhurried(list(enumerate(events))):
+        event = incoming.record
         found = known.get(incoming.same)
         if found is not None:
             rows[number] = found
@@ -184,33 +193,23 @@ async def _write(
         if not event.counts and len(sources) < len(event.source_message_ids):
             # Nothing could tell any more that it does not count.
             continue
-        first = min((each.position for each in sources), default=0)
         # What one moment holds stands as it does in the file.
-        place = behind[event.happened_at] = max(behind[event.happened_at], first)
-        fresh[number] = NewEvent(
-            id=incoming.event_id,
-            fields=incoming.fields,
-            sealed=incoming.sealed,
-            significance=event.significance,
-            source="import",
-            happened_at=event.happened_at,
-            place=place,
-            sources=sources,
-            is_pinned=event.pinned,
-        )
+        place = max(behind[event.happened_at], first_place(sources))
+        behind[event.happened_at] = place
+        fresh[number] = replace(incoming.new, sources=sources, place=place)
     await check_room(session, chronicle_id, more=len(fresh))
     pinned = sum(each.is_pinned for each in fresh.values())
     await check_pins(session, chronicle_id, more=pinned)
-    made = await add_all(session, sealer, chronicle_id, list(fresh.values()))
-    rows |= dict(zip(fresh, made, strict=True))
-    numbers = {each.record.id: each.number for each in events if each.record.id}
-    superseded = [
-        {"id": rows[number], "superseded_by": rows.get(numbers[by])}
-        for number in fresh
+    await insert_events(session, sealer, chronicle_id, list(fresh.values()))
+    rows |= {number: new.id for number, new in fresh.items()}
+    numbers = {each.record.id: number for number, each in enumerate(events) if each.record.id}
+    marks = {
+        new.id: rows.get(numbers[by])
+        for number, new in fresh.items()
         if (by := events[number].record.superseded_by) is not None
-    ]
-    await set_all(session, superseded)
-    return len(made)
+    }
+    await mark_superseded(session, marks)
+    return len(fresh)
 
 
 async def _hold_messages(
@@ -220,16 +219,8 @@ async def _hold_messages(
 
     Raises `MessageNotFoundError` where a chat is deleted at this moment.
     """
-    wanted = dict.fromkeys(each for event in events for each in event.source_message_ids)
-    found: dict[UUID, SourceMessage] = {}
-    for ids in chunks(list(wanted)):
-        rows = await session.execute(
-            select(Message.id, Message.chat_id, Message.position).where(
-                Message.id.in_(ids), Message.user_id == owner_id, Message.status != "streaming"
-            )
-        )
-        for row in rows:
-            found[row.id] = SourceMessage(id=row.id, chat_id=row.chat_id, position=row.position)
+    ids = [each for event in events for each in event.source_message_ids]
+    found = await find_messages(session, ids, owner_id=owner_id)
     await hold_chats(session, found.values())
     return found
 
@@ -246,29 +237,27 @@ async def _read_known(
     revisions = {row.id: row.revision for row in rows}
     known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
     news = [each for each in revisions if each not in known]
-    for start in range(0, len(news), AT_ONCE):
-        for event in await session.scalars(
-            select(ChronicleEvent).where(
-                ChronicleEvent.id.in_(news[start : start + AT_ONCE]),
-                ChronicleEvent.user_id == sealer.user_id,
-            )
-        ):
+    for ids in chunks(news, AT_ONCE):
+        owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
+        for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)
             known[event.id] = _Known(event.revision, same)
         await asyncio.sleep(0)
     return {each: known[each] for each in revisions}
 
 
-def _incoming(sealer: Sealer, number: int, record: EventRecord) -> _Incoming:
+def _incoming(sealer: Sealer, record: EventRecord) -> _Incoming:
     fields, event_id = record.fields, new_id()
-    return _Incoming(
-        number=number,
-        record=record,
+    new = NewEvent(
+        id=event_id,
         fields=fields,
-        same=_same(fields, record.happened_at),
-        event_id=event_id,
         sealed=sealed_event(sealer, event_id, fields),
+        significance=record.significance,
+        source="import",
+        happened_at=record.happened_at,
+        is_pinned=record.pinned,
     )
+    return _Incoming(record, _same(fields, record.happened_at), new)
 
 
 def _same(fields: EventFields, happened_at: datetime) -> _Same:

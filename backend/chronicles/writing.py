@@ -1,15 +1,19 @@
-"""Changing events within the caller's transaction. The index is the caller's to tell."""
+"""Changing events within the caller's transaction. The index is the caller's to tell.
+
+Which event supersedes which makes chains within one chronicle that never go round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.errors import MessageNotFoundError
@@ -17,12 +21,14 @@ from backend.chats.models import Chat
 from backend.chronicles.events import EventFields
 from backend.chronicles.limits import check_room
 from backend.chronicles.models import ChronicleEvent, EventSource, EventSourceName
-from backend.chronicles.reading import SourceMessage, chunks
-from backend.chronicles.records import open_event, sealed_event
-from backend.chronicles.superseding import is_there, leads_to, supersede_again
-from backend.database.base import new_id, now
+from backend.chronicles.reading import SourceMessage, open_event, sealed_event, sources_of
+from backend.database.base import chunks, new_id, now
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
+from backend.wire import struct_from
+
+AT_ONCE = 200
+"""Events that are written in one go; in between others get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +45,22 @@ class NewEvent:
     place: int = 0
     sources: Sequence[SourceMessage] = ()
     is_pinned: bool = False
+    is_edited: bool = False
+    superseded_by: UUID | None = None
     run_id: UUID | None = None
     id: UUID = field(default_factory=new_id)
     sealed: bytes | None = None
 
 
-class _Source(msgspec.Struct, frozen=True):
-    message_id: UUID
-    chat_id: UUID
-    position: int
+_RESTORED = (
+    "source",
+    "significance",
+    "is_pinned",
+    "is_edited",
+    "happened_at",
+    "place",
+    "run_id",
+)
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,31 +79,41 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     run_id: UUID | None
     revision: int
     created_at: datetime
-    sources: list[_Source]
+    sources: list[SourceMessage]
 
 
-async def add_events(
+async def insert_events(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, events: Sequence[NewEvent]
-) -> list[ChronicleEvent]:
-    """Write events into a chronicle of the sealer's owner; their rows, in the order given.
+) -> None:
+    """Write events into a chronicle of the sealer's owner.
 
     Raises `ChronicleFullError`, and `MessageNotFoundError` where a chat that they come from was
     deleted meanwhile.
     """
     if not events:
-        return []
+        return
     await check_room(session, chronicle_id, more=len(events))
     await hold_chats(session, [source for new in events for source in new.sources])
-    rows = [ChronicleEvent(**row_of(sealer, chronicle_id, new)) for new in events]
-    session.add_all(rows)
-    await session.flush()
-    if sources := [row for new in events for row in source_rows(new.id, new.sources)]:
-        await session.execute(insert(EventSource), sources)
-    return rows
+    # Not as objects of the session: those take longer to make than their texts to seal.
+    to_events, to_sources = insert(ChronicleEvent), insert(EventSource)
+    for part in chunks(events, AT_ONCE):
+        await session.execute(to_events, [_row_of(sealer, chronicle_id, new) for new in part])
+        if sources := [row for new in part for row in _source_rows(new.id, new.sources)]:
+            await session.execute(to_sources, sources)
+        await asyncio.sleep(0)
 
 
-def row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
-    """The columns of a new event."""
+async def add_events(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, events: Sequence[NewEvent]
+) -> list[ChronicleEvent]:
+    """`insert_events`, and read their rows, in the order given."""
+    await insert_events(session, sealer, chronicle_id, events)
+    ids = [new.id for new in events]
+    rows = await session.scalars(select(ChronicleEvent).where(ChronicleEvent.id.in_(ids)))
+    return sorted(rows, key=lambda row: ids.index(row.id))
+
+
+def _row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
     return {
         "id": new.id,
         "user_id": sealer.user_id,
@@ -98,38 +121,26 @@ def row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
         "source": new.source,
         "significance": new.significance,
         "is_pinned": new.is_pinned,
-        "is_edited": False,
+        "is_edited": new.is_edited,
         "happened_at": new.happened_at,
         "place": new.place,
+        "superseded_by": new.superseded_by,
         "run_id": new.run_id,
         "sealed_event": new.sealed or sealed_event(sealer, new.id, new.fields),
     }
 
 
 async def remove_events(
-    session: AsyncSession, events: Sequence[ChronicleEvent | UUID], *, owner_id: UUID
+    session: AsyncSession, event_ids: Sequence[UUID], *, owner_id: UUID
 ) -> None:
     """Delete events of a user's. What they superseded is superseded no more.
 
     Rows of others in the session still say so until they are read anew.
     """
     await session.flush()
-    wanted = [each if isinstance(each, UUID) else each.id for each in events]
-    for ids in chunks(wanted):
-        await session.execute(
-            delete(ChronicleEvent).where(
-                ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == owner_id
-            )
-        )
-
-
-async def set_fields(
-    session: AsyncSession, sealer: Sealer, row: ChronicleEvent, fields: EventFields
-) -> None:
-    """Have an event say something else."""
-    row.sealed_event = sealed_event(sealer, row.id, fields)
-    touch(row)
-    await session.flush()
+    for ids in chunks(event_ids):
+        owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == owner_id
+        await session.execute(delete(ChronicleEvent).where(*owned))
 
 
 async def set_sources(
@@ -140,12 +151,34 @@ async def set_sources(
     Raises `MessageNotFoundError` where a chat of theirs was deleted meanwhile.
     """
     await hold_chats(session, sources)
-    await session.execute(delete(EventSource).where(EventSource.event_id == row.id))
+    await _replace_sources(session, row.id, sources)
+    row.place = first_place(sources)
+
+
+def first_place(sources: Iterable[SourceMessage]) -> int:
+    """The depth of the first of an event's messages; 0 for none."""
+    return min((each.position for each in sources), default=0)
+
+
+async def _replace_sources(
+    session: AsyncSession, event_id: UUID, sources: Sequence[SourceMessage]
+) -> None:
+    await session.execute(delete(EventSource).where(EventSource.event_id == event_id))
     if sources:
-        await session.execute(insert(EventSource), source_rows(row.id, sources))
-    row.place = min((each.position for each in sources), default=0)
-    touch(row)
-    await session.flush()
+        await session.execute(insert(EventSource), _source_rows(event_id, sources))
+
+
+def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:
+    rows = {
+        each.id: {
+            "event_id": event_id,
+            "message_id": each.id,
+            "chat_id": each.chat_id,
+            "position": each.position,
+        }
+        for each in sources
+    }
+    return list(rows.values())
 
 
 async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None) -> None:
@@ -166,6 +199,53 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
     await session.flush()
 
 
+async def mark_superseded(session: AsyncSession, marks: Mapping[UUID, UUID | None]) -> None:
+    """Note of new events what supersedes each, as it is known to make no circle."""
+    rows = [{"id": event_id, "superseded_by": by} for event_id, by in marks.items()]
+    for part in chunks(rows, AT_ONCE):
+        await session.execute(update(ChronicleEvent), part)
+
+
+async def supersede_again(
+    session: AsyncSession, chronicle_id: UUID, event_ids: Sequence[UUID], by: UUID
+) -> None:
+    """Have those of the events be superseded by one that are there, and by none yet."""
+    for ids in chunks(event_ids):
+        await session.execute(
+            update(ChronicleEvent)
+            .where(
+                ChronicleEvent.id.in_(ids),
+                ChronicleEvent.chronicle_id == chronicle_id,
+                ChronicleEvent.superseded_by.is_(None),
+            )
+            .values(superseded_by=by)
+        )
+
+
+async def find_superseded(session: AsyncSession, by: Sequence[UUID]) -> list[UUID]:
+    """The events that are superseded by one of these."""
+    query = select(ChronicleEvent.id).where(ChronicleEvent.superseded_by.in_(by))
+    return list(await session.scalars(query))
+
+
+async def is_there(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -> bool:
+    """Whether a chronicle has an event."""
+    query = select(ChronicleEvent.id).where(
+        ChronicleEvent.id == event_id, ChronicleEvent.chronicle_id == chronicle_id
+    )
+    return await session.scalar(query) is not None
+
+
+async def leads_to(session: AsyncSession, start: UUID, ends: set[UUID]) -> bool:
+    """Whether an event is, or is superseded by, over however many others, one of `ends`."""
+    await session.flush()
+    columns = select(ChronicleEvent.id, ChronicleEvent.superseded_by)
+    walk = columns.where(ChronicleEvent.id == start).cte("walk", recursive=True)
+    # UNION drops what was there before: a circle, which there must not be, would end, too.
+    walk = walk.union(columns.join(walk, ChronicleEvent.id == walk.c.superseded_by))
+    return not ends.isdisjoint(await session.scalars(select(walk.c.id)))
+
+
 def touch(row: ChronicleEvent) -> None:
     """Note that an event was changed."""
     row.revision += 1
@@ -175,25 +255,12 @@ def touch(row: ChronicleEvent) -> None:
 async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -> dict[str, Any]:
     """An event as plain JSON, not sealed: what `restore` needs to put it back as it was."""
     await session.flush()
-    sources = await session.scalars(select(EventSource).where(EventSource.event_id == row.id))
-    supersedes = await session.scalars(
-        select(ChronicleEvent.id).where(ChronicleEvent.superseded_by == row.id)
-    )
-    taken = _Snapshot(
-        id=row.id,
+    taken = struct_from(
+        _Snapshot,
+        row,
         fields=open_event(sealer, row),
-        significance=row.significance,
-        is_pinned=row.is_pinned,
-        is_edited=row.is_edited,
-        source=row.source,
-        happened_at=row.happened_at,
-        place=row.place,
-        superseded_by=row.superseded_by,
-        supersedes=list(supersedes),
-        run_id=row.run_id,
-        revision=row.revision,
-        created_at=row.created_at,
-        sources=[_Source(each.message_id, each.chat_id, each.position) for each in sources],
+        supersedes=await find_superseded(session, [row.id]),
+        sources=(await sources_of(session, [row.id]))[row.id],
     )
     found: dict[str, Any] = msgspec.to_builtins(taken)
     return found
@@ -227,13 +294,8 @@ async def restore(
             created_at=taken.created_at,
         )
         session.add(row)
-    row.source = taken.source
-    row.significance = taken.significance
-    row.is_pinned = taken.is_pinned
-    row.is_edited = taken.is_edited
-    row.happened_at = taken.happened_at
-    row.place = taken.place
-    row.run_id = taken.run_id
+    for name in _RESTORED:
+        setattr(row, name, getattr(taken, name))
     row.superseded_by = None
     row.sealed_event = sealed_event(sealer, taken.id, taken.fields)
     touch(row)
@@ -243,24 +305,13 @@ async def restore(
     by = taken.superseded_by
     if by is not None and await is_there(session, chronicle_id, by):
         row.superseded_by = None if await leads_to(session, by, {row.id}) else by
-    await _put_back_sources(session, sealer.user_id, taken)
-    return row
-
-
-async def _put_back_sources(session: AsyncSession, owner_id: UUID, taken: _Snapshot) -> None:
-    await session.execute(delete(EventSource).where(EventSource.event_id == taken.id))
-    chats = {each.chat_id for each in taken.sources}
-    there = set(
-        await session.scalars(select(Chat.id).where(Chat.id.in_(chats), Chat.user_id == owner_id))
-    )
-    sources = [
-        SourceMessage(id=each.message_id, chat_id=each.chat_id, position=each.position)
-        for each in taken.sources
-        if each.chat_id in there
-    ]
-    if sources:
-        await session.execute(insert(EventSource), source_rows(taken.id, sources))
+    chat_ids = {each.chat_id for each in taken.sources}
+    owned = Chat.id.in_(chat_ids), Chat.user_id == sealer.user_id
+    there = set(await session.scalars(select(Chat.id).where(*owned)))
+    sources = [each for each in taken.sources if each.chat_id in there]
+    await _replace_sources(session, taken.id, sources)
     await session.flush()
+    return row
 
 
 async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) -> None:
@@ -274,17 +325,3 @@ async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) ->
         held = await session.scalars(query.with_for_update(read=True, key_share=True))
         if len(held.all()) < len(ids):
             raise MessageNotFoundError("A source message does not exist any more.")
-
-
-def source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[str, Any]]:
-    """The rows of the messages that an event comes from."""
-    rows = {
-        each.id: {
-            "event_id": event_id,
-            "message_id": each.id,
-            "chat_id": each.chat_id,
-            "position": each.position,
-        }
-        for each in sources
-    }
-    return list(rows.values())

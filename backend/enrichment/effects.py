@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import counting
-from backend.chronicles.records import open_chronicle, open_event
+from backend.chronicles.reading import counting, open_chronicle, open_event
 from backend.enrichment.detail import Refused, RunEffect
 from backend.enrichment.story import TranscriptSlice
 from backend.enrichment.study import AgentResult, ProposedChange, ProposedEntry, ProposedEvent

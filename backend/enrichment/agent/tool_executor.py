@@ -331,9 +331,7 @@ class ToolExecutor:
         return sorted(lines.values(), key=lambda line: line.position) or [self._stretch.lines[-1]]
 
     def _source(self, line: StoryLine) -> SourceMessage:
-        return SourceMessage(
-            id=line.id, chat_id=self._stretch.chat_id, position=line.position, said_at=line.said_at
-        )
+        return SourceMessage(id=line.id, chat_id=self._stretch.chat_id, position=line.position)
 
     def _may_edit(self, entry: KnownEntry) -> bool:
         return entry.is_own or bool(self._stretch.settings.may_edit_lore)

@@ -13,8 +13,8 @@ from sqlalchemy.orm import aliased
 from backend.chats.models import Message
 from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.reading import chunks, counting
-from backend.chronicles.records import open_event
+from backend.chronicles.reading import counting, open_event
+from backend.database.base import chunks
 from backend.enrichment.detail import RunEffect
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow

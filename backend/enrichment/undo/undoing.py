@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import chunks
-from backend.chronicles.superseding import is_there, supersede_again
+from backend.chronicles.writing import is_there, supersede_again
+from backend.database.base import chunks
 from backend.enrichment.detail import RunDetail, RunEffect
 from backend.enrichment.schemas import KeptBecause
 from backend.lorebooks import authoring
@@ -119,7 +119,7 @@ class Undoer:
             return "edited" if row.is_edited or row.is_pinned else "changed"
         if effect.what == "event_changed":
             return await self._put_back_event(effect)
-        await writing.remove_events(session, [row], owner_id=self._sealer.user_id)
+        await writing.remove_events(session, [row.id], owner_id=self._sealer.user_id)
         self._removed.add(row.id)
         touched.update({row.id, *(UUID(each) for each in now["supersedes"])})
         return None

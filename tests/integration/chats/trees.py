@@ -19,7 +19,7 @@ from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
-from backend.chronicles.joining import ChatChronicles
+from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database

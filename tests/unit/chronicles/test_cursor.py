@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.chronicles.cursor import Cursor
+from backend.chronicles.event_search import Cursor
 from backend.errors import ValidationError
 
 MOMENTS = st.datetimes(timezones=st.just(UTC))

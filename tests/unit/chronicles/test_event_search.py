@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from backend.chronicles.event_search import EventFilter
 from backend.chronicles.events import EventFields
-from backend.chronicles.filtering import EventFilter
 
 LENS = EventFields(
     summary="She found the lens.",

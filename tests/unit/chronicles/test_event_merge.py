@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from backend.chronicles.event_merge import merge_events
 from backend.chronicles.events import EventFields
-from backend.chronicles.merging import merge_events
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.chronicles.schemas import MergedFields
 from backend.errors import ValidationError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
 
 from msgspec import UnsetType
@@ -13,25 +11,14 @@ from backend.chronicles.events import MAX_NAMES, MAX_SUMMARY, EventFields
 from backend.chronicles.limits import MAX_SOURCES
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.chronicles.schemas import MergedFields
+from backend.chronicles.writing import NewEvent
 from backend.errors import ValidationError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """What several events make together."""
-
-    fields: EventFields
-    significance: int
-    is_pinned: bool
-    happened_at: datetime
-    place: int
-    sources: Sequence[SourceMessage]
-
-
-def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> Merged:
-    """What events, in story order, make together; what is given is taken as it is.
+def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
+    """The event that events, in story order, make together; what is given is taken as it is.
 
     Summaries are joined, people, keywords and messages united. It is as significant as the most
     significant of them and of its kind, pinned if one of them is, and stands where the first does.
@@ -51,9 +38,10 @@ def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> Merged:
         who=_or(given.who, lambda: _united("who", (each.who for each in said))),
         keywords=_or(given.keywords, lambda: _united("keywords", (each.keywords for each in said))),
     )
-    return Merged(
+    return NewEvent(
         fields=fields,
         significance=_or(given.significance, lambda: weightiest.significance),
+        source="user",
         is_pinned=_or(given.pinned, lambda: any(event.is_pinned for event in events)),
         happened_at=events[0].happened_at,
         place=events[0].place,

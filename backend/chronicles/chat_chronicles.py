@@ -1,12 +1,11 @@
-"""How a chat comes to a chronicle, takes it along when it is copied, and leaves it."""
+"""The chronicles of chats: how one comes to a chat, goes along when it is copied, and leaves it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,15 +13,14 @@ from backend.accounts.identity import Identity
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
-from backend.chronicles.bulk import add_all, all_events, set_all
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND
-from backend.chronicles.making import UNNAMED, make_chronicle
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
-from backend.chronicles.reading import SourceMessage, StoryEvent
-from backend.chronicles.records import open_chronicle
-from backend.chronicles.writing import NewEvent, remove_events
+from backend.chronicles.reading import SourceMessage, StoryEvent, open_chronicle
+from backend.chronicles.repository import UNNAMED, make_chronicle
+from backend.chronicles.writing import NewEvent, insert_events, mark_superseded, remove_events
 from backend.cpu_pool import unhurried
 from backend.memory.outbox import IndexOutbox
 
@@ -142,24 +140,18 @@ async def _copy_events(
             place=event.place,
             sources=[_led_over(each, fork_id, copied) for each in event.sources],
             is_pinned=event.is_pinned,
+            is_edited=event.is_edited,
         )
         async for event in unhurried(events)
         if _is_along(event, source_id, copied)
     }
-    await add_all(session, identity.sealer, chronicle_id, list(copies.values()))
-    rest: list[dict[str, Any]] = []
+    await insert_events(session, identity.sealer, chronicle_id, list(copies.values()))
+    marks: dict[UUID, UUID | None] = {}
     for event in events:
-        copy = copies.get(event.id)
-        if copy and (event.is_edited or event.superseded_by):
-            by = copies.get(event.superseded_by) if event.superseded_by else None
-            rest.append(
-                {
-                    "id": copy.id,
-                    "is_edited": event.is_edited,
-                    "superseded_by": by.id if by else None,
-                }
-            )
-    await set_all(session, rest)
+        copy, by = copies.get(event.id), event.superseded_by
+        if copy is not None and by is not None and by in copies:
+            marks[copy.id] = copies[by].id
+    await mark_superseded(session, marks)
 
 
 def _is_along(event: StoryEvent, chat_id: UUID, copied: Mapping[UUID, UUID]) -> bool:
@@ -168,4 +160,4 @@ def _is_along(event: StoryEvent, chat_id: UUID, copied: Mapping[UUID, UUID]) -> 
 
 def _led_over(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
     copy_id = copied.get(source.id)
-    return replace(source, id=copy_id, chat_id=fork_id) if copy_id else source
+    return msgspec.structs.replace(source, id=copy_id, chat_id=fork_id) if copy_id else source

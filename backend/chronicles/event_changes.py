@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -14,21 +14,20 @@ from backend.chats.models import Message
 from backend.chronicles.events import EventFields
 from backend.chronicles.limits import check_pins
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import SourceMessage, StoryEvent, find_sources
+from backend.chronicles.reading import SourceMessage, StoryEvent, find_sources, sealed_event
 from backend.chronicles.schemas import EventChange, NewChronicleEvent
-from backend.chronicles.writing import set_fields, set_sources, supersede, touch
+from backend.chronicles.writing import set_sources, supersede, touch
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
+from backend.wire import struct_from
 
 YEARS = range(1900, 3000)
 """In which an event may have been played: what both databases store, and order, in any zone."""
 
-_FIELDS = EventFields.__struct_fields__
-
 
 def fields_of(said: NewChronicleEvent | EventChange) -> EventFields:
     """What an event says, of what came in. Raises `ValidationError` for a blank summary."""
-    fields = EventFields(**{name: getattr(said, name) for name in _FIELDS})
+    fields = struct_from(EventFields, said)
     if not fields.summary.strip():
         raise ValidationError("An event needs a summary.")
     return fields
@@ -43,20 +42,14 @@ def in_utc(moment: datetime | None) -> datetime | None:
     return moment.astimezone(UTC)
 
 
-def last_said(sources: Iterable[SourceMessage]) -> datetime | None:
-    """When the last of some messages, as they were read, was written; None without any."""
-    return max((each.said_at for each in sources if each.said_at is not None), default=None)
-
-
 def change_of(event: StoryEvent) -> EventChange:
     """An event as a patch sees it."""
-    return EventChange(
+    return struct_from(
+        EventChange,
+        event,
         **msgspec.structs.asdict(event.fields),
-        significance=event.significance,
         pinned=event.is_pinned,
-        happened_at=event.happened_at,
         source_message_ids=[each.id for each in event.sources],
-        superseded_by=event.superseded_by,
     )
 
 
@@ -76,8 +69,9 @@ async def apply_change(
     fields = fields_of(wanted)
     was = change_of(event)
     sources = await next_sources(session, event, wanted, owner_id=sealer.user_id)
-    given = in_utc(wanted.happened_at)
-    happened_at = given or await _said_last(session, sources) or event.created_at
+    happened_at = (
+        in_utc(wanted.happened_at) or await last_said(session, sources) or event.created_at
+    )
     wanted = msgspec.structs.replace(
         wanted, source_message_ids=[each.id for each in sources], happened_at=happened_at
     )
@@ -86,13 +80,10 @@ async def apply_change(
     revision = row.revision
     if wanted.pinned and not was.pinned:
         await check_pins(session, row.chronicle_id)
-    row.is_pinned, row.significance, row.happened_at = (
-        wanted.pinned,
-        wanted.significance,
-        happened_at,
-    )
+    row.is_pinned, row.significance = wanted.pinned, wanted.significance
+    row.happened_at = happened_at
     if fields != event.fields:
-        await set_fields(session, sealer, row, fields)
+        row.sealed_event = sealed_event(sealer, row.id, fields)
     if sources is not event.sources:
         await set_sources(session, row, sources)
     if wanted.superseded_by != was.superseded_by:
@@ -122,7 +113,8 @@ async def next_sources(
     return [*kept, *await find_sources(session, added, owner_id=owner_id)]
 
 
-async def _said_last(session: AsyncSession, sources: Sequence[SourceMessage]) -> datetime | None:
+async def last_said(session: AsyncSession, sources: Sequence[SourceMessage]) -> datetime | None:
+    """When the last of some messages was written; None without any that are there."""
     ids = [each.id for each in sources]
     found: datetime | None = await session.scalar(
         select(func.max(Message.created_at)).where(Message.id.in_(ids))
