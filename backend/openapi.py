@@ -156,7 +156,15 @@ def _options(app: Litestar) -> dict[str, dict[str, Any]]:
         if isinstance(route, HTTPRoute)
         for handler, _ in route.route_handler_map.values()
     ]
-    return {str(handler.operation_id): handler.opt for handler in handlers}
+    return {operation_id(handler): handler.opt for handler in handlers}
+
+
+def operation_id(handler: HTTPRouteHandler, *_: object) -> str:
+    """The id of an operation: the name of its handler, unless that says otherwise."""
+    if isinstance(handler.operation_id, str):
+        return handler.operation_id
+    first, *others = handler.handler_name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def completed(document: dict[str, Any], options: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -303,6 +311,7 @@ def openapi_config() -> OpenAPIConfig:
         version=backend.__version__,
         description="docs/api.md says what holds for every route.",
         use_handler_docstrings=True,
+        operation_id_creator=operation_id,
         render_plugins=[document],
         openapi_router=Router(
             "/schema",

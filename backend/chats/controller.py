@@ -45,7 +45,7 @@ class ChatController(Controller):
     path = "/chats"
     tags = ("Chats",)
 
-    @get(operation_id="listChats", summary="List chats")
+    @get(summary="List chats")
     async def list_chats(
         self,
         identity: Caller,
@@ -57,35 +57,20 @@ class ChatController(Controller):
         """Chats, newest first, of one character or of all."""
         return await chats.list_chats(identity, limit=limit, after=after, character_id=character_id)
 
-    @get(
-        "/{chat_id:uuid}",
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="getChat",
-        summary="Read a chat",
-    )
+    @get("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Read a chat")
     async def get_chat(
         self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatView]:
         """A chat; its messages are at `/chats/{chat_id}/messages`."""
         return _tagged(await chats.get(identity, chat_id))
 
-    @delete(
-        "/{chat_id:uuid}",
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="deleteChat",
-        summary="Delete a chat",
-    )
+    @delete("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Delete a chat")
     async def delete_chat(self, chat_id: FromPath[UUID], identity: Caller, chats: Chats) -> None:
         """Delete a chat with all its messages, on all branches."""
         await chats.delete(identity, chat_id)
 
-    @get(
-        "/{chat_id:uuid}/settings",
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="getChatSettings",
-        summary="Read settings",
-    )
-    async def get_settings(
+    @get("/{chat_id:uuid}/settings", opt={RAISES: (ChatNotFoundError,)}, summary="Read settings")
+    async def get_chat_settings(
         self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatSettings]:
         """What is set for this chat; what is absent is the account's."""
@@ -104,10 +89,9 @@ class ChatController(Controller):
             PATCHES: ChatSettings,
             EXAMPLE: {"authors_note": {"text": "It rains.", "depth": 4}, "model": None},
         },
-        operation_id="patchChatSettings",
         summary="Change settings",
     )
-    async def patch_settings(
+    async def patch_chat_settings(
         self,
         request: AnyRequest,
         chat_id: FromPath[UUID],
@@ -124,7 +108,6 @@ class ChatController(Controller):
     @get(
         "/{chat_id:uuid}/messages",
         opt={RAISES: (ChatNotFoundError,)},
-        operation_id="listMessages",
         summary="Read the active path",
     )
     async def list_messages(
@@ -141,10 +124,9 @@ class ChatController(Controller):
     @post(
         "/{chat_id:uuid}/fork",
         opt={RAISES: (ChatNotFoundError, MessageNotFoundError, MessageBusyError)},
-        operation_id="forkChat",
         summary="Copy a branch out",
     )
-    async def fork(
+    async def fork_chat(
         self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own."""
@@ -157,7 +139,7 @@ class MessageController(Controller):
     path = "/messages/{message_id:uuid}"
     tags = ("Chats",)
 
-    @get(opt={RAISES: (MessageNotFoundError,)}, operation_id="getMessage", summary="Read a message")
+    @get(opt={RAISES: (MessageNotFoundError,)}, summary="Read a message")
     async def get_message(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> MessageView:
@@ -168,7 +150,6 @@ class MessageController(Controller):
         opt={
             RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
         },
-        operation_id="patchMessage",
         summary="Edit or hide a message",
     )
     async def patch_message(
@@ -190,7 +171,6 @@ class MessageController(Controller):
     @delete(
         status_code=200,
         opt={RAISES: (MessageNotFoundError, MessageBusyError)},
-        operation_id="deleteMessage",
         summary="Delete a message",
     )
     async def delete_message(
@@ -199,12 +179,7 @@ class MessageController(Controller):
         """Delete a message and all below it, on every branch."""
         return await messages.delete(identity, message_id)
 
-    @get(
-        "/siblings",
-        opt={RAISES: (MessageNotFoundError,)},
-        operation_id="listSiblings",
-        summary="List swipes",
-    )
+    @get("/siblings", opt={RAISES: (MessageNotFoundError,)}, summary="List swipes")
     async def list_siblings(
         self,
         message_id: FromPath[UUID],
@@ -220,10 +195,9 @@ class MessageController(Controller):
         "/activate",
         status_code=200,
         opt={STORES: False, RAISES: (MessageNotFoundError,)},
-        operation_id="activateMessage",
         summary="Choose a branch",
     )
-    async def activate(
+    async def activate_message(
         self,
         message_id: FromPath[UUID],
         identity: Caller,

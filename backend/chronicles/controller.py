@@ -37,7 +37,7 @@ class ChronicleController(Controller):
     path = "/chronicles"
     tags = ("Chronicles",)
 
-    @get(operation_id="listChronicles", summary="List chronicles")
+    @get(summary="List chronicles")
     async def list_chronicles(
         self,
         identity: Caller,
@@ -48,11 +48,7 @@ class ChronicleController(Controller):
         """Chronicles, newest first, with the chats that use them."""
         return await chronicles.list_page(identity, limit=limit, after=after)
 
-    @post(
-        opt={RAISES: (ChronicleFullError,)},
-        operation_id="createChronicle",
-        summary="Make a chronicle",
-    )
+    @post(opt={RAISES: (ChronicleFullError,)}, summary="Make a chronicle")
     async def create_chronicle(
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
@@ -60,10 +56,7 @@ class ChronicleController(Controller):
         return _tagged(await chronicles.create(identity, data))
 
     @get(
-        "/{chronicle_id:uuid}",
-        opt={RAISES: (ChronicleNotFoundError,)},
-        operation_id="getChronicle",
-        summary="Read a chronicle",
+        "/{chronicle_id:uuid}", opt={RAISES: (ChronicleNotFoundError,)}, summary="Read a chronicle"
     )
     async def get_chronicle(
         self, chronicle_id: FromPath[UUID], identity: Caller, chronicles: Chronicles
@@ -74,7 +67,6 @@ class ChronicleController(Controller):
     @patch(
         "/{chronicle_id:uuid}",
         opt={RAISES: (ChronicleNotFoundError, PreconditionFailedError), PATCHES: ChronicleFields},
-        operation_id="patchChronicle",
         summary="Change a chronicle",
     )
     async def patch_chronicle(
@@ -94,7 +86,6 @@ class ChronicleController(Controller):
     @delete(
         "/{chronicle_id:uuid}",
         opt={RAISES: (ChronicleNotFoundError, PreconditionFailedError)},
-        operation_id="deleteChronicle",
         summary="Delete a chronicle",
     )
     async def delete_chronicle(
@@ -121,7 +112,6 @@ class ChronicleTransferController(Controller):
     @post(
         "/import",
         opt={RAISES: (ChronicleFileError, ChronicleFullError)},
-        operation_id="importChronicle",
         summary="Import a chronicle file",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,
@@ -144,12 +134,11 @@ class ChronicleTransferController(Controller):
     @post(
         "/{chronicle_id:uuid}/import",
         opt={RAISES: (ChronicleNotFoundError, ChronicleFileError, ChronicleFullError)},
-        operation_id="importChronicleEvents",
         summary="Import a file's events into a chronicle",
         operation_class=FileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,
     )
-    async def import_events(
+    async def import_chronicle_events(
         self,
         request: AnyRequest,
         chronicle_id: FromPath[UUID],
@@ -167,7 +156,6 @@ class ChronicleTransferController(Controller):
     @get(
         "/{chronicle_id:uuid}/export",
         opt={RAISES: (ChronicleNotFoundError,), FILES: ("application/json",)},
-        operation_id="exportChronicle",
         summary="Export a chronicle file",
         media_type="application/json",
     )

@@ -38,12 +38,8 @@ class EventController(Controller):
     path = "/chronicles/{chronicle_id:uuid}/events"
     tags = ("Chronicles",)
 
-    @get(
-        opt={RAISES: (ChronicleNotFoundError,)},
-        operation_id="listChronicleEvents",
-        summary="List and search a chronicle's events",
-    )
-    async def list_events(  # noqa: PLR0913, PLR0917  # what a list can be narrowed by
+    @get(opt={RAISES: (ChronicleNotFoundError,)}, summary="List and search a chronicle's events")
+    async def list_chronicle_events(  # noqa: PLR0913, PLR0917  # what a list can be narrowed by
         self,
         chronicle_id: FromPath[UUID],
         identity: Caller,
@@ -99,10 +95,9 @@ class EventController(Controller):
                 "significance": 4,
             },
         },
-        operation_id="createChronicleEvent",
         summary="Write an event down",
     )
-    async def create_event(
+    async def create_chronicle_event(
         self,
         chronicle_id: FromPath[UUID],
         data: JSONBody[NewChronicleEvent],
@@ -115,10 +110,9 @@ class EventController(Controller):
     @post(
         "/merge",
         opt={RAISES: (ChronicleNotFoundError, EventNotFoundError, ChronicleFullError)},
-        operation_id="mergeChronicleEvents",
         summary="Make one event of several",
     )
-    async def merge_events(
+    async def merge_chronicle_events(
         self,
         chronicle_id: FromPath[UUID],
         data: JSONBody[EventMerge],
@@ -134,13 +128,8 @@ class EventController(Controller):
         """
         return _tagged(await chronicle_events.merge(identity, chronicle_id, data))
 
-    @get(
-        "/{event_id:uuid}",
-        opt={RAISES: (EventNotFoundError,)},
-        operation_id="getChronicleEvent",
-        summary="Read an event",
-    )
-    async def get_event(
+    @get("/{event_id:uuid}", opt={RAISES: (EventNotFoundError,)}, summary="Read an event")
+    async def get_chronicle_event(
         self,
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
@@ -162,10 +151,9 @@ class EventController(Controller):
             ),
             PATCHES: EventChange,
         },
-        operation_id="patchChronicleEvent",
         summary="Change an event",
     )
-    async def patch_event(
+    async def patch_chronicle_event(
         self,
         request: AnyRequest,
         chronicle_id: FromPath[UUID],
@@ -187,10 +175,9 @@ class EventController(Controller):
     @delete(
         "/{event_id:uuid}",
         opt={RAISES: (ChronicleNotFoundError, EventNotFoundError, PreconditionFailedError)},
-        operation_id="deleteChronicleEvent",
         summary="Delete an event",
     )
-    async def delete_event(
+    async def delete_chronicle_event(
         self,
         request: AnyRequest,
         chronicle_id: FromPath[UUID],

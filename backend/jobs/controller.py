@@ -40,7 +40,7 @@ class JobController(Controller):
     path = "/jobs"
     tags = ("Jobs",)
 
-    @get(operation_id="listJobs", summary="List jobs")
+    @get(summary="List jobs")
     async def list_jobs(
         self,
         identity: Caller,
@@ -55,12 +55,7 @@ class JobController(Controller):
         """
         return await jobs.list_jobs(identity.user_id, state=in_state, limit=limit, after=after)
 
-    @get(
-        "/{job_id:uuid}",
-        opt={RAISES: (JobNotFoundError,)},
-        operation_id="getJob",
-        summary="Read a job",
-    )
+    @get("/{job_id:uuid}", opt={RAISES: (JobNotFoundError,)}, summary="Read a job")
     async def get_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """How a job is going."""
         return await jobs.get(identity.user_id, job_id)
@@ -69,10 +64,9 @@ class JobController(Controller):
         "/{job_id:uuid}/retry",
         status_code=202,
         opt={STORES: False, RAISES: (JobNotFoundError, JobNotRetryableError)},
-        operation_id="retryJob",
         summary="Try a job again",
     )
-    async def retry(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
+    async def retry_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """Have a job that gave up, or waits, tried again now, with all its attempts before it."""
         return await jobs.retry(identity, job_id)
 
@@ -80,10 +74,9 @@ class JobController(Controller):
         "/{job_id:uuid}/stop",
         status_code=202,
         opt={STORES: False, RAISES: (JobNotFoundError, JobNotStoppableError)},
-        operation_id="stopJob",
         summary="Stop a job",
     )
-    async def stop(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
+    async def stop_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """End a job half-way, where its kind allows it: a rebuild of a chronicle does.
 
         What it has done stays, what it was about to do is dropped. It is `done`, with `stopped` as
@@ -94,10 +87,9 @@ class JobController(Controller):
     @get(
         "/{job_id:uuid}/events",
         opt={RAISES: (JobNotFoundError,), STREAMS: EVENTS},
-        operation_id="followJob",
         summary="Follow a job",
     )
-    async def follow(
+    async def follow_job(
         self,
         job_id: FromPath[UUID],
         identity: Caller,

@@ -18,6 +18,7 @@ from sqlalchemy import update
 
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
+from backend.openapi import operation_id
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
 from tests.support.memory import settled
@@ -207,7 +208,7 @@ async def ask(
     client: httpx.AsyncClient, route: Route, ids: dict[str, str]
 ) -> tuple[int, Any, set[str]]:
     """All that the answer to a request about these things tells."""
-    options: dict[str, Any] = BODIES.get(str(route.handler.operation_id), {})
+    options: dict[str, Any] = BODIES.get(operation_id(route.handler), {})
     if not options and route.method in {"POST", "PATCH", "PUT"}:
         options = {"json": {}}
     answer = await client.request(route.method, route.filled(ids), **options)
