@@ -65,16 +65,10 @@ class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
-class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, unsealed.
-
-    `counts` says that all of its messages are on their chats' active paths. `is_current` that,
-    beside that, no event that counts has superseded it: `superseded_by` may be one that was swiped
-    away. Sources stand in the order of their depth.
-    """
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the row of an event has, unsealed. Sources stand in the order of their depth."""
 
     id: UUID
-    chronicle_id: UUID
     fields: EventFields
     significance: int
     is_pinned: bool
@@ -86,8 +80,19 @@ class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     run_id: UUID | None
     revision: int
     created_at: datetime
-    updated_at: datetime
     sources: Sequence[SourceMessage]
+
+
+class StoryEvent(StoredEvent, frozen=True, kw_only=True):
+    """An event of a chronicle.
+
+    `counts` says that all of its messages are on their chats' active paths. `is_current` that,
+    beside that, no event that counts has superseded it: `superseded_by` may be one that was swiped
+    away.
+    """
+
+    chronicle_id: UUID
+    updated_at: datetime
     counts: bool
     is_current: bool
 

@@ -21,7 +21,13 @@ from backend.chats.models import Chat
 from backend.chronicles.events import EventFields
 from backend.chronicles.limits import check_room
 from backend.chronicles.models import ChronicleEvent, EventSource, EventSourceName
-from backend.chronicles.reading import SourceMessage, open_event, sealed_event, sources_of
+from backend.chronicles.reading import (
+    SourceMessage,
+    StoredEvent,
+    open_event,
+    sealed_event,
+    sources_of,
+)
 from backend.database.base import chunks, new_id, now
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -52,34 +58,13 @@ class NewEvent:
     sealed: bytes | None = None
 
 
-_RESTORED = (
-    "source",
-    "significance",
-    "is_pinned",
-    "is_edited",
-    "happened_at",
-    "place",
-    "run_id",
-)
+_RESTORED = "source", "significance", "is_pinned", "is_edited", "happened_at", "place", "run_id"
 
 
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """An event with what points from it and to it."""
+class _Snapshot(StoredEvent, frozen=True, kw_only=True):
+    """An event with what points to it."""
 
-    id: UUID
-    fields: EventFields
-    significance: int
-    is_pinned: bool
-    is_edited: bool
-    source: EventSourceName
-    happened_at: datetime
-    place: int
-    superseded_by: UUID | None
     supersedes: list[UUID]
-    run_id: UUID | None
-    revision: int
-    created_at: datetime
-    sources: list[SourceMessage]
 
 
 async def insert_events(
