@@ -18,13 +18,12 @@ from backend.chronicles.event_changes import (
     fields_of,
     in_utc,
     last_said,
+    merge_events,
     next_sources,
 )
-from backend.chronicles.event_merge import merge_events
 from backend.chronicles.event_search import Cursor, EventFilter, find_page
-from backend.chronicles.limits import check_pins
 from backend.chronicles.reading import StoryEvent, find_sources, get_events
-from backend.chronicles.repository import get_chronicle, get_event
+from backend.chronicles.repository import check_pins, get_chronicle, get_event
 from backend.chronicles.schemas import EventChange, EventMerge, EventView, NewChronicleEvent
 from backend.chronicles.writing import (
     NewEvent,

@@ -9,6 +9,21 @@ import msgspec
 MAX_SUMMARY = 4_000
 MAX_NAMES = 50
 
+MAX_CHRONICLES = 1_000
+"""Chronicles of one user."""
+
+MAX_EVENTS = 20_000
+"""Events in one chronicle, those among them that do not count now."""
+
+MAX_PINNED = 100
+"""Pinned events in one chronicle: each of them stands in every prompt."""
+
+MAX_SOURCES = 50
+"""Messages that one event comes from."""
+
+MAX_MERGED = 20
+"""Events that become one in one go."""
+
 EventKind = Literal[
     "event",
     "discovery",

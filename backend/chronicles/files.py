@@ -19,8 +19,13 @@ from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.chronicles.errors import ChronicleFileError
 from backend.chronicles.event_changes import YEARS
-from backend.chronicles.events import ChronicleFields, EventFields, Significance
-from backend.chronicles.limits import MAX_EVENTS, MAX_PINNED
+from backend.chronicles.events import (
+    MAX_EVENTS,
+    MAX_PINNED,
+    ChronicleFields,
+    EventFields,
+    Significance,
+)
 from backend.chronicles.models import EventSourceName
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.schemas import Moment, Sources, Summary

@@ -1,16 +1,18 @@
-"""Rows of chronicles. Nothing here commits; what is someone else's does not exist."""
+"""Rows of chronicles, and how many there may be.
+
+Nothing here commits; what is someone else's does not exist.
+"""
 
 from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.chronicles.errors import ChronicleNotFoundError, EventNotFoundError
-from backend.chronicles.events import ChronicleFields
-from backend.chronicles.limits import check_chronicles
+from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError, EventNotFoundError
+from backend.chronicles.events import MAX_CHRONICLES, MAX_EVENTS, MAX_PINNED, ChronicleFields
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import sealed_chronicle
 from backend.database.base import new_id
@@ -37,7 +39,11 @@ async def make_chronicle(
     session: AsyncSession, identity: Identity, fields: ChronicleFields
 ) -> Chronicle:
     """Make a chronicle without events. Raises `ChronicleFullError`."""
-    await check_chronicles(session, owner_id=identity.user_id)
+    if await _count(session, Chronicle.user_id == identity.user_id) >= MAX_CHRONICLES:
+        raise ChronicleFullError(
+            f"An account holds {MAX_CHRONICLES:,} chronicles. Delete some first.",
+            extra={"limit": "chronicles", "allowed": MAX_CHRONICLES},
+        )
     chronicle_id = new_id()
     row = Chronicle(
         id=chronicle_id,
@@ -63,3 +69,26 @@ async def get_event(
     if event is None:
         raise EventNotFoundError
     return event
+
+
+async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int) -> None:
+    """Raise `ChronicleFullError` when `more` events do not go into a chronicle."""
+    if await _count(session, ChronicleEvent.chronicle_id == chronicle_id) + more > MAX_EVENTS:
+        raise ChronicleFullError(
+            f"A chronicle holds {MAX_EVENTS:,} events. Delete or merge some, or begin another one.",
+            extra={"limit": "chronicle_events", "allowed": MAX_EVENTS},
+        )
+
+
+async def check_pins(session: AsyncSession, chronicle_id: UUID, *, more: int = 1) -> None:
+    """Raise `ChronicleFullError` when `more` events of a chronicle can't be pinned."""
+    pinned = (ChronicleEvent.chronicle_id == chronicle_id) & ChronicleEvent.is_pinned
+    if more and await _count(session, pinned) + more > MAX_PINNED:
+        raise ChronicleFullError(
+            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first.",
+            extra={"limit": "pinned_events", "allowed": MAX_PINNED},
+        )
+
+
+async def _count(session: AsyncSession, condition: ColumnElement[bool]) -> int:
+    return await session.scalar(select(func.count()).where(condition)) or 0

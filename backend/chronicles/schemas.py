@@ -10,6 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backend.chronicles.events import (
+    MAX_MERGED,
+    MAX_SOURCES,
     MAX_SUMMARY,
     ChronicleFields,
     EventFields,
@@ -18,7 +20,6 @@ from backend.chronicles.events import (
     Significance,
     Words,
 )
-from backend.chronicles.limits import MAX_MERGED, MAX_SOURCES
 from backend.chronicles.models import EventSourceName
 
 EventOrder = Literal["oldest", "newest"]

@@ -21,7 +21,6 @@ from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields, EventFields
 from backend.chronicles.files import ChronicleFile, EventRecord, read_file, write_file
 from backend.chronicles.index_source import KIND
-from backend.chronicles.limits import check_pins, check_room
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import (
     STORY_ORDER,
@@ -31,7 +30,13 @@ from backend.chronicles.reading import (
     open_event,
     sealed_event,
 )
-from backend.chronicles.repository import UNNAMED, get_chronicle, make_chronicle
+from backend.chronicles.repository import (
+    UNNAMED,
+    check_pins,
+    check_room,
+    get_chronicle,
+    make_chronicle,
+)
 from backend.chronicles.writing import (
     AT_ONCE,
     NewEvent,

@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Chat
 from backend.chronicles.events import EventFields
-from backend.chronicles.limits import check_room
 from backend.chronicles.models import ChronicleEvent, EventSource, EventSourceName
 from backend.chronicles.reading import (
     SourceMessage,
@@ -28,6 +27,7 @@ from backend.chronicles.reading import (
     sealed_event,
     sources_of,
 )
+from backend.chronicles.repository import check_room
 from backend.database.base import chunks, new_id, now
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer

@@ -33,7 +33,10 @@ TWIN_TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A job that was claimed, as its row stood then."""
+    """A job that was claimed, as its row stood then.
+
+    `lease_owner` and `fence` are what its worker shows to prove that it is its own.
+    """
 
     id: UUID
     user_id: UUID | None
@@ -43,10 +46,21 @@ class Claimed:
     payload: str
     attempts: int
     leases_lost: int
+    lease_owner: UUID
     fence: int
     wrapped_key: bytes | None
     root_version: int | None
     key_until: datetime | None
+
+    def is_held(self, at: datetime) -> ColumnElement[bool]:
+        """The condition that its row is still this worker's, and the lease has not run out."""
+        return and_(
+            Job.id == self.id,
+            Job.state == "running",
+            Job.lease_owner == self.lease_owner,
+            Job.fence == self.fence,
+            Job.lease_until > at,
+        )
 
 
 _COLUMNS: tuple[Any, ...] = tuple(getattr(Job, name) for name in Claimed.__dataclass_fields__)
@@ -98,25 +112,6 @@ async def claim(
     return sorted((Claimed(*row) for row in rows), key=lambda each: ids.index(each.id))
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What a worker shows to prove that a job is its own."""
-
-    job_id: UUID
-    owner: UUID
-    fence: int
-
-    def holds(self, at: datetime) -> ColumnElement[bool]:
-        """Whether the row is still this worker's, and the lease has not run out."""
-        return and_(
-            Job.id == self.job_id,
-            Job.state == "running",
-            Job.lease_owner == self.owner,
-            Job.fence == self.fence,
-            Job.lease_until > at,
-        )
-
-
 ENDED: dict[str, Any] = {
     "lease_owner": None,
     "lease_until": None,
@@ -127,20 +122,20 @@ ENDED: dict[str, Any] = {
 """What a row loses with its job's end."""
 
 
-async def end(session: AsyncSession, lease: Lease, *, at: datetime, keep: bool) -> bool:
+async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) -> bool:
     """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
     done = update(Job).values(state="done", updated_at=at, **ENDED)
-    query = (done if keep else delete(Job)).where(lease.holds(at)).returning(Job.id)
+    query = (done if keep else delete(Job)).where(job.is_held(at)).returning(Job.id)
     return await session.scalar(query, execution_options=UNSYNCHRONISED) is not None
 
 
-async def end_many(session: AsyncSession, leases: Sequence[Lease], *, at: datetime) -> set[UUID]:
+async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
     """End jobs of one worker that have no effects, rows and all; those that were still its own."""
     query = (
         delete(Job)
         .where(
-            tuple_(Job.id, Job.fence).in_([(each.job_id, each.fence) for each in leases]),
-            Job.lease_owner == leases[0].owner,
+            tuple_(Job.id, Job.fence).in_([(each.id, each.fence) for each in jobs]),
+            Job.lease_owner == jobs[0].lease_owner,
             Job.state == "running",
             Job.lease_until > at,
         )
@@ -172,18 +167,18 @@ async def renew(
 
 
 async def put_back(
-    session: AsyncSession, lease: Lease, *, at: datetime, changes: Mapping[str, Any]
+    session: AsyncSession, job: Claimed, *, at: datetime, changes: Mapping[str, Any]
 ) -> bool:
     """Let a job wait again, or die, as `changes` say; whether it was still this worker's.
 
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(Job).where(lease.holds(at)).values(values).returning(Job.id)
-    held = select(Job.dedupe_key).where(lease.holds(at)).with_for_update().scalar_subquery()
+    query = update(Job).where(job.is_held(at)).values(values).returning(Job.id)
+    held = select(Job.dedupe_key).where(job.is_held(at)).with_for_update().scalar_subquery()
     twins = delete(Job).where(
         Job.dedupe_key == held,
-        Job.id != lease.job_id,
+        Job.id != job.id,
         Job.state.in_(("queued", "waiting_key")),
     )
     waits = changes.get("state") in {"queued", "waiting_key"}

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from sqlalchemy import select, update
@@ -18,7 +17,7 @@ from backend.database.base import UNSYNCHRONISED
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs import claims
-from backend.jobs.claims import ENDED, Claimed, Lease
+from backend.jobs.claims import ENDED, Claimed
 from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
 from backend.jobs.models import Job
 from backend.logs import get_logger
@@ -54,7 +53,6 @@ class RunningJob:
         database: Database,
         claimed: Claimed,
         *,
-        owner_id: UUID,
         keep: bool,
         lasts: timedelta,
         clock: Clock,
@@ -66,7 +64,6 @@ class RunningJob:
         self.lane = claimed.lane
         self.attempt = claimed.attempts
         self.payload: dict[str, Any] = msgspec.json.decode(claimed.payload, type=dict[str, Any])
-        self.lease = Lease(claimed.id, owner_id, claimed.fence)
         self.sealer: Sealer | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_lost = False
@@ -93,7 +90,7 @@ class RunningJob:
         Raises `LostLeaseError` before anything is done when the job is another worker's by now.
         """
         async with self._writing() as session:
-            if not await claims.end(session, self.lease, at=self._clock(), keep=self._keep):
+            if not await claims.end(session, self.claimed, at=self._clock(), keep=self._keep):
                 raise LostLeaseError
             yield session
         self.is_over = True
@@ -105,7 +102,7 @@ class RunningJob:
         Raises `LostLeaseError` as `finish` does.
         """
         async with self._writing() as session:
-            held = select(Job.id).where(self.lease.holds(self._clock())).with_for_update()
+            held = select(Job.id).where(self.claimed.is_held(self._clock())).with_for_update()
             if await session.scalar(held) is None:
                 raise LostLeaseError
             yield session

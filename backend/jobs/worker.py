@@ -149,7 +149,7 @@ class Worker:
         try:
             async with self._database.write() as session:
                 if ended:
-                    await claims.end_many(session, [job.lease for job in ended], at=at)
+                    await claims.end_many(session, [job.claimed for job in ended], at=at)
                 if room:
                     claimed = await claims.claim(
                         session, wanted, at=at, lease=self._lease, start=self._last_share
@@ -200,7 +200,6 @@ class Worker:
         return RunningJob(
             self._database,
             claimed,
-            owner_id=self.id,
             keep=self._kinds[claimed.kind].keep,
             lasts=self._lease,
             clock=self._clock,
@@ -241,7 +240,7 @@ class Worker:
         """Put a job back. Should that fail, its lease runs out, and it is claimed again then."""
         try:
             async with self._database.write() as session:
-                await claims.put_back(session, job.lease, at=self._clock(), changes=changes)
+                await claims.put_back(session, job.claimed, at=self._clock(), changes=changes)
         except Exception as error:
             log.warning("job.put_back_failed", job_id=job.id, exc_info=error)
         finally:
@@ -262,10 +261,10 @@ class Worker:
             at = self._clock()
             for job in jobs:
                 if job in self._returned:
-                    await claims.end_many(session, [job.lease], at=at)
+                    await claims.end_many(session, [job.claimed], at=at)
                 elif not job.is_over:
                     changes = {**queued_at(at), "attempts": job.attempt - 1}
-                    await claims.put_back(session, job.lease, at=at, changes=changes)
+                    await claims.put_back(session, job.claimed, at=at, changes=changes)
         for job in jobs:
             self._forget(job)
 
@@ -284,7 +283,7 @@ class Worker:
         async with self._database.write() as session:
             renewed = await claims.renew(session, self.id, at=self._clock(), lease=self._lease)
         for job in before:
-            if (job.id, job.lease.fence) in renewed or self._jobs.get(job.id) is not job:
+            if (job.id, job.claimed.fence) in renewed or self._jobs.get(job.id) is not job:
                 continue
             if job.is_writing or job.is_over or job.task is None or job in self._returned:
                 continue

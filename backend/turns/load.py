@@ -22,7 +22,7 @@ from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import SealedHistory
 from backend.chats.service import read_settings
 from backend.chats.settings import AuthorsNote, ChatSettings
-from backend.chronicles.limits import MAX_PINNED
+from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables

@@ -9,8 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.chronicles.events import EventFields
-from backend.chronicles.limits import MAX_SOURCES
+from backend.chronicles.events import MAX_SOURCES, EventFields
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
 from backend.enrichment.agent.checks import (

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from backend.chats.models import Chat
-from backend.chronicles.limits import MAX_CHRONICLES
+from backend.chronicles.events import MAX_CHRONICLES
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.database.base import new_id
 from backend.lorebooks.models import Lorebook, LoreEntryRow

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import event, insert, select, text, update
 
-from backend.chronicles import event_search, limits
-from backend.chronicles.limits import MAX_PINNED
+from backend.chronicles import event_search, repository
+from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.models import ChronicleEvent
 from backend.database.base import new_id, now
 from backend.memory.models import IndexChange
@@ -408,14 +408,15 @@ async def test_a_chronicle_has_so_many_pinned_events(writer: Chronicler, server:
 async def test_a_chronicle_holds_so_many_events(
     writer: Chronicler, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_EVENTS", 200)
+    most = 200
+    monkeypatch.setattr(repository, "MAX_EVENTS", most)
     chronicle = await writer.new_chronicle()
-    await _fill(server, writer, chronicle, limits.MAX_EVENTS - 1)
+    await _fill(server, writer, chronicle, most - 1)
     await writer.new_event(chronicle, "The last one.")
     body = {"summary": "One more."}
     answer = await writer.ask("POST", f"/chronicles/{chronicle}/events", json=body)
-    assert problem(answer, 409, "chronicle-full")["allowed"] == limits.MAX_EVENTS
-    assert (await writer.get(f"/chronicles/{chronicle}"))["event_count"] == limits.MAX_EVENTS
+    assert problem(answer, 409, "chronicle-full")["allowed"] == most
+    assert (await writer.get(f"/chronicles/{chronicle}"))["event_count"] == most
 
 
 async def test_nobody_sees_or_changes_another_s_events(

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.chats.models import Chat
-from backend.chronicles import limits
+from backend.chronicles import repository
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.database.base import new_id
 from backend.lorebooks.authoring import Origin, add_entry, chronicle_book, is_own
@@ -65,12 +65,12 @@ async def test_a_new_chronicle_is_called_as_its_chat(writer: Chronicler, chat: s
 async def test_an_account_has_as_many_chronicles_as_it_may(
     writer: Chronicler, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_CHRONICLES", 0)
+    monkeypatch.setattr(repository, "MAX_CHRONICLES", 0)
     path = f"/chats/{chat}/settings"
     full = await writer.ask("PATCH", path, json={"chronicle_enabled": True})
     problem(full, 409, "chronicle-full")
     assert not (await writer.get(path)).get("chronicle_enabled")
-    monkeypatch.setattr(limits, "MAX_CHRONICLES", 1)
+    monkeypatch.setattr(repository, "MAX_CHRONICLES", 1)
     await enlist(writer, chat)
     chats = await writer.get("/chats")
     [leaf] = await writer.account.messages(chat)

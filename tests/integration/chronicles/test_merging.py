@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from backend.chronicles.limits import MAX_MERGED
+from backend.chronicles.events import MAX_MERGED
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.chronicles import files, limits
+from backend.chronicles import files, repository
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 
@@ -306,12 +306,12 @@ async def test_there_are_limits_on_what_comes_in(
     full = file(*pinned["events"][:100])
     problem(await send(writer, full, into=chronicle), 409, "chronicle-full")
     assert await writer.summaries(chronicle) == ["Hers."]
-    monkeypatch.setattr(limits, "MAX_EVENTS", 2)
+    monkeypatch.setattr(repository, "MAX_EVENTS", 2)
     two = file(event("One."), event("Two."))
     problem(await send(writer, two, into=chronicle), 409, "chronicle-full")
     assert await writer.summaries(chronicle) == ["Hers."]
     assert (await bring(writer, file(event("One.")), into=chronicle))["created"] == 1
-    monkeypatch.setattr(limits, "MAX_CHRONICLES", 1)
+    monkeypatch.setattr(repository, "MAX_CHRONICLES", 1)
     problem(await send(writer, file()), 409, "chronicle-full")
     assert len((await writer.get("/chronicles"))["items"]) == 1
 

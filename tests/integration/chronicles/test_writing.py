@@ -15,8 +15,7 @@ from backend.accounts.identity import Identity
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
 from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.events import EventFields
-from backend.chronicles.limits import MAX_EVENTS
+from backend.chronicles.events import MAX_EVENTS, EventFields
 from backend.chronicles.reading import StoryEvent, find_sources, get_events, sealed_event
 from backend.chronicles.writing import (
     NewEvent,

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.chronicles.event_merge import merge_events
+from backend.chronicles.event_changes import merge_events
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.chronicles.schemas import MergedFields
