@@ -31,8 +31,8 @@ from sqlalchemy import insert, select
 from backend.accounts.identity import Identity
 from backend.app import create_app
 from backend.chats.counting import CountUnit
+from backend.chats.drafts import LENGTH
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.scenes import LENGTH
 from backend.container import Services, build_services
 from backend.database.base import new_id, now
 from backend.database.engine import Database

@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
-from backend.chats.scenes import place_in_scene
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking

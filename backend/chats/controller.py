@@ -19,6 +19,7 @@ from backend.chats.errors import (
 from backend.chats.messages import MessageService
 from backend.chats.schemas import (
     Activation,
+    ChatSettings,
     ChatView,
     Deleted,
     Fork,
@@ -27,7 +28,6 @@ from backend.chats.schemas import (
     MessageView,
 )
 from backend.chats.service import ChatService
-from backend.chats.settings import ChatSettings
 from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError

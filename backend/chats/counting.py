@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -74,13 +74,12 @@ async def recount(
     try again later.
     """
     counts: dict[UUID, tuple[datetime, int]] = {}
-    after: Any = None
+    rows: Sequence[Any] = ()
     while True:
         async with database.read() as session:
-            rows = await _page(session, chat_id, _COUNTED, after=after)
+            rows = await _page(session, chat_id, _COUNTED, after=rows)
         if not rows:
             break
-        after = rows[-1]
         counted = await pool.run(
             sealer.user_id,
             partial(_count, sealer, rows, unit),
@@ -123,7 +122,9 @@ async def _store(
         if chat is None:
             return
         sums: dict[UUID | None, int] = {None: 0}
-        async for rows in _pages(session, chat_id):
+        rows: Sequence[Any] = ()
+        # Parents come before what hangs below them.
+        while rows := await _page(session, chat_id, _SUMMED, after=rows):
             changes: list[dict[str, Any]] = []
             for row in rows:
                 changed_at, tokens = counts.get(row.id, (None, 0))
@@ -143,24 +144,17 @@ async def _store(
         chat.count_unit = str(unit)
 
 
-async def _pages(session: AsyncSession, chat_id: UUID) -> AsyncIterator[Sequence[Any]]:
-    """What of a chat's messages the sums need, parents before what hangs below them."""
-    after: Any = None
-    while rows := await _page(session, chat_id, _SUMMED, after=after):
-        yield rows
-        after = rows[-1]
-
-
 async def _page(
     session: AsyncSession,
     chat_id: UUID,
     columns: Sequence[InstrumentedAttribute[Any]],
     *,
-    after: Any,
+    after: Sequence[Any],
 ) -> Sequence[Any]:
+    """Columns of the messages that follow those of the page `after`, from the root down."""
     query = select(*columns).where(Message.chat_id == chat_id)
-    if after is not None:
-        at, last = after.position, after.id
+    if after:
+        at, last = after[-1].position, after[-1].id
         is_below = or_(Message.position > at, Message.id > last)
         query = query.where(Message.position >= at, is_below)
     query = query.order_by(Message.position, Message.id).limit(AT_ONCE)

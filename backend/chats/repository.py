@@ -54,25 +54,6 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
     return message
 
 
-async def list_chats(
-    session: AsyncSession,
-    *,
-    owner_id: UUID,
-    limit: int,
-    after: UUID | None,
-    character_id: UUID | None,
-) -> list[Chat]:
-    """Chats of a user, newest first, from behind `after`."""
-    query = select(Chat).where(Chat.user_id == owner_id).order_by(Chat.id.desc()).limit(limit)
-    if after is not None:
-        query = query.where(Chat.id < after)
-    if character_id is not None:
-        query = query.join(ChatCharacter, ChatCharacter.chat_id == Chat.id).where(
-            ChatCharacter.character_id == character_id
-        )
-    return list(await session.scalars(query))
-
-
 async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
     """Who takes part in each chat, in order."""
     rows = await session.execute(

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -25,8 +25,7 @@ from backend.chats.models import (
     ChatCharacter,
     Message,
 )
-from backend.chats.schemas import ChatPatch, ChatView
-from backend.chats.settings import ChatSettings
+from backend.chats.schemas import ChatPatch, ChatSettings, ChatView
 from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import chunks, new_id, now
 from backend.database.engine import Database
@@ -150,15 +149,17 @@ class ChatService:
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
     ) -> Page[ChatView]:
         """Chats, newest first."""
-        async with self._database.read() as session:
-            rows = await repository.list_chats(
-                session,
-                owner_id=identity.user_id,
-                limit=limit + 1,
-                after=after,
-                character_id=character_id,
+        query = select(Chat).where(Chat.user_id == identity.user_id)
+        if after is not None:
+            query = query.where(Chat.id < after)
+        if character_id is not None:
+            takes_part = ChatCharacter.chat_id == Chat.id
+            query = query.join(ChatCharacter, takes_part).where(
+                ChatCharacter.character_id == character_id
             )
-            chats, following = page_of(rows, limit)
+        query = query.order_by(Chat.id.desc()).limit(limit + 1)
+        async with self._database.read() as session:
+            chats, following = page_of(list(await session.scalars(query)), limit)
             members = await repository.character_ids(session, [chat.id for chat in chats])
         items = [_view_of(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
         return Page(items=items, next=following)

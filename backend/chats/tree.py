@@ -21,8 +21,8 @@ from sqlalchemy import CTE, ColumnElement, Row, Select, delete, inspect, or_, se
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from backend.chats.drafts import place_in_scene
 from backend.chats.models import Chat, Message
-from backend.chats.scenes import place_in_scene
 from backend.database.base import UNSYNCHRONISED, chunks
 
 AT_ONCE = 100

@@ -8,7 +8,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat
-from backend.chats.settings import ChatSettings
+from backend.chats.schemas import ChatSettings
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.outbox import KeyHolder

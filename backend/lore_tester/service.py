@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.characters.cards.model import Card
+from backend.chats.schemas import ChatSettings
 from backend.chats.service import ChatService
-from backend.chats.settings import ChatSettings
 from backend.context.macros import MacroBudget, Variables
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database

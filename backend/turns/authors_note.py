@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from backend.characters.cards.model import Card
-from backend.chats.settings import AuthorsNote
+from backend.chats.schemas import AuthorsNote
 from backend.reasons import ReasonKind
 
 

@@ -14,8 +14,8 @@ from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
 from backend.chats.counting import CountUnit
+from backend.chats.schemas import ChatSettings
 from backend.chats.service import ChatService
-from backend.chats.settings import ChatSettings
 from backend.context.assembly import Item
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool

@@ -20,8 +20,8 @@ from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import SealedHistory
+from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
-from backend.chats.settings import AuthorsNote, ChatSettings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.models import USER_VARIABLES, User
 from backend.chats import tree
 from backend.chats.counting import CountUnit
+from backend.chats.drafts import opens_scene
 from backend.chats.models import (
     CHAT_VARIABLES,
     MESSAGE_CONTENT,
@@ -23,7 +24,6 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
-from backend.chats.scenes import opens_scene
 from backend.chats.service import read_settings
 from backend.context.macros import Variables
 from backend.database.base import Base, now

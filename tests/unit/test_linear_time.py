@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import backend
-from backend.chats.scenes import opens_scene
+from backend.chats.drafts import opens_scene
 from backend.enrichment.agent.duplicates import terms_of
 from backend.enrichment.cleaning import paragraphs
 from backend.generation._demo_agent import calls

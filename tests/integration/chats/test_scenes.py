@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
+from backend.chats.drafts import LENGTH, PAUSE, opens_scene
 from backend.chats.models import Message
-from backend.chats.scenes import LENGTH, PAUSE, opens_scene
 from tests.fakes.openai_server import OpenAIServer, reply
 from tests.integration.turns.seeding import stored_lines
 from tests.support.memory import API, points_of, remembering, settled, take_turn, tell, texts_found
