@@ -60,7 +60,7 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
     next: str | None = None
 
 
-def struct_from(kind: type[StructT], source: object, **members: Any) -> StructT:
+def struct_from(kind: type[StructT], source: object, /, **members: Any) -> StructT:
     """A struct of the members given, and of those that a row has by the same name."""
     same = {
         name: getattr(source, name)

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.chats.counting import CountUnit
 from backend.chats.models import (
@@ -87,17 +86,16 @@ def draft_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Me
 def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
     """The columns of a message's copy for another chat: a new id, sealed anew, active.
 
-    `row` has the columns of `COPIED`. Messages come in the order of their path, from its root:
-    `copied` leads from each to its copy, so far.
+    `row` has all columns. Messages come in the order of their path, from its root: `copied` leads
+    from each to its copy, so far.
     """
     copy_id = copied[row.id] = new_id()
-    kept = {column.key: getattr(row, column.key) for column in _KEPT}
     sealed = {
         column.name: resealed(sealer, column, row.id, getattr(row, column.name), copy_id)
         for column in (MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING)
     }
     return {
-        **kept,
+        **row._asdict(),
         **sealed,
         "id": copy_id,
         "chat_id": chat_id,
@@ -140,29 +138,3 @@ def place_in_scene(message: Message, parent: Message | None) -> None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1
     else:
         message.scene_id, message.scene_place = message.id, 0
-
-
-_KEPT: tuple[InstrumentedAttribute[Any], ...] = (
-    Message.user_id,
-    Message.position,
-    Message.role,
-    Message.character_id,
-    Message.persona_id,
-    Message.status,
-    Message.hidden,
-    Message.tokens,
-    Message.path_tokens,
-    Message.token_counts,
-    Message.scene_place,
-    Message.created_at,
-)
-COPIED: tuple[InstrumentedAttribute[Any], ...] = (
-    *_KEPT,
-    Message.id,
-    Message.parent_id,
-    Message.scene_id,
-    Message.sealed_author,
-    Message.sealed_content,
-    Message.sealed_thinking,
-)
-"""What a copy is made of."""

@@ -151,15 +151,14 @@ async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     return list(await session.scalars(query))
 
 
-async def path_pages(
-    session: AsyncSession, message: Message, columns: Sequence[InstrumentedAttribute[Any]]
-) -> AsyncIterator[Sequence[Any]]:
-    """Columns of a message and of its ancestors, from the root down, some hundred rows at a time.
+async def path_pages(session: AsyncSession, message: Message) -> AsyncIterator[Sequence[Any]]:
+    """All columns of a message and of its ancestors, from the root down, some hundred at a time.
 
     Nothing else is asked of the session until the last page has come.
     """
     climb = climb_from(message.id)
-    query = select(*columns).join(climb, climb.c.id == Message.id).order_by(Message.position)
+    is_on_it = climb.c.id == Message.id
+    query = select(Message.__table__).join(climb, is_on_it).order_by(Message.position)
     result = await session.stream(query.execution_options(yield_per=PAGE))
     async for page in result.partitions():
         yield page

@@ -14,7 +14,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.settings import check_budgets
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import COPIED, MessageDraft, copied_row, resealed, sealed_draft
+from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import (
@@ -58,7 +58,7 @@ ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitabl
 
 
 class ChatService:
-    """What a user does with chats as wholes."""
+    """What a user does with chats as wholes. Each route names what may be raised."""
 
     def __init__(
         self,
@@ -173,10 +173,7 @@ class ChatService:
         named: frozenset[str],
         if_match: str | None,
     ) -> ChatView:
-        """Change the members of a chat that `named` names; the caller has checked whose they are.
-
-        Raises `ChatNotFoundError`, `PreconditionFailedError`.
-        """
+        """Change what `named` names of a chat; the caller has checked whose it is."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
@@ -203,8 +200,7 @@ class ChatService:
     ) -> tuple[ChatSettings, int]:
         """Merge into a chat's settings: (settings, new revision).
 
-        Raises `ChatNotFoundError`, `ValidationError`, `UnknownModelError`, `SettingNotTakenError`,
-        `PreconditionFailedError`, and what `chronicle` raises.
+        Raises also what `chronicle` raises.
         """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
@@ -257,8 +253,7 @@ class ChatService:
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own.
 
-        Raises `ChatNotFoundError`, `MessageNotFoundError`, `ValidationError`,
-        `StorageQuotaExceededError`, `MessageBusyError`, and what `chat_copied` of others raises.
+        Raises also what `chat_copied` of others raises.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -305,7 +300,7 @@ async def _copy_path(
     """Copy the path that ends at a message into another chat: each message's copy, by its id."""
     copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
-    async for page in repository.path_pages(session, message, COPIED):
+    async for page in repository.path_pages(session, message):
         opened = unhurried(page, lambda row: 2 * len(row.sealed_content))
         rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
     for part in chunks(rows, tree.AT_ONCE):

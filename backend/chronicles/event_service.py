@@ -44,7 +44,7 @@ from backend.wire import Page, check_revision, merge_patch, reject_unknown, stru
 
 
 class EventService:
-    """What a user does with the events of a chronicle."""
+    """What a user does with the events of a chronicle. Each route names what may be raised."""
 
     def __init__(self, database: Database, outbox: IndexOutbox) -> None:
         self._database = database
@@ -62,8 +62,7 @@ class EventService:
     ) -> Page[EventView]:
         """A chronicle's events in story order, oldest first, or `newest` first.
 
-        A page of a search may be short, or empty, and lead on all the same. Raises
-        `ChronicleNotFoundError`, and `ValidationError` for an `after` that is none.
+        A page of a search may be short, or empty, and lead on all the same.
         """
         cursor = None if after is None else Cursor.parse(after)
         async with self._database.read() as session:
@@ -84,11 +83,7 @@ class EventService:
     async def create(
         self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent
     ) -> EventView:
-        """Write an event down.
-
-        Raises `ChronicleNotFoundError`, `MessageNotFoundError`, `ChronicleFullError`,
-        `ValidationError`.
-        """
+        """Write an event down."""
         fields, sealer = fields_of(new), identity.sealer
         happened_at = in_utc(new.happened_at)
         async with self._database.write() as session:
@@ -126,11 +121,7 @@ class EventService:
         *,
         if_match: str | None,
     ) -> EventView:
-        """Merge into an event: what is absent stays, null goes back to the default.
-
-        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `MessageNotFoundError`,
-        `ChronicleFullError`, `PreconditionFailedError`, `ValidationError`.
-        """
+        """Merge into an event: what is absent stays, null goes back to the default."""
         reject_unknown(patch, EventChange)
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -154,10 +145,7 @@ class EventService:
     async def delete(
         self, identity: Identity, chronicle_id: UUID, event_id: UUID, *, if_match: str | None
     ) -> None:
-        """Delete an event. What it superseded is current again.
-
-        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `PreconditionFailedError`.
-        """
+        """Delete an event. What it superseded is current again."""
         owner_id = identity.user_id
         async with self._database.write() as session:
             await self._lock(session, identity.sealer, chronicle_id)
@@ -170,9 +158,6 @@ class EventService:
         """Put one event in place of several. It is the user's.
 
         What one of them superseded it supersedes; what superseded all of them supersedes it.
-
-        Raises `ChronicleNotFoundError`, `EventNotFoundError`, `ChronicleFullError`,
-        `ValidationError`.
         """
         sealer, ids = identity.sealer, list(dict.fromkeys(wanted.event_ids))
         async with self._database.write() as session:

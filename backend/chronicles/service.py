@@ -40,7 +40,7 @@ _LOREBOOKS = table(
 
 
 class ChronicleService:
-    """What a user does with chronicles as wholes."""
+    """What a user does with chronicles as wholes. Each route names what may be raised."""
 
     def __init__(self, database: Database, outbox: IndexOutbox) -> None:
         self._database = database
@@ -60,7 +60,7 @@ class ChronicleService:
         return Page(items=items, next=following)
 
     async def create(self, identity: Identity, new: NewChronicle) -> ChronicleView:
-        """Make a chronicle without events. Raises `ChronicleFullError`."""
+        """Make a chronicle without events."""
         fields = ChronicleFields(name=new.name, description=new.description)
         async with self._database.write() as session:
             row = await make_chronicle(session, identity, fields)
@@ -68,7 +68,7 @@ class ChronicleService:
         return view
 
     async def get(self, identity: Identity, chronicle_id: UUID) -> ChronicleView:
-        """Raises `ChronicleNotFoundError`."""
+        """A chronicle, without its events."""
         async with self._database.read() as session:
             row = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             [view] = await _views(session, identity.sealer, [row])
@@ -77,10 +77,7 @@ class ChronicleService:
     async def patch(
         self, identity: Identity, chronicle_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ChronicleView:
-        """Merge into a chronicle: what is absent stays, null goes back to the default.
-
-        Raises `ChronicleNotFoundError`, `PreconditionFailedError`, `ValidationError`.
-        """
+        """Merge into a chronicle: what is absent stays, null goes back to the default."""
         reject_unknown(patch, ChronicleFields)
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -99,8 +96,7 @@ class ChronicleService:
     async def delete(self, identity: Identity, chronicle_id: UUID, *, if_match: str | None) -> None:
         """Delete a chronicle with its events and its lorebook; chats that use it go on without.
 
-        Their consent to have it written goes with it. Raises `ChronicleNotFoundError`,
-        `PreconditionFailedError`.
+        Their consent to have it written goes with it.
         """
         owner_id = identity.user_id
         uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id

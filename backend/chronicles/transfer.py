@@ -95,7 +95,7 @@ class ChronicleTransfer:
         self._pool = pool
 
     async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
-        """A file of a chronicle with all its events. Raises `ChronicleNotFoundError`."""
+        """A file of a chronicle with all its events."""
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
@@ -106,8 +106,7 @@ class ChronicleTransfer:
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedChronicle:
         """Make a chronicle of a file, with all its events or not at all.
 
-        `name` is what it is called where the file does not say. Raises `ChronicleFileError`,
-        `TooLargeError`, `ChronicleFullError`.
+        `name` is what it is called where the file does not say.
         """
         file, events = await self._read(identity.sealer, data)
         called = file.name.strip() or name.strip()[:500] or UNNAMED
@@ -127,8 +126,7 @@ class ChronicleTransfer:
     ) -> ImportedChronicle:
         """Add a file's events to a chronicle; those that are there word for word are skipped.
 
-        The chronicle's own name and description stay. Raises `ChronicleNotFoundError`, or as
-        `import_new` does.
+        The chronicle's own name and description stay.
         """
         owner_id = identity.user_id
         file, events = await self._read(identity.sealer, data)
