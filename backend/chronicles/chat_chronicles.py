@@ -143,7 +143,7 @@ async def _copy_events(
             is_edited=event.is_edited,
         )
         async for event in unhurried(events)
-        if _is_along(event, source_id, copied)
+        if all(each.id in copied for each in event.sources if each.chat_id == source_id)
     }
     await insert_events(session, identity.sealer, chronicle_id, list(copies.values()))
     marks: dict[UUID, UUID | None] = {}
@@ -152,10 +152,6 @@ async def _copy_events(
         if copy is not None and by is not None and by in copies:
             marks[copy.id] = copies[by].id
     await mark_superseded(session, marks)
-
-
-def _is_along(event: StoryEvent, chat_id: UUID, copied: Mapping[UUID, UUID]) -> bool:
-    return all(each.id in copied for each in event.sources if each.chat_id == chat_id)
 
 
 def _led_over(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:

@@ -8,6 +8,7 @@ import msgspec
 
 from backend.jobs.errors import MAX_LEASES_LOST, WorkerLostError
 from backend.jobs.models import Job, JobState
+from backend.wire import struct_from
 
 
 class JobProgress(msgspec.Struct, kw_only=True, frozen=True):
@@ -42,19 +43,9 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, job: Job) -> "JobView":
         """The view of a row."""
-        return cls(
-            id=job.id,
-            kind=job.kind,
-            state=job.state,
-            progress=JobProgress(done=job.progress_done, total=job.progress_total),
-            counts=_counts(job.payload),
-            attempts=job.attempts,
-            error=job.error,
-            detail=_detail(job),
-            lane=job.lane,
-            created_at=job.created_at,
-            run_after=job.run_after,
-        )
+        progress = JobProgress(done=job.progress_done, total=job.progress_total)
+        counts, detail = _counts(job.payload), _detail(job)
+        return struct_from(cls, job, progress=progress, counts=counts, detail=detail)
 
 
 def _detail(job: Job) -> str | None:
