@@ -8,8 +8,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.accounts.recent_activity.log import ActivityLog, event_of
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     FileOperation,
@@ -169,7 +169,7 @@ class ChronicleTransferController(Controller):
     ) -> Response[bytes]:
         """The chronicle with all its events, in story order, as JSON that imports back."""
         file = await chronicle_transfer.export(identity, chronicle_id)
-        await activity.note(identity, event_of(request, "exported", detail="chronicle"))
+        await activity.note(request, "exported", detail="chronicle")
         return file_answer(file)
 
 
