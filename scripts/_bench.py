@@ -31,7 +31,7 @@ from sqlalchemy import insert, select
 from backend.accounts.identity import Identity
 from backend.app import create_app
 from backend.chats.counting import CountUnit
-from backend.chats.drafts import LENGTH
+from backend.chats.drafts import SCENE_LENGTH
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.container import Services, build_services
 from backend.database.base import new_id, now
@@ -189,7 +189,7 @@ async def make_chat(
     ):
         message_id = new_id()
         total += tokens
-        scene_place = place % LENGTH
+        scene_place = place % SCENE_LENGTH
         rows.append(
             {
                 "id": message_id,

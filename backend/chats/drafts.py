@@ -25,10 +25,10 @@ from backend.database.base import new_id, now
 from backend.generation.model import Role
 from backend.vault.sealing import Column, Sealer
 
-PAUSE = timedelta(hours=4)
+SCENE_PAUSE = timedelta(hours=4)
 """Who comes back after so long begins another session, and with it a scene."""
 
-LENGTH = 40
+SCENE_LENGTH = 40
 """Messages in a scene at most."""
 
 _SIGN = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
@@ -124,15 +124,15 @@ def opens_scene(text: str) -> bool:
 def place_in_scene(message: Message, parent: Message | None) -> None:
     """Give a message its scene: its parent's, or one of its own.
 
-    A scene begins with the first message, after a pause, after `LENGTH` messages, and where the
-    text says so (`scene_id` is the message's own id then, as `sealed_draft` leaves it).
+    A scene begins with the first message, after a pause, after `SCENE_LENGTH` messages, and where
+    the text says so (`scene_id` is the message's own id then, as `sealed_draft` leaves it).
     """
     goes_on = (
         message.scene_id != message.id
         and parent is not None
         and parent.scene_id is not None
-        and parent.scene_place + 1 < LENGTH
-        and message.created_at - parent.created_at <= PAUSE
+        and parent.scene_place + 1 < SCENE_LENGTH
+        and message.created_at - parent.created_at <= SCENE_PAUSE
     )
     if goes_on and parent is not None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1

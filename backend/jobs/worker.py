@@ -84,10 +84,6 @@ class Worker:
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
-    def __len__(self) -> int:
-        """How many jobs it holds just now."""
-        return len(self._jobs)
-
     def start(self) -> None:
         """Begin to work."""
         self._tasks = [

@@ -309,7 +309,7 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
         hold.is_opened.set()
 
         async def has_let_go() -> bool:
-            return not len(worker)
+            return not worker._jobs
 
         await until(has_let_go)
     assert (stopped["state"], stopped["error"]) == ("done", "stopped")
@@ -393,7 +393,7 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
         model.server.hold = None
         hold.is_opened.set()
         await over(study)
-        assert not len(worker)
+        assert not worker._jobs
     assert await study.summaries() == ["The lamp was lit."]
     assert await runs(study) == [("failed", "path-changed"), ("done", "")]
     assert "wolf" not in model.prompt_of(model.server.requests[-1])

@@ -214,7 +214,7 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
     await worker.renew()
 
     async def one_left() -> bool:
-        return len(worker) == 1
+        return len(worker._jobs) == 1
 
     await until(one_left)
     assert ended == ["interrupted"]

@@ -109,7 +109,7 @@ async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
     gate.set()
 
     async def let_go() -> bool:
-        return not len(worker)
+        return not worker._jobs
 
     await until(let_go)
     assert outcomes == ["lost", "lost"]
@@ -145,7 +145,7 @@ async def test_a_step_that_is_under_way_is_kept_whole_and_the_next_is_not_begun(
     told.set()
 
     async def let_go() -> bool:
-        return not len(worker)
+        return not worker._jobs
 
     await until(let_go)
     found = await notes(queue.database)
