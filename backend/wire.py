@@ -61,13 +61,11 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 
 
 def struct_from(kind: type[StructT], source: object, /, **members: Any) -> StructT:
-    """A struct of the members given, and of those that a row has by the same name."""
-    same = {
-        name: getattr(source, name)
-        for name in kind.__struct_fields__
-        if name not in members and hasattr(source, name)
-    }
-    return kind(**same, **members)
+    """A struct of the members given, and of a row's attributes for all others."""
+    for name in kind.__struct_fields__:
+        if name not in members:
+            members[name] = getattr(source, name)
+    return kind(**members)
 
 
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:

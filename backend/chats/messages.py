@@ -220,6 +220,8 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         sibling=sibling,
         sibling_count=sibling_count,
+        shown=None,
+        shown_thinking=None,
     )
 
 
