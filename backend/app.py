@@ -29,8 +29,12 @@ from backend.chronicles.controller import ChronicleController, ChronicleTransfer
 from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
-from backend.enrichment.controller import EnrichmentController, RebuildController, RunController
-from backend.enrichment.summary.controller import SummaryController
+from backend.enrichment.controller import (
+    EnrichmentController,
+    RebuildController,
+    RunController,
+    SummaryController,
+)
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController

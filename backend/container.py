@@ -31,10 +31,10 @@ from backend.chronicles.transfer import ChronicleTransfer
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
-from backend.enrichment.runtime import open_enrichment
+from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.service import EnrichmentService
-from backend.enrichment.summary.service import SummaryService
-from backend.enrichment.summary.stored import ChatSummaries
+from backend.enrichment.summaries import ChatSummaries
+from backend.enrichment.summary_service import SummaryService
 from backend.events import Participants
 from backend.generation.registry import ModelRegistry, build_registry
 from backend.http import RequestCaches
@@ -212,7 +212,7 @@ class Services:
         enrichment = open_enrichment(settings, database, registry, prompts, memory, pool)
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
-        self.kinds = {**memory.kinds, **enrichment.kinds, **self.recount.kinds}
+        self.kinds = {**memory.kinds, **job_kinds(enrichment), **self.recount.kinds}
         self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,

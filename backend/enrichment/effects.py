@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles import writing
-from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import counting, open_chronicle, open_event
-from backend.enrichment.detail import Refused, RunEffect
+from backend.chronicles.repository import get_chronicle
+from backend.enrichment.agent.proposals import (
+    Proposal,
+    ProposedChange,
+    ProposedEntry,
+    ProposedEvent,
+)
+from backend.enrichment.runs import EffectKind, Refused, RunEffect
 from backend.enrichment.story import TranscriptSlice
-from backend.enrichment.study import AgentResult, ProposedChange, ProposedEntry, ProposedEvent
 from backend.lorebooks import authoring
 from backend.lorebooks.errors import LorebookFullError
 from backend.lorebooks.models import Lorebook, LoreEntryRow
+from backend.memory.index.protocol import Kind
 from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
@@ -27,74 +36,70 @@ _SUPERSEDED = "What it supersedes was superseded while the agent read: that stay
 _PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What was written, in order, and what could not be after all."""
-
-    effects: Sequence[RunEffect] = ()
-    refused: Sequence[Refused] = ()
+Changed = defaultdict[tuple[Kind, UUID], set[UUID]]
+"""Ids of events and entries by their container."""
 
 
-async def apply(
-    session: AsyncSession,
-    holder: KeyHolder,
-    index: IndexOutbox,
-    stretch: TranscriptSlice,
-    study: AgentResult,
+async def note_in_index(
+    session: AsyncSession, index: IndexOutbox, holder: KeyHolder, changed: Changed
+) -> None:
+    """Have the index look at what a run wrote, or what was taken back of it."""
+    for (kind, container_id), ids in changed.items():
+        await index.changed(
+            session, holder, kind=kind, container_id=container_id, source_ids=sorted(ids)
+        )
+
+
+def effect_on(
+    row: ChronicleEvent | LoreEntryRow,
+    what: EffectKind,
     *,
-    run_id: UUID,
-) -> Written:
-    """Write the proposals of a study, mark what they supersede, and tell the index.
+    title: str,
+    because: str,
+    before: dict[str, Any] | None = None,
+) -> RunEffect:
+    """What was done to an event or an entry; `before` is its snapshot."""
+    return RunEffect(
+        what=what,
+        id=row.id,
+        container_id=row.chronicle_id if isinstance(row, ChronicleEvent) else row.lorebook_id,
+        title=title,
+        because=because,
+        revision=0 if what.endswith("removed") else row.revision,
+        before=before,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalWriter:
+    """Writes what the agent proposes in one run. The caller tells the index.
 
     The caller has locked the chat and knows that its lines are still as they were read. What a
-    person changed meanwhile stays as it is, and what has no room is left out; both are in
-    `refused`.
+    person changed meanwhile stays as it is, and what has no room is left out; both are `refused`.
     """
-    if not study.proposals:
-        return Written()
-    writer = _Writer(session, holder.sealer, stretch, run_id)
-    await writer.write(study)
-    if writer.events:
-        await index.changed(
-            session,
-            holder,
-            kind="event",
-            container_id=stretch.chronicle_id,
-            source_ids=writer.events,
-        )
-    for book_id, entries in writer.entries.items():
-        await index.changed(session, holder, kind="lore", container_id=book_id, source_ids=entries)
-    return Written(writer.effects, writer.refused)
 
-
-@dataclass(slots=True)
-class _Writer:
     session: AsyncSession
     sealer: Sealer
     stretch: TranscriptSlice
     run_id: UUID
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
-    events: list[UUID] = field(default_factory=list[UUID])
-    entries: dict[UUID, list[UUID]] = field(default_factory=dict[UUID, list[UUID]])
 
-    async def write(self, study: AgentResult) -> None:
-        chronicle = await self.session.scalar(
-            select(Chronicle)
-            .where(
-                Chronicle.id == self.stretch.chronicle_id,
-                Chronicle.user_id == self.sealer.user_id,
+    async def write(self, proposals: Sequence[Proposal]) -> None:
+        """Write the proposals, and mark what they supersede."""
+        if not proposals:
+            return
+        owner_id, chronicle_id = self.sealer.user_id, self.stretch.chronicle_id
+        try:
+            chronicle = await get_chronicle(
+                self.session, chronicle_id, owner_id=owner_id, lock=True
             )
-            .with_for_update()
-        )
-        if chronicle is None:
+        except ChronicleNotFoundError:
             self._refuse("create_chronicle_event", "The chronicle is gone.")
             return
-        await self._write_events(
-            [each for each in study.proposals if isinstance(each, ProposedEvent)]
-        )
+        await self._write_events([each for each in proposals if isinstance(each, ProposedEvent)])
         name = open_chronicle(self.sealer, chronicle).name
-        for each in study.proposals:
+        for each in proposals:
             if isinstance(each, ProposedEntry):
                 await self._add_entry(each, name)
             elif isinstance(each, ProposedChange):
@@ -124,7 +129,6 @@ class _Writer:
         by_id = {each.id: row for each, row in zip(proposed, rows, strict=True)}
         changed: list[RunEffect] = []
         for each, row in zip(proposed, rows, strict=True):
-            self.events.append(row.id)
             if (old := each.supersedes) is None:
                 continue
             if old in by_id:
@@ -132,18 +136,11 @@ class _Writer:
                 await writing.supersede(self.session, by_id[old], row.id)
             elif (effect := await self._superseded(old, row, each)) is not None:
                 changed.append(effect)
-        self.effects += [
-            RunEffect(
-                what="event_created",
-                id=row.id,
-                container_id=row.chronicle_id,
-                title=each.fields.summary,
-                because=each.because,
-                revision=row.revision,
-            )
+        self.effects.extend(
+            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
             for each, row in zip(proposed, rows, strict=True)
-        ]
-        self.effects += changed
+        )
+        self.effects.extend(changed)
 
     async def _is_as_read(self, new: ProposedEvent) -> bool:
         """Whether an event that is to be said better is still as it was read."""
@@ -173,16 +170,9 @@ class _Writer:
             return None
         before = await writing.snapshot(self.session, self.sealer, row)
         await writing.supersede(self.session, row, by.id)
-        self.events.append(row.id)
-        return RunEffect(
-            what="event_changed",
-            id=row.id,
-            container_id=row.chronicle_id,
-            title=open_event(self.sealer, row).summary,
-            because=new.because or f"superseded by: {new.fields.summary}",
-            revision=row.revision,
-            before=before,
-        )
+        because = new.because or f"superseded by: {new.fields.summary}"
+        title = open_event(self.sealer, row).summary
+        return effect_on(row, "event_changed", title=title, because=because, before=before)
 
     async def _counts(self, event_id: UUID) -> bool:
         query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
@@ -209,16 +199,8 @@ class _Writer:
         except LorebookFullError as error:
             self._refuse("create_lorebook_entry", error.detail)
             return
-        self._note_entry(row)
         self.effects.append(
-            RunEffect(
-                what="entry_created",
-                id=row.id,
-                container_id=book.id,
-                title=new.entry.title,
-                because=new.because,
-                revision=row.revision,
-            )
+            effect_on(row, "entry_created", title=new.entry.title, because=new.because)
         )
 
     async def _change_entry(self, change: ProposedChange) -> None:
@@ -242,21 +224,10 @@ class _Writer:
         await authoring.change_entry(
             self.session, self.sealer, book, row, change.entry, self._origin()
         )
-        self._note_entry(row)
+        title, because = change.entry.title, change.because
         self.effects.append(
-            RunEffect(
-                what="entry_changed",
-                id=row.id,
-                container_id=book.id,
-                title=change.entry.title,
-                because=change.because,
-                revision=row.revision,
-                before=before,
-            )
+            effect_on(row, "entry_changed", title=title, because=because, before=before)
         )
-
-    def _note_entry(self, row: LoreEntryRow) -> None:
-        self.entries.setdefault(row.lorebook_id, []).append(row.id)
 
     def _origin(self) -> authoring.Origin:
         stretch = self.stretch

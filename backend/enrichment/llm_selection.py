@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
-from backend.accounts.settings import EnrichmentSettings
-from backend.generation.model import ModelSpec
+from dataclasses import dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import open_settings
+from backend.accounts.models import KeyMode, User
+from backend.accounts.settings import EnrichmentSettings, first_set
+from backend.chats.models import Chat
+from backend.chats.service import read_settings
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.settings import Settings
+from backend.vault.sealing import Sealer
 
 _SMALL = "lite"
+
+STRETCH_TOKENS = 12_000
+"""Most tokens of new lines in one run, in the chat's unit; one line is always read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Who reads a chat for its user: which model, under which settings, and how much at a time.
+
+    It has the user's key at hand, for the index's jobs that follow. `stretch_tokens` is in the
+    chat's unit.
+    """
+
+    sealer: Sealer = field(repr=False)
+    key_mode: KeyMode
+    may_edit_lore: bool
+    model_id: str
+    sampling: Sampling
+    stretch_tokens: int
+
+
+async def find_reader(
+    session: AsyncSession, registry: ModelRegistry, settings: Settings, sealer: Sealer, chat: Chat
+) -> Reader:
+    """Who would read a chat of the sealer's user now."""
+    owner = await session.get_one(User, sealer.user_id)
+    account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
+    model_id = choose_model(
+        registry,
+        settings,
+        own.enrichment,
+        account.enrichment,
+        own.model or account.model or registry.default_id,
+    )
+    spec = next((each for each in registry.specs() if each.id == model_id), None)
+    # Of small models a quarter of their window is for new lines.
+    most = min(STRETCH_TOKENS, spec.context_window // 4) if spec else STRETCH_TOKENS
+    # A story that may be told may be read: the filter that a user chose for replies, nothing else.
+    safety = first_set((own.sampling, account.sampling), "safety", None)
+    is_filtered = spec is not None and "safety" in spec.accepts
+    return Reader(
+        sealer=sealer,
+        key_mode=owner.key_mode,
+        may_edit_lore=first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
+        model_id=model_id,
+        sampling=Sampling(safety=safety) if is_filtered else Sampling(),
+        stretch_tokens=most,
+    )
 
 
 def choose_model(
@@ -30,13 +86,3 @@ def choose_model(
         spec.id for spec in registry.specs() if spec.provider == "gemini" and _SMALL in spec.name
     )
     return next(small, default_id)
-
-
-def filter_alone(chain: tuple[Sampling, ...], spec: ModelSpec) -> Sampling:
-    """The filter that a user chose for their replies, the nearest of `chain`; nothing else.
-
-    A story that may be told may be read. The rest of what is set is for replies.
-    """
-    if "safety" not in spec.accepts:
-        return Sampling()
-    return Sampling(safety=next((each.safety for each in chain if each.safety is not None), None))

@@ -1,11 +1,8 @@
-"""Runs as they are stored: what was read, written and spent. Nothing here commits."""
+"""Runs as they are stored: what was read, written (sealed) and spent. Nothing here commits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -13,11 +10,66 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.base import now
-from backend.enrichment.detail import RunDetail
 from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
 from backend.quotas.ledgers import add_tokens
 from backend.vault.sealing import Sealer
+
+EffectKind = Literal[
+    "event_created",
+    "event_changed",
+    "event_removed",
+    "entry_created",
+    "entry_changed",
+    "entry_removed",
+]
+
+
+class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a run wrote.
+
+    `id` is the event's or the entry's, `container_id` its chronicle's or lorebook's. `title` is for
+    people: the summary, or the entry's title. `revision` is what the run left it at, 0 where it is
+    gone. `before` is what `snapshot` made of it before: enough to put it back as it was.
+    """
+
+    what: EffectKind
+    id: UUID
+    container_id: UUID
+    title: str
+    because: str = ""
+    revision: int = 0
+    before: dict[str, Any] | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of the model's that came to nothing. `reason` is what the model was told.
+
+    `tool` is empty where what it answered could not be read as calls.
+    """
+
+    tool: str
+    reason: str
+    duplicate_of: UUID | None = None
+
+
+class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run read, by ids, why it went on or did not, and what it wrote.
+
+    `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `kept` are the
+    places among `effects` of those that undoing the run has left alone.
+    """
+
+    why: str = ""
+    significant: bool = False
+    kinds: list[str] = []
+    message_ids: list[UUID] = []
+    memory_ids: list[UUID] = []
+    effects: list[RunEffect] = []
+    refused: list[Refused] = []
+    note: str = ""
+    kept: list[int] = []
+
 
 _DETAIL = msgspec.json.Decoder(RunDetail)
 
@@ -37,17 +89,12 @@ def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
 async def note_done(session: AsyncSession, run: EnrichmentRun) -> None:
     """Keep a run that went well."""
     session.add(run)
-    await session.flush()
-    await _note_tokens(session, run)
-
-
-async def _note_tokens(session: AsyncSession, run: EnrichmentRun) -> None:
     await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
 
 
 async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> EnrichmentRun:
     """Keep a run that failed; the same failure again, of the same job, is one row: that one."""
-    await _note_tokens(session, run)
+    await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
     before = await session.scalar(
         select(EnrichmentRun).where(
             EnrichmentRun.chat_id == run.chat_id,
@@ -92,47 +139,3 @@ async def list_runs(
     if after is not None:
         query = query.where(EnrichmentRun.id < after)
     return list(await session.scalars(query.order_by(EnrichmentRun.id.desc()).limit(limit)))
-
-
-@dataclass(frozen=True, slots=True)
-class LaterRuns:
-    """The runs into one chronicle that came after another run, the first one first.
-
-    Those among them that were undone are there, too: what they found tells what was there before.
-    """
-
-    runs: Sequence[tuple[EnrichmentRun, RunDetail]] = ()
-
-    def found(self, detail: RunDetail) -> dict[UUID, list[dict[str, Any]]]:
-        """Of each thing that a run (`detail`) and these changed, what they found: its snapshots."""
-        found: defaultdict[UUID, list[dict[str, Any]]] = defaultdict(list)
-        for each in (detail, *(later for _, later in self.runs)):
-            for effect in each.effects:
-                if effect.before is not None:
-                    found[effect.id].append(effect.before)
-        return found
-
-    def removed_any(self, ids: Collection[UUID]) -> UUID | None:
-        """The last run that stands and has removed any of these; None where there is none."""
-        for run, detail in reversed(self.runs):
-            removed = {each.id for each in detail.effects if each.what.endswith("removed")}
-            if run.state == "done" and not removed.isdisjoint(ids):
-                return run.id
-        return None
-
-
-async def later_runs(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> LaterRuns:
-    """The runs into the same chronicle that came after one and did not fail."""
-    if run.chronicle_id is None:
-        return LaterRuns()
-    rows = await session.scalars(
-        select(EnrichmentRun)
-        .where(
-            EnrichmentRun.chronicle_id == run.chronicle_id,
-            EnrichmentRun.user_id == run.user_id,
-            EnrichmentRun.id > run.id,
-            EnrichmentRun.state != "failed",
-        )
-        .order_by(EnrichmentRun.id)
-    )
-    return LaterRuns([(row, open_detail(sealer, row)) for row in rows])

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.rebuild.rebuilding import Rebuilder
-from backend.enrichment.summary.summarising import Summarizer
-from backend.enrichment.turn_job import TurnEnricher
+from backend.enrichment.outbox import REBUILD, SUMMARY, TURN
+from backend.enrichment.pipeline import EnrichmentRuntime
+from backend.enrichment.rebuild import RebuildTask
+from backend.enrichment.study import TurnTask
+from backend.enrichment.summary_task import SummaryTask
 from backend.generation.registry import ModelRegistry
-from backend.jobs.running import JobKind
+from backend.jobs.running import JobKind, RunningJob
 from backend.memory.runtime import MemoryRuntime
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class EnrichmentRuntime:
-    """What does the jobs behind the reply, in one process."""
-
-    enricher: TurnEnricher
-    rebuilder: Rebuilder
-    summarizer: Summarizer
-
-    @property
-    def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
-        return {**self.enricher.kinds, **self.rebuilder.kinds, **self.summarizer.kinds}
 
 
 def open_enrichment(
@@ -39,10 +27,21 @@ def open_enrichment(
     memory: MemoryRuntime,
     pool: CpuPool,
 ) -> EnrichmentRuntime:
-    """Make the parts. They ask `registry` for models and look into `memory`."""
+    """What tasks work with. They ask `registry` for models and look into `memory`."""
     agent = Agent(registry, prompts, memory.search, database, memory.embedder, settings, pool)
-    return EnrichmentRuntime(
-        enricher=TurnEnricher(database, agent, registry, settings, memory.outbox),
-        rebuilder=Rebuilder(database, agent, registry, settings, memory.outbox),
-        summarizer=Summarizer(database, registry, settings, prompts),
-    )
+    return EnrichmentRuntime(database, registry, settings, prompts, agent, memory.outbox)
+
+
+def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
+    """What is done for each kind of job."""
+    return {
+        TURN: JobKind(partial(_run, TurnTask, runtime)),
+        REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),
+        SUMMARY: JobKind(partial(_run, SummaryTask, runtime), stoppable=True),
+    }
+
+
+async def _run(
+    task: type[TurnTask | RebuildTask | SummaryTask], runtime: EnrichmentRuntime, job: RunningJob
+) -> None:
+    await task(runtime, job).run()

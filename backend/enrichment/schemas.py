@@ -1,4 +1,4 @@
-"""Shapes of the API of the work behind the reply."""
+"""Shapes of the API of the work behind the reply, rolling summaries among it."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -6,9 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from backend.enrichment.detail import EffectKind, RunDetail, RunEffect
 from backend.enrichment.models import EnrichmentRun, RunKind, RunState
+from backend.enrichment.runs import EffectKind, RunDetail, RunEffect
+from backend.enrichment.summaries import MAX_SUMMARY_CHARS, StoredSummary
 from backend.jobs.schemas import JobView
+from backend.wire import struct_from
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 
@@ -29,13 +31,7 @@ class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, effect: RunEffect) -> "WrittenView":
         """The view of an effect."""
-        return cls(
-            what=effect.what,
-            id=effect.id,
-            container_id=effect.container_id,
-            title=effect.title,
-            because=effect.because,
-        )
+        return struct_from(cls, effect)
 
 
 class RefusedView(msgspec.Struct, kw_only=True, frozen=True):
@@ -81,32 +77,13 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
         """The view of a row and of what was sealed in it."""
-        return cls(
-            id=row.id,
-            kind=row.kind,
-            state=row.state,
-            model=row.model,
-            chronicle_id=row.chronicle_id,
-            from_position=row.from_position,
-            to_position=row.to_position,
-            why=detail.why,
-            significant=detail.significant,
-            kinds=detail.kinds,
-            note=detail.note,
-            message_ids=detail.message_ids,
-            memory_ids=detail.memory_ids,
+        shown = ("why", "significant", "kinds", "note", "message_ids", "memory_ids")
+        return struct_from(
+            cls,
+            row,
+            **{name: getattr(detail, name) for name in shown},
             written=[WrittenView.of(effect) for effect in detail.effects],
-            refused=[
-                RefusedView(tool=each.tool, reason=each.reason, duplicate_of=each.duplicate_of)
-                for each in detail.refused
-            ],
-            calls=row.calls,
-            prompt_tokens=row.prompt_tokens,
-            completion_tokens=row.completion_tokens,
-            duration_ms=row.duration_ms,
-            error=row.error,
-            created_at=row.created_at,
-            undone_at=row.undone_at,
+            refused=[struct_from(RefusedView, each) for each in detail.refused],
             can_undo=row.state == "done" and bool(detail.effects or row.kind == "summary"),
         )
 
@@ -180,3 +157,47 @@ class RebuildEstimate(msgspec.Struct, kw_only=True, frozen=True):
     events_to_replace: int
     entries_to_replace: int
     model: str
+
+
+SummaryText = Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY_CHARS)]
+
+
+class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
+    """A summary of a chat's active path, from its beginning through a message.
+
+    `model` wrote it; null where a person did, where that is no longer known, or where no model
+    would sum up the lines and they were passed over. `edited`: a person wrote or changed it.
+    `is_used`: the next prompt would have it.
+    """
+
+    text: str
+    through_message_id: UUID
+    through_position: int
+    edited: bool
+    model: str | None
+    revision: int
+    is_used: bool
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
+        """The view of what is stored."""
+        return struct_from(
+            cls,
+            summary,
+            through_message_id=summary.message_id,
+            through_position=summary.position,
+            edited=summary.is_edited,
+            is_used=is_used,
+        )
+
+
+class NewSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a summary is to say.
+
+    `through_message_id` is the last message that it covers. Absent, the current summary is changed.
+    """
+
+    text: SummaryText
+    through_message_id: UUID | None = None

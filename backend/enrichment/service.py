@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
+from backend.chronicles.repository import get_chronicle
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.enrichment.daily_budget import spent_today
-from backend.enrichment.outbox import TURN, lane_of
-from backend.enrichment.rebuild import starting
-from backend.enrichment.run_work import find_reader
+from backend.enrichment.budgets import spent_today
+from backend.enrichment.errors import (
+    ChronicleNotEnabledError,
+    OtherChronicleError,
+    RebuildNotFoundError,
+    RebuildUnderWayError,
+)
+from backend.enrichment.llm_selection import find_reader
+from backend.enrichment.outbox import REBUILD, TURN, lane_of
+from backend.enrichment.rebuild import RebuildState, estimate_cost
+from backend.enrichment.replacing import entries_to_replace, events_to_replace
 from backend.enrichment.runs import get_run, list_runs, open_detail
 from backend.enrichment.schemas import (
     EnrichmentView,
@@ -24,15 +32,18 @@ from backend.enrichment.schemas import (
     RunView,
     UndoView,
 )
-from backend.enrichment.story import count_unread
-from backend.enrichment.undo.undo_run import undo_run
+from backend.enrichment.story import PathRange, count_lines, count_unread, last_reply, plan_batches
+from backend.enrichment.undo import undo_run
+from backend.errors import ValidationError
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
-from backend.jobs.queue import JobQueue
+from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
+
+UNDER_WAY = ("queued", "waiting_key", "running")
 
 
 class EnrichmentService:
@@ -91,30 +102,89 @@ class EnrichmentService:
         async with self._database.write() as session:
             return await undo_run(session, self._index, identity, run_id, force=force)
 
-    async def estimate(
+    async def estimate_rebuild(
         self, identity: Identity, chronicle_id: UUID, wanted: NewRebuild
     ) -> RebuildEstimate:
-        """What a rebuild would take. Raises what `start` does, but for `RebuildUnderWayError`."""
+        """What a rebuild would take. Asks no model.
+
+        Raises what `rebuild` does, but for `RebuildUnderWayError`.
+        """
         async with self._database.read() as session:
-            return await starting.estimate(
-                session,
-                self._registry,
-                self._settings,
-                self._prompts,
-                identity,
-                chronicle_id,
-                wanted,
+            chat, place = await _checked(session, identity, chronicle_id, wanted)
+            reader = await find_reader(
+                session, self._registry, self._settings, identity.sealer, chat
             )
+            batches = await plan_batches(session, chat, place, most_tokens=reader.stretch_tokens)
+            events = await events_to_replace(session, place)
+            entries = await entries_to_replace(session, place)
+        cost = estimate_cost(
+            batches,
+            self._prompts,
+            most_writes=self._settings.enrichment_max_writes,
+            per_run=self._settings.enrichment_tokens_per_run,
+        )
+        return RebuildEstimate(
+            messages=sum(map(len, batches)),
+            batches=len(batches),
+            calls=cost.calls,
+            prompt_tokens=cost.prompt_tokens,
+            completion_tokens=cost.completion_tokens,
+            events_to_replace=len(events),
+            entries_to_replace=len(entries),
+            model=reader.model_id,
+        )
 
     async def rebuild(self, identity: Identity, chronicle_id: UUID, wanted: NewRebuild) -> JobView:
-        """Have a chronicle rebuilt from a chat: `starting.start`."""
+        """Have a chronicle rebuilt from a chat.
+
+        Raises `ChatNotFoundError`, `ChronicleNotFoundError`, `OtherChronicleError`,
+        `ChronicleNotEnabledError`, `ValidationError`, `RebuildUnderWayError`.
+        """
+        queue = self._queue
         async with self._database.write() as session:
-            return await starting.start(session, self._queue, identity, chronicle_id, wanted)
+            chat, place = await _checked(session, identity, chronicle_id, wanted, lock=True)
+            under_way = await session.scalar(
+                _rebuilds(identity.user_id, chronicle_id).where(Job.state.in_(UNDER_WAY)).limit(1)
+            )
+            if under_way is not None:
+                raise RebuildUnderWayError(
+                    "Stop it first, or wait until it is done.", extra={"job_id": str(under_way.id)}
+                )
+            total = await count_lines(session, chat, place)
+            state = RebuildState(
+                chat_id=chat.id,
+                chronicle_id=chronicle_id,
+                next=place.from_position,
+                to_position=place.to_position,
+                total=total,
+            )
+            job_id = await queue.enqueue(
+                session,
+                NewJob(
+                    kind=REBUILD,
+                    user_id=identity.user_id,
+                    lane=lane_of(chronicle_id),
+                    payload=state.to_payload(),
+                    dedupe_key=f"{REBUILD}/{chronicle_id}",
+                ),
+                key=queue.grant(identity.sealer, identity.key_mode),
+            )
+            if job_id is None:  # what else holds its key is a rebuild that waits: there was none
+                raise RebuildUnderWayError
+            await session.execute(update(Job).where(Job.id == job_id).values(progress_total=total))
+            return JobView.of(await session.get_one(Job, job_id))
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
         async with self._database.read() as session:
-            return await starting.latest(session, identity, chronicle_id)
+            await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
+            query = _rebuilds(identity.user_id, chronicle_id).order_by(Job.id.desc()).limit(1)
+            job = await session.scalar(query)
+        if job is None:
+            raise RebuildNotFoundError(
+                "Rebuilds are shown for a day, and longer where they failed."
+            )
+        return JobView.of(job)
 
 
 async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
@@ -128,3 +198,43 @@ async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Jo
         Job.dedupe_key == f"{TURN}/{chat.id}",
     )
     return await session.scalar(query.order_by(Job.id.desc()).limit(1))
+
+
+async def _checked(
+    session: AsyncSession,
+    identity: Identity,
+    chronicle_id: UUID,
+    wanted: NewRebuild,
+    *,
+    lock: bool = False,
+) -> tuple[Chat, PathRange]:
+    """The chat, and the stretch of it that is to be read. Raises what `rebuild` does."""
+    owner_id = identity.user_id
+    chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
+    await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
+    if chat.chronicle_id != chronicle_id:
+        raise OtherChronicleError("Choose this chronicle in the chat's settings first.")
+    if not chat.chronicle_enabled:
+        raise ChronicleNotEnabledError(
+            "Nothing of it is read without consent: switch chronicle_enabled on in its settings."
+        )
+    first = wanted.from_position or 0
+    if wanted.to_position is not None and wanted.to_position < first:
+        raise ValidationError("to_position must not be before from_position.")
+    last = await last_reply(session, chat)
+    end = -1 if last is None else last
+    if wanted.to_position is not None:
+        end = min(end, wanted.to_position)
+    return chat, PathRange(
+        owner_id=owner_id,
+        chat_id=chat.id,
+        chronicle_id=chronicle_id,
+        from_position=first,
+        to_position=end,
+    )
+
+
+def _rebuilds(owner_id: UUID, chronicle_id: UUID) -> Select[Job]:
+    return select(Job).where(
+        Job.lane == lane_of(chronicle_id), Job.kind == REBUILD, Job.user_id == owner_id
+    )

@@ -11,10 +11,10 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.settings import EnrichmentSettings
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
 from backend.enrichment.cleaning import clipped
+from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
@@ -23,9 +23,6 @@ from backend.vault.sealing import Sealer
 
 STRETCH_LINES = 24
 """Most lines that are read at a time: a run writes only so much, however many facts there are."""
-
-STRETCH_TOKENS = 12_000
-"""Most tokens of them, in the chat's unit; one line is always read."""
 
 _CLIPPED_AT = 3
 """Characters a token of a line that is too long: fewer than most texts have, so that it fits."""
@@ -36,10 +33,7 @@ EARLIER_TOKENS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryLine:
-    """A message, unsealed. `tokens` are in its chat's unit.
-
-    `changed_at` is when its text was; None where that does not matter.
-    """
+    """A message, unsealed. `changed_at` is when its text was; None where that does not matter."""
 
     id: UUID
     position: int
@@ -48,7 +42,6 @@ class StoryLine:
     text: str
     said_at: datetime
     changed_at: datetime | None = None
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +51,7 @@ class TranscriptSlice:
     Attributes:
         earlier: What was said just before them.
         names: Who speaks in them.
-        settings: The chat's over the account's.
+        may_edit_lore: Also entries of lorebooks that the user wrote.
         books: Lorebooks in which lore is looked for.
         since: What the chat said before this is not read, not even as a memory; None: all of it.
         left_alone: Events and entries that are as good as gone: neither shown nor compared with.
@@ -70,7 +63,7 @@ class TranscriptSlice:
     earlier: Sequence[StoryLine]
     lines: Sequence[StoryLine]
     names: Sequence[str]
-    settings: EnrichmentSettings
+    may_edit_lore: bool = False
     books: Sequence[UUID] = ()
     since: datetime | None = None
     left_alone: frozenset[UUID] = frozenset()
@@ -82,14 +75,29 @@ class TranscriptSlice:
         return (self.earlier or self.lines)[0].position
 
 
-async def read_unread(
-    session: AsyncSession,
-    sealer: Sealer,
-    chat: Chat,
-    settings: EnrichmentSettings,
-    *,
-    most_tokens: int = STRETCH_TOKENS,
-) -> TranscriptSlice | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathRange:
+    """A stretch of one chat's active path, and the chronicle that tells of it."""
+
+    owner_id: UUID
+    chat_id: UUID
+    chronicle_id: UUID
+    from_position: int
+    to_position: int
+
+
+def readable(chat: Chat) -> ColumnElement[bool]:
+    """Lines of the active path but for hidden ones, and such as are being written."""
+    return (
+        (Message.chat_id == chat.id)
+        & (Message.user_id == chat.user_id)
+        & Message.is_active
+        & ~Message.hidden
+        & (Message.status != "streaming")
+    )
+
+
+async def read_unread(session: AsyncSession, reader: Reader, chat: Chat) -> TranscriptSlice | None:
     """What a chat said since the agent read last, and since its owner agreed to it.
 
     It ends with a reply: a user's line without one is read together with its reply. None where
@@ -101,39 +109,33 @@ async def read_unread(
     last = await last_reply(session, chat)
     if last is None or last < first:
         return None
-    return await read_range(
-        session,
-        sealer,
-        chat,
-        settings,
+    place = PathRange(
+        owner_id=chat.user_id,
+        chat_id=chat.id,
         chronicle_id=chat.chronicle_id,
         from_position=first,
         to_position=last,
-        since=chat.chronicle_since,
-        most_tokens=most_tokens,
     )
+    return await read_range(session, reader, chat, place, since=chat.chronicle_since)
 
 
-async def read_range(  # noqa: PLR0913  # a range, and how much of it
+async def read_range(
     session: AsyncSession,
-    sealer: Sealer,
+    reader: Reader,
     chat: Chat,
-    settings: EnrichmentSettings,
+    place: PathRange,
     *,
-    chronicle_id: UUID,
-    from_position: int,
-    to_position: int,
     since: datetime | None = None,
     left_alone: frozenset[UUID] = frozenset(),
-    most_tokens: int = STRETCH_TOKENS,
 ) -> TranscriptSlice | None:
     """The beginning of a range of the active path, as much as one run reads.
 
     Hidden lines and such as are being written are left out. Whoever reads on begins behind the last
     line's position. None where nothing is left.
     """
-    inside = Message.position >= from_position, Message.position <= to_position
-    rows = await _rows(session, chat, since, *inside, limit=STRETCH_LINES + 1)
+    sealer, most_tokens = reader.sealer, reader.stretch_tokens
+    inside = Message.position.between(place.from_position, place.to_position)
+    rows = await _rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
     fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
     if not fitting:
         return None
@@ -144,12 +146,12 @@ async def read_range(  # noqa: PLR0913  # a range, and how much of it
     earlier = [_line(sealer, row, most_tokens) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
-        chronicle_id=chronicle_id,
+        chronicle_id=place.chronicle_id,
         earlier=earlier,
         lines=lines,
         names=list(dict.fromkeys(line.author for line in [*earlier, *lines] if line.author)),
-        settings=settings,
-        books=await _books(session, chat, chronicle_id),
+        may_edit_lore=reader.may_edit_lore,
+        books=await _books(session, chat, place.chronicle_id),
         since=since,
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
@@ -176,34 +178,34 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
 
 async def last_reply(session: AsyncSession, chat: Chat) -> int | None:
     """Position of the last line of the active path that is no user's; None where there is none."""
-    query = select(func.max(Message.position)).where(_readable(chat), Message.role != "user")
+    query = select(func.max(Message.position)).where(readable(chat), Message.role != "user")
     return await session.scalar(query)
 
 
 async def count_unread(session: AsyncSession, chat: Chat) -> int:
     """How many lines of the active path wait to be read, of those that may be."""
-    unread = _readable(chat) & (Message.position >= await behind_mark(session, chat.id))
+    unread = readable(chat) & (Message.position >= await behind_mark(session, chat.id))
     if chat.chronicle_since is not None:
         unread &= Message.created_at >= chat.chronicle_since
     return await session.scalar(select(func.count()).where(unread)) or 0
 
 
+async def count_lines(session: AsyncSession, chat: Chat, place: PathRange) -> int:
+    """How many lines of a range are read."""
+    inside = Message.position.between(place.from_position, place.to_position)
+    return await session.scalar(select(func.count()).where(readable(chat), inside)) or 0
+
+
 async def plan_batches(
-    session: AsyncSession,
-    chat: Chat,
-    *,
-    from_position: int,
-    to_position: int,
-    most_tokens: int = STRETCH_TOKENS,
+    session: AsyncSession, chat: Chat, place: PathRange, *, most_tokens: int
 ) -> list[list[int]]:
     """The tokens of each line of each stretch into which `read_range` cuts a range."""
     rows: Sequence[Any] = (
         await session.execute(
             select(Message.tokens)
             .where(
-                _readable(chat),
-                Message.position >= from_position,
-                Message.position <= to_position,
+                readable(chat),
+                Message.position.between(place.from_position, place.to_position),
             )
             .order_by(Message.position)
         )
@@ -226,16 +228,6 @@ async def behind_mark(session: AsyncSession, chat_id: UUID) -> int:
     return 0 if mark is None else mark + 1
 
 
-def _readable(chat: Chat) -> ColumnElement[bool]:
-    return (
-        (Message.chat_id == chat.id)
-        & (Message.user_id == chat.user_id)
-        & Message.is_active
-        & ~Message.hidden
-        & (Message.status != "streaming")
-    )
-
-
 async def _rows(
     session: AsyncSession,
     chat: Chat,
@@ -256,7 +248,7 @@ async def _rows(
             Message.sealed_author,
             Message.sealed_content,
         )
-        .where(_readable(chat), *conditions)
+        .where(readable(chat), *conditions)
         .order_by(place)
         .limit(limit)
     )
@@ -286,7 +278,6 @@ def _line(sealer: Sealer, row: Any, most_tokens: int) -> StoryLine:
         text=clipped(text, _CLIPPED_AT * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
-        tokens=row.tokens,
     )
 
 

@@ -1,136 +1,158 @@
-"""What one run came to: what it wants to write, what it read, and what it cost."""
+"""What the agent reads: the lines behind a stored reply, run by run until it has read them all."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID
+from dataclasses import dataclass, replace
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chronicles.events import EventFields
-from backend.chronicles.reading import SourceMessage
-from backend.enrichment.detail import Refused, RunDetail, RunEffect
-from backend.generation.model import Prompt, TokenUsage
-from backend.lorebooks.entries import LoreEntry
-
-DEMO_NOTE = "Demo model: simple rules, no language model read this."
-
-CHARACTERS_A_TOKEN = 4
-"""About as many as most texts have: for what no provider has counted."""
-
-
-class RunBudget:
-    """Tokens that a run may take, and what it took: as the provider reports them.
-
-    It is filled in while the run goes on, so that it is known of one that fails, too.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.calls = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-
-    @property
-    def spent(self) -> int:
-        """Tokens of prompts and answers so far."""
-        return self.prompt_tokens + self.completion_tokens
-
-    def affords(self, prompt: Prompt) -> bool:
-        """Whether a prompt goes into what is left. The first call always does."""
-        return not self.calls or self.spent + estimate(prompt) <= self.limit
-
-    def take(self, usage: TokenUsage | None, prompt: Prompt, answer: str) -> None:
-        """Note a call; without a report it is estimated by length."""
-        self.calls += 1
-        if usage is None:
-            self.prompt_tokens += estimate(prompt)
-            self.completion_tokens += len(answer) // CHARACTERS_A_TOKEN + 1
-        else:
-            self.prompt_tokens += usage.prompt_tokens
-            self.completion_tokens += usage.completion_tokens
+from backend.chats.models import Chat
+from backend.database.base import upsert
+from backend.enrichment.agent.proposals import AgentResult
+from backend.enrichment.budgets import open_budget
+from backend.enrichment.effects import Changed, ProposalWriter, note_in_index
+from backend.enrichment.errors import ChronicleNotEnabledError
+from backend.enrichment.llm_selection import Reader
+from backend.enrichment.models import EnrichmentMark
+from backend.enrichment.pipeline import (
+    BLOCKED_ATTEMPTS,
+    PASSED_OVER,
+    PathChangedError,
+    Recovery,
+    Task,
+    Work,
+)
+from backend.enrichment.runs import RunDetail, RunEffect
+from backend.enrichment.story import TranscriptSlice, behind_mark, is_unchanged, read_unread
+from backend.memory.index.protocol import Kind
 
 
-def estimate(prompt: Prompt) -> int:
-    """About how many tokens a prompt has, tools aside."""
-    said = sum(len(message.text) for message in prompt.messages)
-    for each in prompt.rounds:
-        asked = [dict(call.arguments) for call in each.calls]
-        said += len(each.text) + len(msgspec.json.encode([asked, list(each.results)]))
-    return said // CHARACTERS_A_TOKEN + 1
+@dataclass(frozen=True, kw_only=True)
+class StudyWork(Work):
+    """A stretch of the active path, for the agent."""
+
+    stretch: TranscriptSlice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedEvent:
-    """An event to write. `id` stands for it until it has a row.
+class StudyTask(Task[StudyWork, AgentResult]):
+    """The agent reads a stretch, and what it proposes is written down."""
 
-    `supersedes` is the event, or the proposal of the same run, that is not true any more with it.
-    Where it says that one better, `mends` is the revision that was read of it.
-    """
-
-    id: UUID
-    fields: EventFields
-    significance: int
-    sources: Sequence[SourceMessage]
-    happened_at: datetime
-    place: int
-    supersedes: UUID | None = None
-    mends: int | None = None
-    because: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedEntry:
-    """An entry to write into the chronicle's own lorebook; `id` as of a proposed event."""
-
-    id: UUID
-    entry: LoreEntry
-    because: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedChange:
-    """An entry to be said anew: `id` and `revision` are those of the row as it was read."""
-
-    id: UUID
-    book_id: UUID
-    revision: int
-    entry: LoreEntry
-    because: str = ""
-
-
-Proposal = ProposedEvent | ProposedEntry | ProposedChange
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentResult:
-    """What came of reading a stretch. `note` is for people."""
-
-    why: str
-    significant: bool
-    kinds: Sequence[str] = ()
-    message_ids: Sequence[UUID] = ()
-    memory_ids: Sequence[UUID] = ()
-    proposals: Sequence[Proposal] = ()
-    refused: Sequence[Refused] = ()
-    note: str = ""
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def detail(
-        self, effects: Sequence[RunEffect] = (), refused: Sequence[Refused] = ()
-    ) -> RunDetail:
-        """The study as it is stored, with what was written, and what could not be after all."""
-        return RunDetail(
-            why=self.why,
-            significant=self.significant,
-            kinds=list(self.kinds),
-            message_ids=list(self.message_ids),
-            memory_ids=list(self.memory_ids),
-            effects=list(effects),
-            refused=[*self.refused, *refused],
-            note=self.note,
+    async def propose(self, work: StudyWork) -> AgentResult:
+        """What the agent makes of the stretch."""
+        reader = work.reader
+        return await self.runtime.agent.study(
+            self.sealer,
+            work.stretch,
+            model_id=reader.model_id,
+            budget=work.budget,
+            sampling=reader.sampling,
         )
+
+    async def new_work(
+        self, session: AsyncSession, reader: Reader, stretch: TranscriptSlice
+    ) -> StudyWork:
+        """A run that reads a stretch. Raises `RetryLaterError`."""
+        return StudyWork(
+            reader=reader,
+            budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
+            stretch=stretch,
+            chronicle_id=stretch.chronicle_id,
+            message_ids=[line.id for line in stretch.lines],
+            from_position=stretch.lines[0].position,
+            to_position=stretch.lines[-1].position,
+        )
+
+    async def check_wanted(self, session: AsyncSession, chat: Chat, work: StudyWork) -> None:
+        """Raises `PathChangedError` unless the chat says what was read, and its owner agrees."""
+        stretch = work.stretch
+        is_wanted = (
+            chat.chronicle_enabled
+            and chat.chronicle_id == stretch.chronicle_id
+            and stretch.since in {None, chat.chronicle_since}
+            and await is_unchanged(session, stretch)
+        )
+        if not is_wanted:
+            raise PathChangedError
+
+    async def write(
+        self,
+        session: AsyncSession,
+        work: StudyWork,
+        study: AgentResult,
+        removed: Sequence[RunEffect] = (),
+    ) -> RunDetail:
+        """Write what a study proposes, and tell the index; what the run read and wrote in all.
+
+        `removed` is what the run deleted before.
+        """
+        writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id)
+        await writer.write(study.proposals)
+        effects = [*removed, *writer.effects]
+        changed: Changed = defaultdict(set)
+        for effect in effects:
+            kind: Kind = "event" if effect.what.startswith("event") else "lore"
+            changed[kind, effect.container_id].add(effect.id)
+        await note_in_index(session, self.runtime.index, work.reader, changed)
+        refused = [*study.detail.refused, *writer.refused]
+        return msgspec.structs.replace(study.detail, effects=effects, refused=refused)
+
+    async def set_mark(self, session: AsyncSession, work: StudyWork) -> None:
+        """Note that everything down to the last line has been read.
+
+        With the last reply before it, so that when the last one is swiped away, the next run reads
+        what comes instead of it, and not the whole stretch anew.
+        """
+        *before, last = work.stretch.lines
+        replies = [line for line in before if line.role != "user"]
+        for line in (*replies[-1:], last):
+            values = {
+                "id": line.id,
+                "user_id": self.sealer.user_id,
+                "chat_id": self.chat_id,
+                "position": line.position,
+            }
+            await upsert(session, EnrichmentMark, values, key=["id"], update={})
+
+
+class TurnTask(StudyTask):
+    """Has the agent read what a chat said since it read last, until nothing is left."""
+
+    kind = "turn"
+
+    async def load(self, session: AsyncSession, chat: Chat) -> StudyWork | None:
+        """What was said behind the watermark."""
+        if not chat.chronicle_enabled:
+            raise ChronicleNotEnabledError
+        reader = await self.reader(session, chat)
+        stretch = await read_unread(session, reader, chat)
+        if stretch is None:
+            return None
+        work = await self.new_work(session, reader, stretch)
+        return replace(work, ends_job=stretch.is_last)
+
+    async def apply(
+        self, session: AsyncSession, chat: Chat, work: StudyWork, proposal: AgentResult
+    ) -> RunDetail:
+        """Write everything that was found, and how far the agent has read."""
+        await self.check_wanted(session, chat, work)
+        # Where the chat went over to another chronicle, two of its jobs may have read this.
+        if await behind_mark(session, chat.id) > work.from_position:
+            raise PathChangedError
+        detail = await self.write(session, work, proposal)
+        await self.set_mark(session, work)
+        return detail
+
+    async def recover(self, session: AsyncSession, work: StudyWork, error: Exception) -> Recovery:
+        """The next attempt, or the job behind the next reply, goes on behind the watermark."""
+        if isinstance(error, PathChangedError):
+            return Recovery()
+        if (
+            isinstance(error, PASSED_OVER)
+            and self.job.attempt >= BLOCKED_ATTEMPTS
+            and await is_unchanged(session, work.stretch)
+        ):
+            await self.set_mark(session, work)
+        return Recovery(raises=error)

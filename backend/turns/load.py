@@ -26,7 +26,7 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
-from backend.enrichment.summary.stored import StoredSummary, current_summary
+from backend.enrichment.summaries import StoredSummary, current_summary
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
 from backend.turns.authors_note import authors_note

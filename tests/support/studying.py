@@ -16,12 +16,11 @@ from sqlalchemy import delete, select
 
 from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
-from backend.enrichment.agent.agent import Agent
-from backend.enrichment.detail import RunDetail
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.enrichment.outbox import TURN, EnrichmentOutbox
-from backend.enrichment.runs import open_detail
-from backend.enrichment.turn_job import TurnEnricher
+from backend.enrichment.pipeline import EnrichmentRuntime
+from backend.enrichment.runs import RunDetail, open_detail
+from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.worker import Worker
@@ -333,24 +332,22 @@ async def studying(
         yield study
 
 
-def enricher(server: Running) -> TurnEnricher:
-    """What does the agent's jobs, made of a server's parts."""
+def enrichment(server: Running) -> EnrichmentRuntime:
+    """What the agent's jobs work with, made of a server's parts."""
     parts = server.parts
-    agent = Agent(
+    return open_enrichment(
+        parts.settings,
+        parts.database,
         parts.registry,
         load_prompts(),
-        parts.memory.search,
-        parts.database,
-        parts.memory.embedder,
-        parts.settings,
+        parts.memory,
         parts.cpu_pool,
     )
-    return TurnEnricher(parts.database, agent, parts.registry, parts.settings, parts.index)
 
 
 def _worker(server: Running) -> Worker:
     parts = server.parts
-    kinds = {**parts.memory.kinds, **enricher(server).kinds}
+    kinds = {**parts.memory.kinds, TURN: job_kinds(enrichment(server))[TURN]}
     # The longest wait after a failure: no second attempt of itself while a test looks at the first.
     keys = JobKeys(parts.database, ROOT)
     return Worker(parts.queue, kinds, keys, poll=0.05, draw=lambda: 0.999)

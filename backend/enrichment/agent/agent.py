@@ -6,12 +6,14 @@ database transaction is open while a model or an embedder is asked.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
 from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, LookupResult
+from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.references import References, line_shown
 from backend.enrichment.agent.tool_executor import ToolExecutor
 from backend.enrichment.agent.tools import (
@@ -22,9 +24,10 @@ from backend.enrichment.agent.tools import (
     Triage,
     read_triage,
 )
+from backend.enrichment.budgets import RunBudget
 from backend.enrichment.cleaning import one_line
+from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import TranscriptSlice
-from backend.enrichment.study import DEMO_NOTE, AgentResult, RunBudget
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
@@ -53,38 +56,25 @@ _WINDOW_OF_ONE = 4_000
 """Tokens of the model's window for one of each: small models are shown less."""
 
 _MAX_WHY = 500
+EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
+DEMO_NOTE = "Demo model: simple rules, no language model read this."
 _SPENT = "It ended early: the tokens of one run were spent."
 
 
+@dataclass(frozen=True, slots=True)
 class Agent:
     """Reads a stretch of a story and says what it would write down.
 
-    Args:
-        registry: Where models come from.
-        prompts: Its instructions are `enrichment/triage` and `enrichment/agent`.
-        search: Finds what is near in memory.
-        database: For reading alone.
-        embedder: Compares events by meaning; without one words alone do.
-        settings: How much one run may write.
+    It reads `database` alone. Without an `embedder` events are compared by their words.
     """
 
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        prompts: PromptLibrary,
-        search: MemorySearch,
-        database: Database,
-        embedder: DocumentEmbedder | None,
-        settings: Settings,
-        pool: CpuPool,
-    ) -> None:
-        self._pool = pool
-        self._registry = registry
-        self._prompts = prompts
-        self._search = search
-        self._database = database
-        self._embedder = embedder
-        self._settings = settings
+    registry: ModelRegistry
+    prompts: PromptLibrary
+    search: MemorySearch
+    database: Database
+    embedder: DocumentEmbedder | None
+    settings: Settings
+    pool: CpuPool
 
     async def study(
         self,
@@ -92,67 +82,68 @@ class Agent:
         stretch: TranscriptSlice,
         *,
         model_id: str,
-        purse: RunBudget,
+        budget: RunBudget,
         sampling: Sampling = Sampling(),  # noqa: B008  # it is frozen
     ) -> AgentResult:
-        """Read a stretch. `purse` is filled in as it goes, also where it ends in an error.
+        """Read a stretch. `budget` is filled in as it goes, also where it ends in an error.
 
         Raises `UnknownModelError`, and `ModelError` as it left the model.
         """
-        model = self._registry.get(model_id)
+        model = self.registry.get(model_id)
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
-        triage = await self._triage(model, stretch, purse, sampling)
-        desk = marked = None
+        triage = await self._triage(model, stretch, budget, sampling)
+        executor = references = None
         if triage.significant:
-            looker = KnowledgeLookup(self._database, self._search, sealer, stretch, self._pool)
-            marked = References(stretch.lines)
-            latest = await looker.latest()
+            lookup = KnowledgeLookup(self.database, self.search, sealer, stretch, self.pool)
+            references = References(stretch.lines)
+            latest = await lookup.latest()
             count = _shown_of_each(model.spec)
-            near = await looker.near(count=count)
+            near = await lookup.near(count=count)
             # What the new lines go on with, whatever the index says.
             near.events |= {event.id: event for event in latest[-count:]}
-            desk = ToolExecutor(
-                stretch,
-                looker=looker,
+            executor = ToolExecutor(
+                stretch=stretch,
+                lookup=lookup,
                 duplicates=DuplicateCheck(
-                    DuplicateFinder(sealer, self._embedder, self._pool), looker, marked, latest
+                    DuplicateFinder(sealer, self.embedder, self.pool), lookup, references, latest
                 ),
-                marked=marked,
-                most_writes=self._settings.enrichment_max_writes,
+                references=references,
+                most_writes=self.settings.enrichment_max_writes,
             )
-            opening = self._opening(stretch, marked, near)
-            if not await self._loop(model, desk, opening, purse, sampling):
+            opening = self._opening(stretch, references, near)
+            if not await self._loop(model, executor, opening, budget, sampling):
                 notes.append(_SPENT)
         return AgentResult(
-            why=one_line(triage.why)[:_MAX_WHY],
-            significant=triage.significant,
-            kinds=triage.kinds,
-            message_ids=[line.id for line in stretch.lines],
-            memory_ids=marked.memory_ids if marked else [],
-            proposals=desk.proposals if desk else [],
-            refused=desk.refused if desk else [],
-            note=" ".join(notes),
-            calls=purse.calls,
-            prompt_tokens=purse.prompt_tokens,
-            completion_tokens=purse.completion_tokens,
+            detail=RunDetail(
+                why=one_line(triage.why)[:_MAX_WHY],
+                significant=triage.significant,
+                kinds=list(triage.kinds),
+                message_ids=[line.id for line in stretch.lines],
+                memory_ids=references.memory_ids if references else [],
+                refused=executor.refused if executor else [],
+                note=" ".join(notes),
+            ),
+            proposals=executor.proposals if executor else [],
         )
 
     async def _triage(
-        self, model: ChatModel, stretch: TranscriptSlice, purse: RunBudget, sampling: Sampling
+        self, model: ChatModel, stretch: TranscriptSlice, budget: RunBudget, sampling: Sampling
     ) -> Triage:
         """Whether there is anything to keep: most lines end here."""
         prompt = Prompt(
             [
-                PromptMessage("system", self._prompts["enrichment/triage"].render(kinds=_kinds())),
+                PromptMessage(
+                    "system", self.prompts["enrichment/triage"].render(kinds=EVENT_KIND_NAMES)
+                ),
                 PromptMessage("user", self._story(stretch)),
             ]
         )
         try:
             answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
         except ModelMalformedAnswerError:
-            purse.take(None, prompt, "")
+            budget.take(None, prompt, "")
             raise
-        purse.take(answer.usage, prompt, str(answer.value))
+        budget.take(answer.usage, prompt, str(answer.value))
         try:
             return read_triage(answer.value)
         except InvalidCallError as error:
@@ -163,9 +154,9 @@ class Agent:
     async def _loop(
         self,
         model: ChatModel,
-        desk: ToolExecutor,
+        executor: ToolExecutor,
         opening: list[PromptMessage],
-        purse: RunBudget,
+        budget: RunBudget,
         sampling: Sampling,
     ) -> bool:
         """Have the model call until it has finished, calls are used up, or one cannot be read.
@@ -173,44 +164,40 @@ class Agent:
         False where it could have gone on, and the run's tokens were spent.
         """
         rounds: list[ToolRound] = []
-        while purse.calls < MOST_CALLS and not desk.is_finished:
+        while budget.calls < MOST_CALLS and not executor.is_finished:
             prompt = Prompt(opening, tuple(rounds))
-            if not purse.affords(prompt):
+            if not budget.affords(prompt):
                 return False
             try:
-                answer = await _asked(model, prompt, purse, sampling)
+                answer = await _asked(model, prompt, budget, sampling)
             except ModelMalformedAnswerError as error:
                 # It may write the same again and again: what it proposed before is not lost by it.
-                purse.take(None, prompt, "")
-                desk.refuse_unread(error)
+                budget.take(None, prompt, "")
+                executor.refuse_unread(error)
                 break
             if not answer.calls:
                 break
-            results = await desk.answer(answer.calls)
+            results = await executor.answer(answer.calls)
             rounds.append(ToolRound(answer.calls, results, answer.text))
         return True
 
     def _opening(
-        self, stretch: TranscriptSlice, marked: References, near: LookupResult
+        self, stretch: TranscriptSlice, references: References, near: LookupResult
     ) -> list[PromptMessage]:
-        instruction = self._prompts["enrichment/agent"].render(
-            kinds=_kinds(),
-            most_writes=self._settings.enrichment_max_writes,
+        instruction = self.prompts["enrichment/agent"].render(
+            kinds=EVENT_KIND_NAMES,
+            most_writes=self.settings.enrichment_max_writes,
             most_calls=MOST_CALLS - 1,
         )
-        may_edit = bool(stretch.settings.may_edit_lore)
         events = sorted(
             near.events.values(), key=lambda event: (event.happened_at, event.place, event.id)
         )
         story = self._story(
             stretch,
-            events=[marked.event(event) for event in events],
-            entries=[
-                marked.entry(entry, may_edit=may_edit or entry.is_own)
-                for entry in near.entries.values()
-            ],
+            events=[references.event(event) for event in events],
+            entries=[references.entry(entry) for entry in near.entries.values()],
             messages=[
-                marked.message(message)
+                references.message(message)
                 for message in sorted(near.messages.values(), key=lambda each: each.position)
             ],
         )
@@ -218,7 +205,7 @@ class Agent:
 
     def _story(self, stretch: TranscriptSlice, **known: Any) -> str:
         sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
-        return self._prompts["enrichment/story"].render(
+        return self.prompts["enrichment/story"].render(
             **sections,
             earlier=[line_shown(line) for line in stretch.earlier],
             lines=[line_shown(line) for line in stretch.lines],
@@ -226,7 +213,7 @@ class Agent:
 
 
 async def _asked(
-    model: ChatModel, prompt: Prompt, purse: RunBudget, sampling: Sampling
+    model: ChatModel, prompt: Prompt, budget: RunBudget, sampling: Sampling
 ) -> ToolAnswer:
     """One step of the loop. A model that has called and says no more has finished."""
     try:
@@ -236,13 +223,9 @@ async def _asked(
             raise
         answer = ToolAnswer(text="", calls=(), usage=None, finish="stop")
     said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
-    purse.take(answer.usage, prompt, said)
+    budget.take(answer.usage, prompt, said)
     return answer
 
 
 def _shown_of_each(spec: ModelSpec) -> int:
     return max(2, min(_MOST_SHOWN, spec.context_window // _WINDOW_OF_ONE))
-
-
-def _kinds() -> str:
-    return ", ".join(EVENT_KINDS)

@@ -19,10 +19,9 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
 from backend.cpu_pool import CpuPool
-from backend.enrichment.agent.checks import RefusedCallError
 from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
+from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References, summary_of
-from backend.enrichment.study import ProposedEvent
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.points import DocumentEmbedder
 from backend.memory.terms import document_terms
@@ -38,21 +37,16 @@ _COMPARED = 12
 _ENDS = " .!。"  # an ideographic full stop
 
 
-class Telling(Protocol):
-    """What can be compared: an event that is stored, or one that is about to be."""
+class _Telling(Protocol):
+    # An event that is stored, or one that is about to be.
+    @property
+    def id(self) -> UUID: ...
 
     @property
-    def id(self) -> UUID:
-        """Which one it is."""
-        ...
-
-    @property
-    def fields(self) -> EventFields:
-        """What it says."""
-        ...
+    def fields(self) -> EventFields: ...
 
 
-E = TypeVar("E", bound=Telling)
+E = TypeVar("E", bound=_Telling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,25 +172,17 @@ def _wording(text: str) -> str:
 Known = StoryEvent | ProposedEvent
 
 
+@dataclass(frozen=True, slots=True)
 class DuplicateCheck:
     """Compares new events with what the index finds, the latest events, and those of this run.
 
-    Args:
-        marked: What the model was shown so far: what speaks against a call is shown with it.
-        latest: Events that each new one is compared with, whatever the index finds.
+    What speaks against a call is shown with it: it becomes one of the `references`.
     """
 
-    def __init__(
-        self,
-        finder: DuplicateFinder,
-        looker: KnowledgeLookup,
-        marked: References,
-        latest: Sequence[StoryEvent],
-    ) -> None:
-        self._finder = finder
-        self._looker = looker
-        self._marked = marked
-        self._latest = latest
+    finder: DuplicateFinder
+    lookup: KnowledgeLookup
+    references: References
+    latest: Sequence[StoryEvent]
 
     async def check_new(
         self,
@@ -216,7 +202,7 @@ class DuplicateCheck:
         asked = [event for event in asked if event.id not in apart]
         if not asked:
             return
-        marks = [self._marked.events.show(event) for event in asked]
+        marks = [self.references.events.show(event) for event in asked]
         shown = " ".join(
             f"{mark}: {summary_of(event.fields)}" for mark, event in zip(marks, asked, strict=True)
         )
@@ -232,19 +218,19 @@ class DuplicateCheck:
         """What is near, best first. Raises `RefusedCallError` where one of it says the same."""
         if besides is not None and besides.fields == fields:
             raise self._duplicate(besides)
-        found = await self._looker.look(fields.summary, limit=_COMPARED, sources=["events"])
+        found = await self.lookup.look(fields.summary, limit=_COMPARED, sources=["events"])
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
             left_out.add(besides.id)
-        everything: list[Known] = [*found.events.values(), *self._latest, *proposed]
+        everything: list[Known] = [*found.events.values(), *self.latest, *proposed]
         others = {event.id: event for event in everything if event.id not in left_out}
-        near = await self._finder.nearest(fields, list(others.values()))
+        near = await self.finder.nearest(fields, list(others.values()))
         if (same := next((each for each in near if each.is_same), None)) is not None:
             raise self._duplicate(same.event)
         return near
 
     def _duplicate(self, event: Known) -> RefusedCallError:
-        mark = self._marked.events.show(event)
+        mark = self.references.events.show(event)
         return RefusedCallError(
             f"duplicate of {mark}: {summary_of(event.fields)}", duplicate_of=event.id
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -53,15 +54,15 @@ _KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": 
 class KnownEntry:
     """An entry of a lorebook as it stands. `text` is what it says, decorators aside.
 
-    `is_own`: the agent made it for this chronicle, and nobody else touched it. What it made for
-    another one may be shown here, where its book is linked.
+    The agent `may_edit` what it made for this chronicle itself, if nobody else touched it, and
+    other entries with the user's consent.
     """
 
     id: UUID
     book_id: UUID
     revision: int
     entry: LoreEntry
-    is_own: bool
+    may_edit: bool
     text: str
 
     @property
@@ -79,78 +80,59 @@ class LookupResult:
     entries: dict[UUID, KnownEntry] = field(default_factory=dict[UUID, KnownEntry])
     messages: dict[UUID, Recalled] = field(default_factory=dict[UUID, Recalled])
 
-    def add(self, other: LookupResult) -> None:
-        """Take in what another look found."""
-        self.events = {**self.events, **other.events}
-        self.entries = {**self.entries, **other.entries}
-        self.messages = {**self.messages, **other.messages}
 
-    def first(self, count: int) -> LookupResult:
-        """The best of each kind."""
-        return LookupResult(
-            dict(list(self.events.items())[:count]),
-            dict(list(self.entries.items())[:count]),
-            dict(list(self.messages.items())[:count]),
-        )
-
-
+@dataclass(slots=True)
 class KnowledgeLookup:
     """Looks into one user's memory, for one stretch. Holds no transaction between two looks."""
 
-    def __init__(
-        self,
-        database: Database,
-        search: MemorySearch,
-        sealer: Sealer,
-        stretch: TranscriptSlice,
-        pool: CpuPool,
-    ) -> None:
-        self._pool = pool
-        self._database = database
-        self._search = search
-        self._sealer = sealer
-        self._stretch = stretch
-        self._lore: Sequence[KnownEntry] | None = None
+    database: Database
+    search: MemorySearch
+    sealer: Sealer
+    stretch: TranscriptSlice
+    pool: CpuPool
+    _lore: Sequence[KnownEntry] | None = field(default=None, init=False)
 
     async def latest(self) -> list[StoryEvent]:
         """The last current events, oldest first, out of the database itself."""
-        async with self._database.read() as session:
+        async with self.database.read() as session:
             events = await current_events(
-                session, self._sealer, self._stretch.chronicle_id, limit=LATEST
+                session, self.sealer, self.stretch.chronicle_id, limit=LATEST
             )
-        return [event for event in events if event.id not in self._stretch.left_alone]
+        return [event for event in events if event.id not in self.stretch.left_alone]
 
     async def near(self, *, count: int) -> LookupResult:
         """What is near the new lines: lore that they name, and a few looks, evenly over them.
 
         About `count` of each kind.
         """
-        text = "\n".join(line.text for line in self._stretch.lines)
-        named = await self._pool.run(
-            self._sealer.user_id, partial(named_in, text, await self.lore()), is_job=True
+        text = "\n".join(line.text for line in self.stretch.lines)
+        named = await self.pool.run(
+            self.sealer.user_id, partial(named_in, text, await self.lore()), is_job=True
         )
         merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
-        found: list[LookupResult] = [
-            await self.look(text, limit=3 * count, min_relevance=None) for text in self._groups()
-        ]
-        for each in found:
-            merged.add(each.first(max(2, count // len(found))))
+        groups = self._groups()
+        share = max(2, count // len(groups))
+        for group in groups:
+            found = await self.look(group, limit=3 * count, min_relevance=None)
+            merged.events |= islice(found.events.items(), share)
+            merged.entries |= islice(found.entries.items(), share)
+            merged.messages |= islice(found.messages.items(), share)
         return merged
 
     async def lore(self) -> Sequence[KnownEntry]:
         """Every entry that counts of the books in which lore is looked for; read once a run."""
         if self._lore is None:
-            owner_id, rows = self._sealer.user_id, list[Any]()
-            async with self._database.read() as session:
-                for book_id in self._stretch.books:
+            owner_id, rows = self.sealer.user_id, list[Any]()
+            async with self.database.read() as session:
+                for book_id in self.stretch.books:
                     mine = LoreEntryRow.lorebook_id == book_id, LoreEntryRow.user_id == owner_id
                     query = _ENTRIES.where(*mine).order_by(LoreEntryRow.place)
                     rows += await session.execute(query.limit(MAX_LORE - len(rows)))
-                gone = await inactive_entries(session, self._stretch.books, owner_id=owner_id)
-            gone |= self._stretch.left_alone
+                gone = await inactive_entries(session, self.stretch.books, owner_id=owner_id)
+            gone |= self.stretch.left_alone
             # Thousands are opened beside the loop in which turns are streamed.
             left = [row for row in rows if row.id not in gone]
-            known = await self._pool.run(owner_id, partial(self._open, left), is_job=True)
+            known = await self.pool.run(owner_id, partial(self._open, left), is_job=True)
             self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
         return self._lore
 
@@ -171,15 +153,15 @@ class KnowledgeLookup:
             return LookupResult()
         ask = SearchRequest(
             text=text,
-            names=self._stretch.names,
+            names=self.stretch.names,
             parts=parts,
             kinds=[_KINDS[each] for each in sources],
             limit=limit,
             min_relevance=min_relevance,
             now=now(),
         )
-        result = await self._search.find(self._sealer, ask)
-        memories = await self._search.recall(self._database, self._sealer, result)
+        result = await self.search.find(self.sealer, ask)
+        memories = await self.search.recall(self.database, self.sealer, result)
         recalled = [memory.recalled for memory in memories]
         return LookupResult(
             await self._events([each.source_id for each in recalled if each.kind == "event"]),
@@ -188,14 +170,14 @@ class KnowledgeLookup:
         )
 
     def _may_read(self, recalled: Recalled) -> bool:
-        since = self._stretch.since
+        since = self.stretch.since
         said_at = recalled.said_at
         return recalled.kind == "message" and (
             since is None or (said_at is not None and said_at >= since)
         )
 
     def _parts(self, sources: Collection[Knowledge]) -> list[ScopePart]:
-        stretch = self._stretch
+        stretch = self.stretch
         parts: list[ScopePart] = []
         if "events" in sources:
             parts.append(ScopePart(containers=[stretch.chronicle_id], kinds=("event",)))
@@ -212,29 +194,29 @@ class KnowledgeLookup:
         return parts
 
     async def _events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
-        wanted = [each for each in ids if each not in self._stretch.left_alone]
+        wanted = [each for each in ids if each not in self.stretch.left_alone]
         if not wanted:
             return {}
-        async with self._database.read() as session:
-            found = await get_events(session, self._sealer, wanted)
+        async with self.database.read() as session:
+            found = await get_events(session, self.sealer, wanted)
         return {each: found[each] for each in wanted if each in found and found[each].is_current}
 
     async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
-        recalled = [each for each in recalled if each.source_id not in self._stretch.left_alone]
+        recalled = [each for each in recalled if each.source_id not in self.stretch.left_alone]
         if not recalled:
             return {}
         wanted = LoreEntryRow.id.in_([each.source_id for each in recalled])
-        query = _ENTRIES.where(wanted, LoreEntryRow.user_id == self._sealer.user_id)
-        async with self._database.read() as session:
+        query = _ENTRIES.where(wanted, LoreEntryRow.user_id == self.sealer.user_id)
+        async with self.database.read() as session:
             rows = {row.id: row for row in await session.execute(query)}
         known = self._open([rows[each.source_id] for each in recalled if each.source_id in rows])
         return {entry.id: entry for entry in known}
 
     def _open(self, rows: Sequence[Any]) -> list[KnownEntry]:
         """Rows of `_ENTRIES`, unsealed."""
-        found: list[KnownEntry] = []
+        stretch, found = self.stretch, list[KnownEntry]()
         for row in rows:
-            sealed = self._sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
+            sealed = self.sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
             entry = LORE_ENTRY.decode(sealed)
             found.append(
                 KnownEntry(
@@ -242,7 +224,8 @@ class KnowledgeLookup:
                     book_id=row.lorebook_id,
                     revision=row.revision,
                     entry=entry,
-                    is_own=bool(row.is_own) and row.chronicle_id == self._stretch.chronicle_id,
+                    may_edit=stretch.may_edit_lore
+                    or (bool(row.is_own) and row.chronicle_id == stretch.chronicle_id),
                     text=split_decorators(entry.content)[1].strip(),
                 )
             )
@@ -250,7 +233,7 @@ class KnowledgeLookup:
 
     def _groups(self) -> list[str]:
         groups: list[str] = [""]
-        for line in self._stretch.lines:
+        for line in self.stretch.lines:
             if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:
                 groups.append("")
             groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _GROUP]

@@ -9,9 +9,9 @@ from uuid import UUID
 from backend.chronicles.events import EventFields, told
 from backend.chronicles.reading import StoryEvent
 from backend.enrichment.agent.knowledge_lookup import KnownEntry
+from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import StoryLine
-from backend.enrichment.study import ProposedEntry, ProposedEvent
 from backend.memory.sources import Recalled
 
 _EVENT = 900
@@ -76,11 +76,11 @@ class References:
         mark = self.events.show(event)
         return f"{mark}{_kept(event)}: {shown(told(event.fields), most=_EVENT)}"
 
-    def entry(self, entry: KnownEntry, *, may_edit: bool) -> str:
+    def entry(self, entry: KnownEntry) -> str:
         """An entry; what may be changed of it is marked as such."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
-        mine = " (yours)" if may_edit else ""
+        mine = " (yours)" if entry.may_edit else ""
         return f"{mark}{mine}: {shown(title, most=_NAME)}: {shown(entry.text, most=_ENTRY)}"
 
     def message(self, message: Recalled) -> str:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
-from backend.chronicles.events import MAX_SOURCES, EventFields
+from backend.chronicles.events import EventFields
 from backend.chronicles.reading import SourceMessage, StoryEvent
 from backend.database.base import new_id
-from backend.enrichment.agent.checks import (
+from backend.enrichment.agent.duplicates import DuplicateCheck
+from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, KnownEntry
+from backend.enrichment.agent.proposals import (
+    Proposal,
+    ProposedEntry,
+    ProposedEvent,
     RefusedCallError,
     content_of,
     keys_of,
     mark_of,
+    mended_entry,
+    mended_event,
     pinned,
     said_of,
     words_of,
 )
-from backend.enrichment.agent.duplicates import DuplicateCheck
-from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, KnownEntry
 from backend.enrichment.agent.references import References, line_mark
 from backend.enrichment.agent.tools import (
     KNOWLEDGE,
@@ -37,79 +40,10 @@ from backend.enrichment.agent.tools import (
     read_call,
 )
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.detail import Refused
+from backend.enrichment.runs import Refused
 from backend.enrichment.story import StoryLine, TranscriptSlice
-from backend.enrichment.study import Proposal, ProposedChange, ProposedEntry, ProposedEvent
 from backend.generation.model import ModelMalformedAnswerError, ToolCall
 from backend.lorebooks.entries import LoreEntry
-
-MAX_ENTRY = 6_000
-"""Characters of an entry that grows by what is added to it."""
-
-
-def mended_event(
-    event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
-) -> ProposedEvent:
-    """An event that says it better and takes the place of the one that is there.
-
-    That one stands behind it: should `source`, the last of the new lines, be swiped away, it is as
-    it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
-    """
-    if isinstance(event, StoryEvent) and event.is_pinned:
-        raise pinned(call.event)
-    if isinstance(event, StoryEvent) and event.is_users:
-        raise RefusedCallError(
-            f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
-            "an event that supersedes it."
-        )
-    changes: dict[str, Any] = {
-        "summary": None if call.summary is None else said_of(call.summary, "summary"),
-        "kind": call.kind,
-        "day": call.story_day,
-        "time": None if call.story_time is None else one_line(call.story_time),
-        "where": None if call.where is None else one_line(call.where),
-        "who": None if call.who is None else words_of(call.who),
-        "keywords": None if call.keywords is None else words_of(call.keywords),
-    }
-    named = {name: value for name, value in changes.items() if value is not None}
-    fields = msgspec.structs.replace(event.fields, **named)
-    significance = call.significance or event.significance
-    if fields == event.fields and significance == event.significance:
-        raise RefusedCallError(f"{call.event} says that already.")
-    is_stored = isinstance(event, StoryEvent)
-    return ProposedEvent(
-        id=new_id() if is_stored else event.id,
-        fields=fields,
-        significance=significance,
-        sources=[*event.sources, source][-MAX_SOURCES:] if is_stored else event.sources,
-        happened_at=event.happened_at,
-        place=event.place,
-        supersedes=event.id if isinstance(event, StoryEvent) else event.supersedes,
-        mends=event.revision if isinstance(event, StoryEvent) else event.mends,
-        because=one_line(call.because),
-    )
-
-
-def mended_entry(
-    known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
-) -> ProposedChange | ProposedEntry:
-    """An entry said anew, or with something added. Raises `RefusedCallError`."""
-    if (call.content is None) == (call.append is None):
-        raise RefusedCallError("Give either content or append.")
-    if call.content is not None:
-        content = content_of(call.content)
-    else:
-        content = f"{known.entry.content.rstrip()}\n{content_of(call.append or '')}"
-    if len(content) > max(MAX_ENTRY, len(known.entry.content)):
-        raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
-    entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
-    because = one_line(call.because)
-    if isinstance(known, ProposedEntry):
-        return ProposedEntry(id=known.id, entry=entry, because=because)
-    return ProposedChange(
-        id=known.id, book_id=known.book_id, revision=known.revision, entry=entry, because=because
-    )
-
 
 MAX_CALLS = 24
 """Calls in one answer of the model's; the rest are not carried out."""
@@ -124,36 +58,20 @@ MAX_REASON = 1_000
 """Characters of what the model is told about a refusal."""
 
 
+@dataclass(slots=True, kw_only=True)
 class ToolExecutor:
-    """One run's desk: what was shown, what is proposed, what was refused.
+    """Carries out one run's calls: what is proposed, `most_writes` at most, and what is refused."""
 
-    Args:
-        stretch: What is read.
-        looker: Looks into memory.
-        duplicates: Refuses what is told already.
-        marked: What the model was shown so far.
-        most_writes: How much may be proposed.
-    """
-
-    def __init__(
-        self,
-        stretch: TranscriptSlice,
-        *,
-        looker: KnowledgeLookup,
-        duplicates: DuplicateCheck,
-        marked: References,
-        most_writes: int,
-    ) -> None:
-        self._stretch = stretch
-        self._looker = looker
-        self._duplicates = duplicates
-        self._marked = marked
-        self._most_writes = most_writes
-        self._writes = 0
-        self._looks = 0
-        self._proposals: dict[UUID, Proposal] = {}
-        self.refused: list[Refused] = []
-        self.is_finished = False
+    stretch: TranscriptSlice
+    lookup: KnowledgeLookup
+    duplicates: DuplicateCheck
+    references: References
+    most_writes: int
+    refused: list[Refused] = field(default_factory=list[Refused], init=False)
+    is_finished: bool = field(default=False, init=False)
+    _writes: int = field(default=0, init=False)
+    _looks: int = field(default=0, init=False)
+    _proposals: dict[UUID, Proposal] = field(default_factory=dict[UUID, Proposal], init=False)
 
     @property
     def proposals(self) -> list[Proposal]:
@@ -204,16 +122,14 @@ class ToolExecutor:
         self._looks += 1
         if self._looks > MAX_LOOKS:
             raise RefusedCallError("No more searches in this run. Write what you are sure of.")
-        found = await self._looker.look(
+        found = await self.lookup.look(
             one_line(call.query), limit=call.limit, sources=call.sources or KNOWLEDGE
         )
-        marked = self._marked
+        references = self.references
         return {
-            "events": [marked.event(each) for each in found.events.values()],
-            "lore": [
-                marked.entry(each, may_edit=self._may_edit(each)) for each in found.entries.values()
-            ],
-            "messages": [marked.message(each) for each in found.messages.values()],
+            "events": [references.event(each) for each in found.events.values()],
+            "lore": [references.entry(each) for each in found.entries.values()],
+            "messages": [references.message(each) for each in found.messages.values()],
         }
 
     async def _create_event(self, call: CreateChronicleEvent) -> dict[str, Any]:
@@ -231,7 +147,7 @@ class ToolExecutor:
         if isinstance(before, StoryEvent) and before.is_pinned:
             raise pinned(call.supersedes)
         lines = self._sources(call.source_messages)
-        await self._duplicates.check_new(
+        await self.duplicates.check_new(
             fields,
             proposed=self._proposed_events(),
             besides=before,
@@ -252,8 +168,8 @@ class ToolExecutor:
     async def _update_event(self, call: UpdateChronicleEvent) -> dict[str, Any]:
         self._check_room()
         event = self._event(call.event)
-        mended = mended_event(event, call, source=self._source(self._stretch.lines[-1]))
-        await self._duplicates.check_changed(
+        mended = mended_event(event, call, source=self._source(self.stretch.lines[-1]))
+        await self.duplicates.check_changed(
             mended.fields, proposed=self._proposed_events(), besides=event
         )
         return self._propose(mended)
@@ -262,9 +178,9 @@ class ToolExecutor:
         self._check_room()
         title = said_of(call.title, "title")
         entry = LoreEntry(title=title, content=content_of(call.content), keys=keys_of(call.keys))
-        for known in [*self._marked.entries.things, *await self._looker.lore()]:
+        for known in [*self.references.entries.things, *await self.lookup.lore()]:
             if known.entry.title.strip().casefold() == title.casefold():
-                mark = self._marked.entries.show(known)
+                mark = self.references.entries.show(known)
                 raise RefusedCallError(
                     f"There is an entry of that title, {mark}: {one_line(known.entry.content)}",
                     duplicate_of=known.id,
@@ -275,34 +191,34 @@ class ToolExecutor:
 
     def _update_entry(self, call: UpdateLorebookEntry) -> dict[str, Any]:
         self._check_room()
-        known = self._marked.entries.get(call.entry)
+        known = self.references.entries.get(call.entry)
         if known is None:
             raise RefusedCallError(f"{mark_of(call.entry)} is no entry that you were shown.")
-        if isinstance(known, KnownEntry) and not self._may_edit(known):
+        if isinstance(known, KnownEntry) and not known.may_edit:
             raise RefusedCallError(f"{call.entry} is the user's own: it is not changed.")
         mended = mended_entry(known, call)
         if isinstance(known, KnownEntry):
             content = mended.entry.content
-            self._marked.entries.put(replace(known, entry=mended.entry, text=content))
+            self.references.entries.put(replace(known, entry=mended.entry, text=content))
         return self._propose(mended)
 
     def _propose(self, proposal: Proposal) -> dict[str, Any]:
         self._writes += 1
         self._proposals[proposal.id] = proposal
         if isinstance(proposal, ProposedEvent):
-            return {"written": self._marked.events.put(proposal)}
+            return {"written": self.references.events.put(proposal)}
         if isinstance(proposal, ProposedEntry):
-            return {"written": self._marked.entries.put(proposal)}
-        return {"written": self._marked.entries.of(proposal.id)}
+            return {"written": self.references.entries.put(proposal)}
+        return {"written": self.references.entries.of(proposal.id)}
 
     def _check_room(self) -> None:
-        if self._writes >= self._most_writes:
+        if self._writes >= self.most_writes:
             raise RefusedCallError(
-                f"{self._most_writes} writes is all there is in one run. Call finish."
+                f"{self.most_writes} writes is all there is in one run. Call finish."
             )
 
     def _event(self, mark: str) -> StoryEvent | ProposedEvent:
-        event = self._marked.events.get(mark)
+        event = self.references.events.get(mark)
         if event is None:
             raise RefusedCallError(f"{mark_of(mark)} is no event that you were shown.")
         if event.id in self._superseded():
@@ -319,18 +235,15 @@ class ToolExecutor:
         """New lines by their marks, in order; the last one where none is named."""
         lines: dict[UUID, StoryLine] = {}
         for mark in map(line_mark, marks):
-            line = self._marked.lines.get(mark)
+            line = self.references.lines.get(mark)
             if line is None:
-                news = self._stretch.lines
+                news = self.stretch.lines
                 raise RefusedCallError(
                     f"{mark} is not among the new lines: they go from #{news[0].position + 1} "
                     f"to #{news[-1].position + 1}. Only what happens in them is written down."
                 )
             lines[line.id] = line
-        return sorted(lines.values(), key=lambda line: line.position) or [self._stretch.lines[-1]]
+        return sorted(lines.values(), key=lambda line: line.position) or [self.stretch.lines[-1]]
 
     def _source(self, line: StoryLine) -> SourceMessage:
-        return SourceMessage(id=line.id, chat_id=self._stretch.chat_id, position=line.position)
-
-    def _may_edit(self, entry: KnownEntry) -> bool:
-        return entry.is_own or bool(self._stretch.settings.may_edit_lore)
+        return SourceMessage(id=line.id, chat_id=self.stretch.chat_id, position=line.position)

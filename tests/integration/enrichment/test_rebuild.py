@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
 from sqlalchemy import select
 
 from backend.database.base import now
-from backend.enrichment.agent.agent import Agent
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
-from backend.enrichment.rebuild.rebuilding import Rebuilder
+from backend.enrichment.rebuild import RebuildTask
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.running import JobKind
 from backend.jobs.worker import Worker
-from backend.prompts import load_prompts
 from tests.fakes.openai_server import MODEL_ID
 from tests.fakes.scripted_server import Answer
 from tests.support.memory import API, settled, until
@@ -32,6 +30,7 @@ from tests.support.studying import (
     Hold,
     Study,
     Vendor,
+    enrichment,
     entry,
     event,
     studying,
@@ -322,13 +321,11 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
     await start(study)
 
 
-class Stuck(Rebuilder):
+class Stuck(RebuildTask):
     """Hangs in the middle of the transaction of its second batch."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.is_inside = asyncio.Event()
-        self.batches = 0
+    is_inside: ClassVar[asyncio.Event]
+    batches = 0
 
     async def _go_on(self, *args: Any, **options: Any) -> None:
         await super()._go_on(*args, **options)
@@ -338,29 +335,19 @@ class Stuck(Rebuilder):
             await asyncio.Event().wait()
 
 
-def stuck(study: Study) -> Stuck:
-    parts = study.server.parts
-    memory, settings = parts.memory, parts.settings
-    agent = Agent(
-        parts.registry,
-        load_prompts(),
-        memory.search,
-        parts.database,
-        memory.embedder,
-        settings,
-        parts.cpu_pool,
-    )
-    return Stuck(parts.database, agent, parts.registry, settings, parts.index)
+def stuck(study: Study) -> JobKind:
+    Stuck.is_inside = asyncio.Event()
+    runtime = enrichment(study.server)
+    return JobKind(lambda job: Stuck(runtime, job).run(), keep=True, stoppable=True)
 
 
 async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: Study) -> None:
     await long_story(study)
     first, second, third = (anew(study.model)[at : at + 2] for at in (0, 2, 4))
     study.model.script(*first, *second, *second, *third)
-    hanging = stuck(study)
     await start(study)
-    async with rebuilder(study, hanging.kinds[REBUILD]) as worker:
-        await hanging.is_inside.wait()
+    async with rebuilder(study, stuck(study)) as worker:
+        await Stuck.is_inside.wait()
         tasks = [job.task for job in worker._jobs.values() if job.task is not None]
         kill(worker)
         await asyncio.wait(tasks)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
+from backend.enrichment.agent.proposals import ProposedEvent
 from backend.enrichment.agent.references import References, line_mark, line_shown
 from backend.enrichment.story import StoryLine
-from backend.enrichment.study import ProposedEvent
 from backend.prompts import load_prompts
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)

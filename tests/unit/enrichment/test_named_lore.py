@@ -14,7 +14,7 @@ def known(number: int, title: str, *keys: str) -> KnownEntry:
         book_id=UUID(int=99),
         revision=1,
         entry=LoreEntry(title=title, keys=list(keys)),
-        is_own=True,
+        may_edit=True,
         text="Something.",
     )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.enrichment.summary.summarising import plain
+from backend.enrichment.summary_task import plain
 
 
 @pytest.mark.parametrize(

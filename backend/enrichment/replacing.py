@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -15,30 +14,21 @@ from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.reading import counting, open_event
 from backend.database.base import chunks
-from backend.enrichment.detail import RunEffect
+from backend.enrichment.effects import effect_on
+from backend.enrichment.runs import RunEffect
+from backend.enrichment.story import PathRange
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.vault.sealing import Sealer
 
-TITLE = 200
+_TITLE = 200
 """Characters of an event's summary that stand for it."""
 
-REBUILT = "replaced by a rebuild"
-SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
+_REBUILT = "replaced by a rebuild"
+_SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuiltRange:
-    """A stretch of one chat's active path, and the chronicle that tells of it."""
-
-    owner_id: UUID
-    chat_id: UUID
-    chronicle_id: UUID
-    from_position: int
-    to_position: int
-
-
-async def events_to_replace(session: AsyncSession, place: RebuiltRange) -> list[UUID]:
+async def events_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
     """Events that the agent wrote of this chat alone, whose last message stands in the place.
 
     Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
@@ -70,7 +60,7 @@ async def events_to_replace(session: AsyncSession, place: RebuiltRange) -> list[
     return list(await session.scalars(query.order_by(ChronicleEvent.id)))
 
 
-async def entries_to_replace(session: AsyncSession, place: RebuiltRange) -> list[UUID]:
+async def entries_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
     """The agent's own entries in the chronicle's book that come from the place."""
     query = select(LoreEntryRow.id).where(
         LoreEntryRow.lorebook_id.in_(
@@ -80,22 +70,18 @@ async def entries_to_replace(session: AsyncSession, place: RebuiltRange) -> list
         ),
         LoreEntryRow.agent_revision == LoreEntryRow.revision,
         LoreEntryRow.source_chat_id == place.chat_id,
-        _is_there(place),
+        exists().where(
+            Message.id == LoreEntryRow.source_message_id,
+            Message.is_active,
+            ~Message.hidden,
+            Message.position.between(place.from_position, place.to_position),
+        ),
     )
     return list(await session.scalars(query.order_by(LoreEntryRow.id)))
 
 
-def _is_there(place: RebuiltRange) -> ColumnElement[bool]:
-    return exists().where(
-        Message.id == LoreEntryRow.source_message_id,
-        Message.is_active,
-        ~Message.hidden,
-        Message.position.between(place.from_position, place.to_position),
-    )
-
-
 async def remove_replaced(
-    session: AsyncSession, sealer: Sealer, place: RebuiltRange
+    session: AsyncSession, sealer: Sealer, place: PathRange
 ) -> list[RunEffect]:
     """Delete what is to be replaced; what that was, in the order in which it went.
 
@@ -110,24 +96,21 @@ async def _remove_events(
 ) -> list[RunEffect]:
     removed: list[RunEffect] = []
     kept: list[RunEffect] = []
-    heirs = await _superseders(session, event_ids)
+    heirs: dict[UUID, UUID | None] = {}
     for ids in chunks(event_ids):
         doomed = await session.scalars(
             select(ChronicleEvent)
             .where(ChronicleEvent.id.in_(ids))
             .order_by(ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
         )
-        removed += [
-            RunEffect(
-                what="event_removed",
-                id=row.id,
-                container_id=row.chronicle_id,
-                title=open_event(sealer, row).summary[:TITLE],
-                because=REBUILT,
-                before=await writing.snapshot(session, sealer, row),
+        for row in doomed.all():
+            heirs[row.id] = row.superseded_by
+            before = await writing.snapshot(session, sealer, row)
+            title = open_event(sealer, row).summary[:_TITLE]
+            removed.append(
+                effect_on(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
-            for row in doomed.all()
-        ]
+    for ids in chunks(event_ids):
         others = await session.scalars(
             select(ChronicleEvent).where(
                 ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)
@@ -139,36 +122,18 @@ async def _remove_events(
             while by is not None and by in heirs:
                 by = heirs[by]
             await writing.supersede(session, row, by)
+            title = open_event(sealer, row).summary[:_TITLE]
             kept.append(
-                RunEffect(
-                    what="event_changed",
-                    id=row.id,
-                    container_id=row.chronicle_id,
-                    title=open_event(sealer, row).summary[:TITLE],
-                    because=SUPERSEDER_REPLACED,
-                    revision=row.revision,
-                    before=before,
+                effect_on(
+                    row, "event_changed", title=title, because=_SUPERSEDER_REPLACED, before=before
                 )
             )
     await writing.remove_events(session, event_ids, owner_id=sealer.user_id)
     return kept + removed
 
 
-async def _superseders(session: AsyncSession, event_ids: Sequence[UUID]) -> dict[UUID, UUID | None]:
-    """By what each of these is superseded."""
-    found: dict[UUID, UUID | None] = {}
-    for ids in chunks(event_ids):
-        rows = await session.execute(
-            select(ChronicleEvent.id, ChronicleEvent.superseded_by).where(
-                ChronicleEvent.id.in_(ids)
-            )
-        )
-        found |= {row.id: row.superseded_by for row in rows}
-    return found
-
-
 async def _remove_entries(
-    session: AsyncSession, sealer: Sealer, place: RebuiltRange
+    session: AsyncSession, sealer: Sealer, place: PathRange
 ) -> list[RunEffect]:
     book = await authoring.find_chronicle_book(
         session, place.chronicle_id, owner_id=place.owner_id, lock=True
@@ -182,15 +147,9 @@ async def _remove_entries(
     effects: list[RunEffect] = []
     for row in rows.all():
         before = authoring.snapshot(sealer, row)
+        title = before["entry"].get("title", "")
         effects.append(
-            RunEffect(
-                what="entry_removed",
-                id=row.id,
-                container_id=book.id,
-                title=before["entry"].get("title", ""),
-                because=REBUILT,
-                before=before,
-            )
+            effect_on(row, "entry_removed", title=title, because=_REBUILT, before=before)
         )
         await authoring.remove_entry(session, book, row)
     return effects

@@ -16,8 +16,8 @@ from backend.chats.service import read_settings
 from backend.database.engine import Database
 from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.models import ChatSummary
-from backend.enrichment.summary.schemas import NewSummary, SummaryView
-from backend.enrichment.summary.stored import (
+from backend.enrichment.schemas import NewSummary, SummaryView
+from backend.enrichment.summaries import (
     StoredSummary,
     active_summaries,
     current_summary,

@@ -1,34 +1,46 @@
-"""Rolling summaries as they are stored: one a message, sealed; the deepest active one counts."""
+"""Rolling summaries as they are stored, and how far the path should be summarised by now.
+
+There is one a message, sealed; the deepest active one counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, delete, insert, select
+import msgspec
+from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats.events import ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
+from backend.chats.repository import first_behind
 from backend.chats.tree import subtree
+from backend.context.budget import eviction_point, step_of
 from backend.database.base import Base, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
+from backend.enrichment.story import readable
 from backend.vault.sealing import Sealer
+from backend.wire import struct_from
 
 MAX_SUMMARY_CHARS = 20_000
 """Characters of a summary, whoever wrote it."""
 
 
+_LEAST_BETWEEN = 4
+"""Messages, two exchanges: however small the history is, no summary is asked for more often."""
+
+_LAST_EXCHANGE = 2
+"""Messages that are swiped and edited most: they are not summed up ahead of time."""
+
 _TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
 """A reply may go on after it was summed up: what was added is in no summary through it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSummary:
+class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of the path down to and with a message.
 
     `position` and `path_tokens` are that message's, as they are now. `model` is who wrote it, where
@@ -63,10 +75,40 @@ async def active_summaries(
     up_to_position: int | None = None,
 ) -> list[StoredSummary]:
     """Summaries of messages on a chat's active path, the deepest first."""
-    query = _summaries(sealer.user_id, chat.id).limit(limit)
+    query = (
+        select(
+            ChatSummary.id,
+            ChatSummary.sealed_summary,
+            ChatSummary.is_edited,
+            ChatSummary.revision,
+            ChatSummary.created_at,
+            ChatSummary.updated_at,
+            Message.position,
+            Message.path_tokens,
+            EnrichmentRun.model,
+        )
+        .join(Message, Message.id == ChatSummary.id)
+        .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
+        .where(
+            ChatSummary.chat_id == chat.id,
+            ChatSummary.user_id == sealer.user_id,
+            Message.is_active,
+            _TELLS_ALL,
+        )
+        .order_by(ChatSummary.position.desc())
+        .limit(limit)
+    )
     if up_to_position is not None:
         query = query.where(ChatSummary.position <= up_to_position)
-    return [_opened(sealer, row) for row in await session.execute(query)]
+    return [
+        struct_from(
+            StoredSummary,
+            row,
+            message_id=row.id,
+            text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
+        )
+        for row in await session.execute(query)
+    ]
 
 
 async def store_summary(
@@ -99,6 +141,51 @@ async def store_summary(
         update["run_id"] = run_id
     again = {**update, "revision": ChatSummary.revision + 1}
     await upsert(session, ChatSummary, row, key=["id"], update=again)
+
+
+async def find_goal(
+    session: AsyncSession,
+    chat: Chat,
+    current: StoredSummary | None,
+    *,
+    history_budget: int,
+    interval: int,
+    is_begun: bool,
+) -> int | None:
+    """The position through which the path should be summarised by now; None where it is.
+
+    That is all that the history loses with its next step, and `interval` messages at least, as far
+    as they are in the older half of the history. Until there are as many new ones it waits, unless
+    the history has lost some already: then `_LEAST_BETWEEN` are enough, of whichever half.
+
+    `current` is what is summarised, `history_budget` in stored tokens. With `is_begun` a summary on
+    the way there was just stored: the rest does not wait.
+    """
+    query = (
+        select(Message.path_tokens, Message.position)
+        .where(Message.chat_id == chat.id, Message.is_active, Message.status != "streaming")
+        .order_by(Message.position.desc())
+        .limit(1)
+    )
+    last = (await session.execute(query)).one_or_none()
+    if last is None:
+        return None
+    leaf = last.path_tokens
+    reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
+    next_begin = eviction_point(leaf + step_of(history_budget), history_budget)
+    needed = await _last_before(session, chat, next_begin)
+    if needed is None or needed <= reached:
+        return None
+    middle = max(next_begin, leaf - history_budget // 2)
+    older = await _last_before(session, chat, middle, at_most=reached + interval)
+    goal = max(needed, needed if older is None else older)
+    if is_begun or goal - reached >= interval:
+        return goal
+    if covered >= eviction_point(leaf, history_budget):
+        return None
+    least = min(_LEAST_BETWEEN, interval)
+    goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))
+    return goal if goal - reached >= least else None
 
 
 class ChatSummaries(ChatCopied, MessageShown):
@@ -173,40 +260,16 @@ class ChatSummaries(ChatCopied, MessageShown):
             await session.execute(insert(table), read)
 
 
-def _summaries(owner_id: UUID, chat_id: UUID) -> Select[*tuple[Any, ...]]:
-    return (
-        select(
-            ChatSummary.id,
-            ChatSummary.sealed_summary,
-            ChatSummary.is_edited,
-            ChatSummary.revision,
-            ChatSummary.created_at,
-            ChatSummary.updated_at,
-            Message.position,
-            Message.path_tokens,
-            EnrichmentRun.model,
-        )
-        .join(Message, Message.id == ChatSummary.id)
-        .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
-        .where(
-            ChatSummary.chat_id == chat_id,
-            ChatSummary.user_id == owner_id,
-            Message.is_active,
-            _TELLS_ALL,
-        )
-        .order_by(ChatSummary.position.desc())
+async def _last_before(
+    session: AsyncSession, chat: Chat, begin: int, *, at_most: int | None = None
+) -> int | None:
+    """Position of the last line that a history which begins at `begin` tokens does not hold."""
+    first = await first_behind(session, chat.id, from_sum=begin)
+    query = (
+        select(Message.position).where(readable(chat)).order_by(Message.position.desc()).limit(1)
     )
-
-
-def _opened(sealer: Sealer, row: Any) -> StoredSummary:
-    return StoredSummary(
-        message_id=row.id,
-        position=row.position,
-        path_tokens=row.path_tokens,
-        text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
-        is_edited=row.is_edited,
-        revision=row.revision,
-        model=row.model,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    if first is not None:
+        query = query.where(Message.position < first)
+    if at_most is not None:
+        query = query.where(Message.position <= at_most)
+    return await session.scalar(query)

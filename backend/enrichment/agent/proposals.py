@@ -1,0 +1,198 @@
+"""What the agent proposes to write, and what that has to be like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from backend.chronicles.events import MAX_SOURCES, EventFields
+from backend.chronicles.reading import SourceMessage, StoryEvent
+from backend.database.base import new_id
+from backend.enrichment.agent.knowledge_lookup import KnownEntry
+from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
+from backend.enrichment.cleaning import one_line, paragraphs
+from backend.enrichment.runs import RunDetail
+from backend.lorebooks.entries import LoreEntry
+from backend.memory.terms import COMMON_WORDS
+
+MAX_ENTRY = 6_000
+"""Characters of an entry that grows by what is added to it."""
+
+_SHORTEST_KEY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedEvent:
+    """An event to write. `id` stands for it until it has a row.
+
+    `supersedes` is the event, or the proposal of the same run, that is not true any more with it.
+    Where it says that one better, `mends` is the revision that was read of it.
+    """
+
+    id: UUID
+    fields: EventFields
+    significance: int
+    sources: Sequence[SourceMessage]
+    happened_at: datetime
+    place: int
+    supersedes: UUID | None = None
+    mends: int | None = None
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedEntry:
+    """An entry to write into the chronicle's own lorebook; `id` as of a proposed event."""
+
+    id: UUID
+    entry: LoreEntry
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedChange:
+    """An entry to be said anew: `id` and `revision` are those of the row as it was read."""
+
+    id: UUID
+    book_id: UUID
+    revision: int
+    entry: LoreEntry
+    because: str = ""
+
+
+Proposal = ProposedEvent | ProposedEntry | ProposedChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentResult:
+    """What came of reading a stretch: `detail` is all of the run but for what is written."""
+
+    detail: RunDetail
+    proposals: Sequence[Proposal] = ()
+
+
+class RefusedCallError(Exception):
+    """A call that comes to nothing. The text is what the model is told: it may act on it."""
+
+    def __init__(self, reason: str, *, duplicate_of: UUID | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.duplicate_of = duplicate_of
+
+
+def pinned(mark: str) -> RefusedCallError:
+    """What is said of an event that stands in every prompt because its user wants it there."""
+    return RefusedCallError(
+        f"{mark_of(mark)} was pinned by the user: it is neither changed nor superseded."
+    )
+
+
+def said_of(text: str, name: str) -> str:
+    """A line that says something. Raises `RefusedCallError`."""
+    line = one_line(text)
+    if not any(map(str.isalnum, line)):
+        raise RefusedCallError(f"{name} says nothing.")
+    return line
+
+
+def content_of(text: str) -> str:
+    """What an entry says. Raises `RefusedCallError`."""
+    content = paragraphs(text)
+    if not any(map(str.isalnum, content)):
+        raise RefusedCallError("The content says nothing.")
+    return content
+
+
+def words_of(words: Sequence[str]) -> list[str]:
+    """Names or keywords, each once, cleaned."""
+    return list(dict.fromkeys(filter(None, map(one_line, words))))
+
+
+def keys_of(keys: Sequence[str]) -> list[str]:
+    """Keys of an entry: plain words that do not occur everywhere. Raises `RefusedCallError`."""
+    cleaned = words_of(keys)
+    for key in cleaned:
+        if key.startswith("/"):
+            raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
+        if not any(map(str.isalnum, key)):
+            raise RefusedCallError(f"The key {key} is no word.")
+        is_short = len(key) < _SHORTEST_KEY and key.isascii()
+        if is_short or key.casefold() in COMMON_WORDS:
+            raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")
+    if not cleaned:
+        raise RefusedCallError("There is no key.")
+    return cleaned
+
+
+def mark_of(text: str) -> str:
+    """A mark that a model made up, as an answer quotes it."""
+    return one_line(text)[:10] or "Nothing"
+
+
+def mended_event(
+    event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
+) -> ProposedEvent:
+    """An event that says it better and takes the place of the one that is there.
+
+    That one stands behind it: should `source`, the last of the new lines, be swiped away, it is as
+    it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
+    """
+    if isinstance(event, StoryEvent) and event.is_pinned:
+        raise pinned(call.event)
+    if isinstance(event, StoryEvent) and event.is_users:
+        raise RefusedCallError(
+            f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
+            "an event that supersedes it."
+        )
+    changes: dict[str, Any] = {
+        "summary": None if call.summary is None else said_of(call.summary, "summary"),
+        "kind": call.kind,
+        "day": call.story_day,
+        "time": None if call.story_time is None else one_line(call.story_time),
+        "where": None if call.where is None else one_line(call.where),
+        "who": None if call.who is None else words_of(call.who),
+        "keywords": None if call.keywords is None else words_of(call.keywords),
+    }
+    named = {name: value for name, value in changes.items() if value is not None}
+    fields = msgspec.structs.replace(event.fields, **named)
+    significance = call.significance or event.significance
+    if fields == event.fields and significance == event.significance:
+        raise RefusedCallError(f"{call.event} says that already.")
+    is_stored = isinstance(event, StoryEvent)
+    return ProposedEvent(
+        id=new_id() if is_stored else event.id,
+        fields=fields,
+        significance=significance,
+        sources=[*event.sources, source][-MAX_SOURCES:] if is_stored else event.sources,
+        happened_at=event.happened_at,
+        place=event.place,
+        supersedes=event.id if isinstance(event, StoryEvent) else event.supersedes,
+        mends=event.revision if isinstance(event, StoryEvent) else event.mends,
+        because=one_line(call.because),
+    )
+
+
+def mended_entry(
+    known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
+) -> ProposedChange | ProposedEntry:
+    """An entry said anew, or with something added. Raises `RefusedCallError`."""
+    if (call.content is None) == (call.append is None):
+        raise RefusedCallError("Give either content or append.")
+    if call.content is not None:
+        content = content_of(call.content)
+    else:
+        content = f"{known.entry.content.rstrip()}\n{content_of(call.append or '')}"
+    if len(content) > max(MAX_ENTRY, len(known.entry.content)):
+        raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
+    entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
+    because = one_line(call.because)
+    if isinstance(known, ProposedEntry):
+        return ProposedEntry(id=known.id, entry=entry, because=because)
+    return ProposedChange(
+        id=known.id, book_id=known.book_id, revision=known.revision, entry=entry, because=because
+    )

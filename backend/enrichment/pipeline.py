@@ -1,0 +1,271 @@
+"""The lifecycle of the work behind the reply: load, propose, apply, record.
+
+A job is a `Task`: the agent that reads what is new, a rebuild, or the rolling summary. It goes on
+run by run until nothing is left. Each run
+
+1. loads what is to be read, in a transaction that only reads;
+2. proposes: the model is asked, and no transaction is open;
+3. applies what was proposed, if the chat is still as it was read, and records itself, in one
+   transaction. What one run wrote stays, whatever becomes of the next.
+
+A run that fails has written nothing, and is recorded with what it cost; then the task says what
+comes next. `undo` takes back what a run wrote.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.models import Chat
+from backend.chats.repository import get_chat
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.enrichment.agent.agent import Agent
+from backend.enrichment.budgets import RunBudget
+from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
+from backend.enrichment.llm_selection import Reader, find_reader
+from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_detail
+from backend.errors import AppError
+from backend.generation.model import (
+    ModelBlockedError,
+    ModelEmptyReplyError,
+    ModelMalformedAnswerError,
+    ModelRateLimitError,
+)
+from backend.generation.registry import ModelRegistry
+from backend.jobs.errors import RetryLaterError
+from backend.jobs.models import Job
+from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.logs import get_logger
+from backend.memory.outbox import IndexOutbox
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+
+log = get_logger(__name__)
+
+PASSED_OVER = ModelBlockedError, ModelEmptyReplyError, ModelMalformedAnswerError
+"""What lines may call forth for ever: nothing that comes after them would be read."""
+
+BLOCKED_ATTEMPTS = 3
+"""From this attempt on, lines at which the model fails like that are passed over."""
+
+_DROPPED = 3
+"""Times in a row that a path may change while a model works on it, until the job waits."""
+_WAIT_SECONDS = 30.0
+
+
+class PathChangedError(AppError):
+    """The lines are not as they were read any more: nothing of the run is written."""
+
+    slug, title = "path-changed", "The chat went another way meanwhile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One run: what is read, by whom, and what that may cost.
+
+    `ends_job`: nothing is left after it, so that the job ends in the transaction that it writes in.
+    """
+
+    reader: Reader
+    budget: RunBudget
+    message_ids: Sequence[UUID]
+    from_position: int
+    to_position: int
+    chronicle_id: UUID | None = None
+    ends_job: bool = False
+    run_id: UUID = field(default_factory=new_id)
+    begun: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What comes after a run that failed: the next one, unless something is raised, or it is over.
+
+    `note` is for people.
+    """
+
+    raises: Exception | None = None
+    is_over: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrichmentRuntime:
+    """What tasks work with. `draw` gives numbers from [0, 1), for the waits between tries."""
+
+    database: Database
+    registry: ModelRegistry
+    settings: Settings
+    prompts: PromptLibrary
+    agent: Agent
+    index: IndexOutbox
+    draw: Callable[[], float] = random.random
+
+
+W = TypeVar("W", bound=Work)
+P = TypeVar("P")
+
+
+class Task(ABC, Generic[W, P]):
+    """One attempt at a job: `run` is the lifecycle, the rest is what kinds of work differ in."""
+
+    kind: RunKind
+
+    def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
+        self.runtime = runtime
+        self.job = job
+        self.sealer = job.keys
+        self.chat_id = UUID(job.payload["chat_id"])
+
+    @abstractmethod
+    async def load(self, session: AsyncSession, chat: Chat) -> W | None:
+        """What is to be read now; None where nothing is left.
+
+        Raises `ChronicleNotEnabledError` and `OtherChronicleError` where it may not be read any
+        more, and `RetryLaterError` where the user's tokens for the day are spent.
+        """
+
+    @abstractmethod
+    async def propose(self, work: W) -> P:
+        """Ask the model. Raises `UnknownModelError`, and `ModelError` as it left the model."""
+
+    @abstractmethod
+    async def apply(self, session: AsyncSession, chat: Chat, work: W, proposal: P) -> RunDetail:
+        """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
+
+    @abstractmethod
+    async def recover(self, session: AsyncSession, work: W, error: Exception) -> Recovery:
+        """What comes after a failure, in the transaction that records it."""
+
+    async def run(self) -> None:
+        """Go on until nothing is left. What was written stays when it is broken off.
+
+        Raises `RetryLaterError` where the user's tokens for the day are spent, the provider says
+        when to come back, or the chat changes all the time; else what `recover` says.
+        """
+        changes = 0
+        while not self.job.is_over and (work := await self._load()) is not None:
+            try:
+                proposal = await self.propose(work)
+            except Exception as error:  # noqa: BLE001  # it is recorded; what then, `recover` says
+                if not await self._goes_on(work, error):
+                    return
+                continue
+            try:
+                await self._write(work, proposal)
+                changes = 0
+            except PathChangedError as error:
+                changes += 1
+                if not await self._goes_on(work, error):
+                    return
+                if changes == _DROPPED:
+                    raise RetryLaterError(
+                        "The chat changes too fast.", after=_WAIT_SECONDS
+                    ) from error
+
+    async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
+        """Who reads the chat."""
+        runtime = self.runtime
+        return await find_reader(session, runtime.registry, runtime.settings, self.sealer, chat)
+
+    async def _load(self) -> W | None:
+        try:
+            async with self.runtime.database.read() as session:
+                chat = await get_chat(session, self.chat_id, owner_id=self.sealer.user_id)
+                return await self.load(session, chat)
+        except (ChatNotFoundError, ChronicleNotEnabledError, OtherChronicleError) as error:
+            # It is done. Where the job is kept, it says why.
+            async with self.job.finish() as session:
+                await session.execute(
+                    update(Job)
+                    .where(Job.id == self.job.id)
+                    .values(error=error.slug)
+                    .execution_options(synchronize_session=False)
+                )
+            return None
+
+    async def _write(self, work: W, proposal: P) -> None:
+        async with self.job.finish() if work.ends_job else self.job.step() as session:
+            chat = await self.locked_chat(session)
+            if chat is None:
+                raise PathChangedError
+            detail = await self.apply(session, chat, work, proposal)
+            run = self._row(work, detail)
+            await note_done(session, run)
+        self._log(work, run, count=len(detail.effects))
+
+    async def _goes_on(self, work: W, error: Exception) -> bool:
+        """Record a failure, the same one again in one row. False where the job is over."""
+        async with self.job.step() as session:
+            chat = await self.locked_chat(session)
+            recovery = await self.recover(session, work, error)
+            if chat is not None:
+                detail = RunDetail(message_ids=list(work.message_ids), note=recovery.note)
+                run = self._row(work, detail, error)
+                self._log(work, await note_failed(session, self.sealer, run), count=0)
+        if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
+            raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
+        if recovery.raises is error:
+            raise error
+        if recovery.raises is not None:
+            raise recovery.raises from error
+        return not recovery.is_over
+
+    async def locked_chat(self, session: AsyncSession) -> Chat | None:
+        """The chat, kept as it is for the length of the transaction; None when it is gone."""
+        try:
+            return await get_chat(session, self.chat_id, owner_id=self.sealer.user_id, lock=True)
+        except ChatNotFoundError:
+            return None
+
+    def _row(self, work: W, detail: RunDetail, error: Exception | None = None) -> EnrichmentRun:
+        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
+        return EnrichmentRun(
+            id=work.run_id,
+            user_id=self.sealer.user_id,
+            chat_id=self.chat_id,
+            chronicle_id=work.chronicle_id,
+            job_id=self.job.id,
+            kind=self.kind,
+            state="failed" if error else "done",
+            model=work.reader.model_id,
+            from_position=work.from_position,
+            to_position=work.to_position,
+            calls=work.budget.calls,
+            prompt_tokens=work.budget.prompt_tokens,
+            completion_tokens=work.budget.completion_tokens,
+            duration_ms=round((time.monotonic() - work.begun) * 1000),
+            error=slug if error else None,
+            sealed_detail=sealed_detail(self.sealer, work.run_id, detail),
+        )
+
+    def _log(self, work: W, run: EnrichmentRun, *, count: int) -> None:
+        """A line for a run that is over; `count` is how much it wrote."""
+        log.info(
+            "enrichment.finished",
+            job_kind=self.job.kind,
+            job_id=self.job.id,
+            run_id=run.id,
+            chat_id=self.chat_id,
+            chronicle_id=run.chronicle_id,
+            model=run.model,
+            state=run.state,
+            problem=run.error,
+            attempt=self.job.attempt,
+            count=count,
+            prompt_tokens=work.budget.prompt_tokens,
+            completion_tokens=work.budget.completion_tokens,
+            duration_ms=run.duration_ms,
+        )

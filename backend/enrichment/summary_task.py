@@ -1,0 +1,309 @@
+"""The rolling summary: the job behind the reply that keeps it ahead of what history loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, Select, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.service import read_settings
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
+from backend.enrichment.cleaning import shown, without_tags
+from backend.enrichment.pipeline import (
+    BLOCKED_ATTEMPTS,
+    EnrichmentRuntime,
+    PathChangedError,
+    Recovery,
+    Task,
+    Work,
+)
+from backend.enrichment.runs import RunDetail
+from backend.enrichment.story import readable
+from backend.enrichment.summaries import (
+    MAX_SUMMARY_CHARS,
+    StoredSummary,
+    current_summary,
+    find_goal,
+    store_summary,
+)
+from backend.generation.model import (
+    ModelBlockedError,
+    ModelEmptyReplyError,
+    ModelError,
+    ModelSpec,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    TokenUsage,
+)
+from backend.generation.registry import UnknownModelError
+from backend.generation.sampling import Sampling
+from backend.jobs.running import RunningJob
+from backend.vault.sealing import Sealer
+
+OVERLONG = 3
+"""How many times as many words as were asked for are kept."""
+
+TOKENS_PER_WORD = 2
+
+THINKING = 4_096
+"""Tokens left to models that think before they write."""
+
+LEAST_STEP = 500
+"""Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""
+
+CHARS_PER_WORD = 7
+"""Of long words, with the blank behind them."""
+
+PASSED_OVER = "Nothing came back for these lines: the summary goes on behind them, without them."
+
+REFUSED = (ModelBlockedError, ModelEmptyReplyError)
+"""Some providers' filters say that they are at work, others only let nothing through."""
+
+_SENTENCE_ENDS = ".!?…。\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryWork(Work):
+    """What one call of the model brings in: the lines behind `previous`, oldest first.
+
+    `versions` says of each line which message it is and when its text changed; `goal` is the
+    position that has to be reached in the end.
+    """
+
+    previous: StoredSummary | None
+    versions: Sequence[tuple[UUID, datetime]]
+    lines: Sequence[str]
+    goal: int
+    words: int
+
+
+class SummaryTask(Task[SummaryWork, str]):
+    """Brings a chat's summary as far as its history will need it.
+
+    In steps, each a row of its own that builds on the one before. Lines for which nothing comes
+    back are passed over in the end; the rest is left to the job behind the next reply.
+    """
+
+    kind = "summary"
+
+    def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
+        super().__init__(runtime, job)
+        self._is_begun = False
+
+    async def load(self, session: AsyncSession, chat: Chat) -> SummaryWork | None:
+        """The next lines towards the goal.
+
+        None, too, where the chat's tokens are counted in another unit by now: the budget of the job
+        says nothing then, that of the next reply's will.
+        """
+        payload, wanted = self.job.payload, read_settings(self.sealer, chat).summary
+        if not wanted.enabled or chat.count_unit != payload["count_unit"]:
+            return None
+        current = await current_summary(session, self.sealer, chat)
+        goal = await find_goal(
+            session,
+            chat,
+            current,
+            history_budget=payload["history_budget"],
+            interval=wanted.interval,
+            is_begun=self._is_begun,
+        )
+        if goal is None:
+            return None
+        budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
+        reader = await self.reader(session, chat)
+        most = max(LEAST_STEP, reader.stretch_tokens)
+        rows = await _next_lines(session, chat, current, goal=goal, most=most)
+        if not rows:
+            return None
+        return SummaryWork(
+            reader=reader,
+            budget=budget,
+            message_ids=[row.id for row in rows],
+            from_position=rows[0].position,
+            to_position=rows[-1].position,
+            previous=current,
+            versions=[(row.id, row.updated_at) for row in rows],
+            lines=[_told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            goal=goal,
+            words=wanted.words,
+        )
+
+    async def propose(self, work: SummaryWork) -> str:
+        """Have the model write. The budget is filled in on the way: nothing spent is lost."""
+        model = self.runtime.registry.get(work.reader.model_id)
+        prompts, budget, said = self.runtime.prompts, work.budget, ""
+        system = prompts["enrichment/summary"].render(words=work.words)
+        lines = prompts["enrichment/summary_lines"].render(
+            previous=without_tags(work.previous.text) if work.previous else "",
+            lines=work.lines,
+            words=work.words,
+        )
+        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
+        budget.calls += 1
+        sampling = _sampling(work.words, model.spec, work.reader.sampling)
+        async with aclosing(model.stream(prompt, sampling)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TextPiece):
+                    said += piece.text
+                elif isinstance(piece, TokenUsage):
+                    budget.prompt_tokens = piece.prompt_tokens
+                    budget.completion_tokens = piece.completion_tokens
+        if not budget.prompt_tokens:
+            # Not every server says what was used.
+            budget.prompt_tokens = estimate(prompt)
+            budget.completion_tokens = len(said) // CHARACTERS_A_TOKEN + 1
+        text = plain(said, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
+        if not text:
+            raise ModelEmptyReplyError
+        return text
+
+    async def apply(
+        self, session: AsyncSession, chat: Chat, work: SummaryWork, proposal: str
+    ) -> RunDetail:
+        """Keep the text as the summary through the lines."""
+        await self._store(session, chat, work, proposal, run_id=work.run_id)
+        self._is_begun = True
+        return RunDetail(message_ids=list(work.message_ids), significant=True)
+
+    async def recover(self, session: AsyncSession, work: SummaryWork, error: Exception) -> Recovery:
+        """Another attempt where that may help; what else goes wrong is in the run alone."""
+        match error:
+            case PathChangedError():
+                return Recovery()
+            case ModelBlockedError() | ModelEmptyReplyError():
+                if self.job.attempt < BLOCKED_ATTEMPTS:
+                    return Recovery(raises=error)
+                # It would be so for ever, and nothing behind these lines would be summed up.
+                is_passed = await self._pass_over(session, work)
+                return Recovery(is_over=True, note=PASSED_OVER if is_passed else "")
+            case UnknownModelError() | ModelError(retryable=False):
+                return Recovery(is_over=True)
+            case _:
+                return Recovery(raises=error)
+
+    async def _pass_over(self, session: AsyncSession, work: SummaryWork) -> bool:
+        """Store the summary so far, and that something is missing behind it."""
+        before = work.previous.text if work.previous else ""
+        missing = self.runtime.prompts["sections/omitted"].render(count=len(work.lines))
+        whole = f"{before}\n{missing}".strip()
+        text = whole if len(whole) <= MAX_SUMMARY_CHARS else before
+        chat = await self.locked_chat(session)
+        if chat is None:
+            return False
+        try:
+            await self._store(session, chat, work, text, run_id=None)
+        except PathChangedError:
+            return False
+        return True
+
+    async def _store(
+        self,
+        session: AsyncSession,
+        chat: Chat,
+        work: SummaryWork,
+        text: str,
+        *,
+        run_id: UUID | None,
+    ) -> None:
+        """Raises `PathChangedError` where nobody wants it any more.
+
+        That is so when its path was left, when one of its lines went on (`continue`), was hidden or
+        shown, or when the summary that it builds on is another one by now.
+        """
+        current = await current_summary(session, self.sealer, chat)
+        message = await session.get(Message, work.message_ids[-1])
+        if (
+            message is None
+            or not read_settings(self.sealer, chat).summary.enabled
+            or _version(current) != _version(work.previous)
+            or not await _is_as_read(session, chat, work)
+        ):
+            raise PathChangedError
+        await store_summary(session, self.sealer, message, text, run_id=run_id)
+        await self.job.progress(work.to_position + 1, work.goal + 1)
+
+
+def plain(text: str, limit: int) -> str:
+    """A model's text as it may stand in a prompt: no tags, no blank lines, `limit` characters.
+
+    Sections of a prompt stand in tags or between blank lines: what has neither can't end the one
+    that it stands in. What is longer ends with a sentence, where there is one, or with a word.
+    """
+    lines = (line.strip() for line in without_tags(text).split("\n"))
+    whole = "\n".join(line for line in lines if line)
+    return whole if len(whole) <= limit else _cut(whole, limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    head = text[: max(0, limit - 1)]
+    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
+    if end >= limit // 2:
+        return head[: end + 1].rstrip()
+    words = head.rsplit(None, 1)
+    return (words[0] if len(words) > 1 else head) + "…" if head else ""
+
+
+def _sampling(words: int, spec: ModelSpec, own: Sampling) -> Sampling:
+    """Room for an answer of so many words, beside what the user chose."""
+    if "max_output_tokens" not in spec.accepts:
+        return own
+    room = words * OVERLONG * TOKENS_PER_WORD
+    if spec.accepts & {"thinking_budget", "reasoning_effort"}:
+        room += THINKING
+    return msgspec.structs.replace(own, max_output_tokens=min(spec.max_output_tokens, room))
+
+
+def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
+    return (summary.message_id, summary.revision) if summary else None
+
+
+Line = Row[UUID, int, bytes, bytes, datetime]
+
+
+def _lines(chat: Chat, previous: StoredSummary | None) -> Select[UUID, int, bytes, bytes, datetime]:
+    """The lines of the active path behind a summary, oldest first."""
+    return (
+        select(
+            Message.id,
+            Message.position,
+            Message.sealed_author,
+            Message.sealed_content,
+            Message.updated_at,
+        )
+        .where(readable(chat), Message.position > (previous.position if previous else -1))
+        .order_by(Message.position)
+    )
+
+
+async def _next_lines(
+    session: AsyncSession, chat: Chat, previous: StoredSummary | None, *, goal: int, most: int
+) -> Sequence[Line]:
+    """Towards a goal, of at most `most` stored tokens; one that is longer stands alone."""
+    query = _lines(chat, previous).where(Message.position <= goal)
+    covered = previous.path_tokens if previous else 0
+    rows = (await session.execute(query.where(Message.path_tokens <= covered + most))).all()
+    return rows or (await session.execute(query.limit(1))).all()
+
+
+async def _is_as_read(session: AsyncSession, chat: Chat, work: SummaryWork) -> bool:
+    """Whether the path says what it said: no line more, none less."""
+    query = _lines(chat, work.previous).with_only_columns(Message.id, Message.updated_at)
+    rows = await session.execute(query.where(Message.position <= work.to_position))
+    return [(row.id, row.updated_at) for row in rows] == list(work.versions)
+
+
+def _told(sealer: Sealer, row: Line, most: int) -> str:
+    """A line of the story as data, of at most `most` characters."""
+    author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+    said = shown(f"{author}: {text}" if author else text, most=most)
+    return f"#{row.position + 1} {said}"
