@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import unicodedata
 from functools import cache
+from uuid import UUID
 
 import msgspec
 from argon2.exceptions import HashingError
@@ -143,26 +144,19 @@ class Credentials:
         except WrongSecretError as error:
             raise WrongRecoveryCodeError from error
 
-    def password_slot(self, user: User, user_key: bytes, stretched: Stretched) -> KeySlot:
+    def password_slot(self, user_id: UUID, current: UserKey, stretched: Stretched) -> KeySlot:
         """A password slot's row."""
-        return new_slot(
-            "password",
-            user.id,
-            UserKey(user_key, user.key_generation),
-            secret=stretched.secret,
-            root=self._root,
-            kdf=stretched.kdf,
-        )
+        secret, kdf = stretched.secret, stretched.kdf
+        return new_slot("password", user_id, current, secret=secret, root=self._root, kdf=kdf)
 
-    def recovery_slot(self, user: User, user_key: bytes) -> tuple[str, KeySlot]:
+    def recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
         """A new recovery code and its row."""
         code, secret = new_recovery_code()
-        current = UserKey(user_key, user.key_generation)
-        return code, new_slot("recovery", user.id, current, secret=secret, root=self._root)
+        return code, new_slot("recovery", user_id, current, secret=secret, root=self._root)
 
     async def replace_password(
-        self, session: AsyncSession, user: User, user_key: bytes, stretched: Stretched
+        self, session: AsyncSession, user_id: UUID, current: UserKey, stretched: Stretched
     ) -> None:
         """Put a new password in the place of the old one, for a user that `lock_account` locked."""
-        await repository.delete_slots(session, user.id, "password")
-        session.add(self.password_slot(user, user_key, stretched))
+        await repository.delete_slots(session, user_id, "password")
+        session.add(self.password_slot(user_id, current, stretched))

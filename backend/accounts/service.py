@@ -115,18 +115,18 @@ class AccountService:
             await self._check_is_free(session, name)
         stretched = await self._credentials.stretch_new(password)
 
-        user_id, user_key = new_id(), os.urandom(KEY_BYTES)
+        user_id, current = new_id(), UserKey(os.urandom(KEY_BYTES), generation=1)
         user = User(
             id=user_id,
             name_lookup=self._instance.find_name(name),
             wrapped_name=self._instance.wrap_name(user_id, name),
             key_mode=DEFAULT_KEY_MODE,
-            key_generation=1,
+            key_generation=current.generation,
             newest_data_key=1,
         )
-        wrap_derivation_key(user, os.urandom(KEY_BYTES), user_key=user_key)
-        protect(user, user_key, kdf=stretched.kdf)
-        code, recovery = self._credentials.recovery_slot(user, user_key)
+        wrap_derivation_key(user, os.urandom(KEY_BYTES), user_key=current.key)
+        protect(user, current.key, kdf=stretched.kdf)
+        code, recovery = self._credentials.recovery_slot(user_id, current)
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             await refuse_older_root(session, self._root)
@@ -137,14 +137,14 @@ class AccountService:
             await session.flush()
             session.add_all(
                 (
-                    new_data_key(user_id, 1, user_key=user_key),
-                    self._credentials.password_slot(user, user_key, stretched),
+                    new_data_key(user_id, 1, user_key=current.key),
+                    self._credentials.password_slot(user_id, current, stretched),
                     recovery,
                 )
             )
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user_id, name, address=address)
-        return Unlocked(user, name, UserKey(user_key, user.key_generation), code)
+        return Unlocked(user, name, current, code)
 
     async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
         """Open an account with its password.
@@ -198,9 +198,9 @@ class AccountService:
             user.factors_digest = None
             if user.key_mode == "managed":
                 user.key_mode = DEFAULT_KEY_MODE
-            new_code, recovery = self._credentials.recovery_slot(user, current.key)
+            new_code, recovery = self._credentials.recovery_slot(user.id, current)
             session.add(recovery)
-            await self._credentials.replace_password(session, user, current.key, stretched)
+            await self._credentials.replace_password(session, user.id, current, stretched)
             renewed = await renew_user_key(session, user, current.key, root=self._root)
         self._open_keys.drop(user.id)
         await self._database.log.empty_now()
@@ -223,7 +223,7 @@ class AccountService:
             slot = await repository.slot_of_kind(session, user_id, "password")
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
-            await self._credentials.replace_password(session, user, identity.user_key, stretched)
+            await self._credentials.replace_password(session, user_id, identity.current, stretched)
             await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
             await renew_user_key(session, user, identity.user_key, root=self._root)
         self._open_keys.drop(user_id)
@@ -233,8 +233,8 @@ class AccountService:
         """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
         await self.confirm_password(identity, password)
         async with self._database.write() as session:
-            user = await lock_account(session, identity.user_id, identity.current, root=self._root)
-            code, slot = self._credentials.recovery_slot(user, identity.user_key)
+            await lock_account(session, identity.user_id, identity.current, root=self._root)
+            code, slot = self._credentials.recovery_slot(identity.user_id, identity.current)
             await repository.delete_slots(session, identity.user_id, "recovery")
             session.add(slot)
         await self._database.log.empty_now()
