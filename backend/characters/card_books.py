@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -23,40 +24,32 @@ class CardLorebook(msgspec.Struct, kw_only=True):
     mode: LoreMode | None = None
 
 
-class ReadyBook(Protocol):
-    """A card's book, read and sealed: all that is left is to store it."""
+@dataclass(frozen=True, slots=True)
+class ReadyBook:
+    """A card's book, read and sealed: all that is left is to store it.
 
-    @property
-    def summary(self) -> CardLorebook:
-        """What it will be."""
-        ...
+    Attributes:
+        summary: What it will be.
+        shown: The book as its card will show it.
+        warnings: Sentences about what had to be bent or left out.
+        store: Stores it for its character, in the place of the book that it may have.
+    """
 
-    @property
-    def shown(self) -> dict[str, Any]:
-        """The book as its card will show it."""
-        ...
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Sentences about what had to be bent or left out."""
-        ...
-
-    async def store(self, session: AsyncSession, identity: Identity) -> None:
-        """Store it for its character, in the place of the book that it may have."""
-        ...
+    summary: CardLorebook
+    shown: dict[str, Any]
+    warnings: Sequence[str]
+    store: Callable[[AsyncSession, Identity], Awaitable[None]]
 
 
-class StoredBook(Protocol):
-    """A card's book as it is kept, still sealed."""
+@dataclass(frozen=True, slots=True)
+class StoredBook:
+    """A card's book as it is kept, still sealed.
 
-    @property
-    def id(self) -> UUID:
-        """The lorebook's id."""
-        ...
+    `open` is CPU-bound and gives the book as its card shows it (`character_book`).
+    """
 
-    def open(self) -> dict[str, Any]:
-        """The book as its card shows it (`character_book`). CPU-bound."""
-        ...
+    id: UUID
+    open: Callable[[], dict[str, Any]]
 
 
 class CardBooks(Protocol):

@@ -12,7 +12,7 @@ import msgspec
 
 from backend.characters.avatars import as_png, placeholder_png
 from backend.characters.card_books import CardBooks, StoredBook
-from backend.characters.cards.assets import main_icon
+from backend.characters.cards.charx import main_icon
 from backend.characters.cards.model import Card
 from backend.characters.cards.png import SIGNATURE, without_texts
 from backend.characters.cards.reader import read_card
@@ -24,7 +24,7 @@ from backend.characters.cards.writer import (
     to_json,
     to_png,
 )
-from backend.characters.changing import shown_stored
+from backend.characters.importing import shown_stored
 from backend.characters.models import (
     AVATAR_IMAGE,
     CARD_FILE,

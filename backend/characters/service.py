@@ -17,10 +17,17 @@ from backend.characters.avatars import AvatarService
 from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
 from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
-from backend.characters.changing import ShownBook, patched, shown_ready, shown_stored
 from backend.characters.exporting import ExportedFile, StoredCharacter, exported
 from backend.characters.greetings import check_greetings, greeting_warnings
-from backend.characters.importing import ImportedRows, import_rows, new_rows
+from backend.characters.importing import (
+    ImportedRows,
+    ShownBook,
+    import_rows,
+    new_rows,
+    patched,
+    shown_ready,
+    shown_stored,
+)
 from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import StoredCharacterSummary
 from backend.characters.schemas import (

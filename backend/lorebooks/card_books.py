@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.characters.card_books import CardLorebook
+from backend.characters.card_books import CardLorebook, ReadyBook, StoredBook
 from backend.characters.errors import CardError, CardLimitError
 from backend.errors import ConflictError
 from backend.lorebooks import repository
@@ -29,38 +29,41 @@ from backend.quotas.service import CheckAdded, unlimited
 from backend.vault.sealing import Sealer
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyCardBook:
-    """A card's book, read and sealed."""
+class CardBookService:
+    """Keeps the books of cards as lorebooks."""
 
-    rows: LoreRows
-    shown: dict[str, Any]
-    outbox: IndexOutbox
-    check_added: CheckAdded
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+        self._outbox = outbox
+        self._check_added = check_added
 
-    @property
-    def summary(self) -> CardLorebook:
-        """What it will be."""
-        rows = self.rows
-        return CardLorebook(
+    def prepare(
+        self,
+        sealer: Sealer,
+        book: dict[str, Any],
+        *,
+        character_id: UUID,
+        name: str,
+        replaced: UUID | None,
+    ) -> ReadyBook:
+        """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
+        with _as_card_errors():
+            read = read_card_book(book, given_name=name)
+            rows = new_rows(sealer, read, character_id=character_id, book_id=replaced)
+        summary = CardLorebook(
             id=rows.book.id,
             name=rows.fields.name,
             entry_count=len(rows.entries),
             mode=rows.fields.mode,
         )
+        return ReadyBook(summary, _shown(read), rows.warnings, partial(self._store, rows))
 
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Sentences about what had to be bent or left out."""
-        return self.rows.warnings
-
-    async def store(self, session: AsyncSession, identity: Identity) -> None:
+    async def _store(self, rows: LoreRows, session: AsyncSession, identity: Identity) -> None:
         """Store it for its character, in the place of the book that it may have.
 
         The lorebook stays the same one, with its links and switches; its entries are new ones.
         The character is locked.
         """
-        new = self.rows.book
+        new = rows.book
         if new.character_id is None:
             raise ValueError("A card's book belongs to a character.")
         old = await repository.find_book(
@@ -79,50 +82,9 @@ class ReadyCardBook:
             await session.execute(delete(LoreEntryRow).where(LoreEntryRow.lorebook_id == old.id))
         else:
             raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
-        await insert_entries(session, self.rows.entries)
-        await self.check_added(session, identity.user_id)
-        await self.outbox.changed(session, identity, kind=KIND, container_id=new.id)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCardBook:
-    """A card's book as it is kept, still sealed."""
-
-    sealer: Sealer
-    book: Lorebook
-    entries: Sequence[repository.SealedEntry]
-
-    @property
-    def id(self) -> UUID:
-        """The lorebook's id."""
-        return self.book.id
-
-    def open(self) -> dict[str, Any]:
-        """The book as its card shows it. CPU-bound."""
-        return card_book_object(self.sealer, self.book, self.entries)
-
-
-class CardBookService:
-    """Keeps the books of cards as lorebooks."""
-
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
-        self._outbox = outbox
-        self._check_added = check_added
-
-    def prepare(
-        self,
-        sealer: Sealer,
-        book: dict[str, Any],
-        *,
-        character_id: UUID,
-        name: str,
-        replaced: UUID | None,
-    ) -> ReadyCardBook:
-        """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
-        with _as_card_errors():
-            read = read_card_book(book, given_name=name)
-            rows = new_rows(sealer, read, character_id=character_id, book_id=replaced)
-        return ReadyCardBook(rows, _shown(read), self._outbox, self._check_added)
+        await insert_entries(session, rows.entries)
+        await self._check_added(session, identity.user_id)
+        await self._outbox.changed(session, identity, kind=KIND, container_id=new.id)
 
     def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
         """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
@@ -131,7 +93,7 @@ class CardBookService:
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
-    ) -> StoredCardBook | None:
+    ) -> StoredBook | None:
         """The book of a character's card."""
         book = await repository.find_book(
             session, Lorebook.character_id == character_id, owner_id=identity.user_id, source=True
@@ -139,7 +101,7 @@ class CardBookService:
         if book is None:
             return None
         entries = await repository.sealed_entries(session, book.id, source=True)
-        return StoredCardBook(identity.sealer, book, entries)
+        return StoredBook(book.id, partial(card_book_object, identity.sealer, book, entries))
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
         """Delete the book of a character's card, if it has one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.assets import RISU_SCHEME, main_icon, media_type, missing
+from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.model import Asset, ImportedCard
 from backend.characters.cards.text import parse_json, parse_text

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.assets import (
+from backend.characters.cards.charx import (
     EMBEDDED_SCHEMES,
     RISU_SCHEME,
     embedded_path,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from backend.characters.cards import limits, text
-from backend.characters.cards.assets import _unquoted, resolve
+from backend.characters.cards.charx import _unquoted, resolve
 from backend.characters.cards.limits import Limit
 from backend.characters.cards.model import CardAsset
 from backend.characters.cards.png import with_texts
@@ -147,7 +147,7 @@ def test_a_data_uri_of_percent_signs_takes_little_more_memory_than_it_has_charac
 
 @given(st.text("%4aG\u00e9", max_size=30), st.integers(3, 9))
 def test_a_data_uri_in_slices_is_what_it_is_as_a_whole(text: str, size: int) -> None:
-    with patch("backend.characters.cards.assets._SLICE", size):
+    with patch("backend.characters.cards.charx._SLICE", size):
         assert _unquoted(text) == unquote_to_bytes(text)
 
 
