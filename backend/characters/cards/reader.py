@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from backend.characters.cards import charx, png
 from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.model import Asset, ImportedCard
 from backend.characters.cards.text import parse_json, parse_text
-from backend.characters.cards.versions import Normalised, normalise
+from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 _OTHER_IMAGES = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
@@ -39,30 +38,19 @@ def read_card(data: bytes) -> ImportedCard:
         return _read_charx(data)
     if data.startswith(_OTHER_IMAGES):
         raise NoCardError("This is a picture, but no PNG: only PNG pictures carry cards.")
-    raw = parse_text(data)
-    found = normalise(raw)
-    return _imported(raw, found, avatar=main_icon(found.card.assets, {}))
+    return _with_files(normalise(parse_text(data)), {})
 
 
-def _imported(
-    raw: dict[str, Any],
-    found: Normalised,
-    *,
-    avatar: bytes | None,
-    is_png: bool = False,
-    files: dict[str, bytes] | None = None,
-    inside: Collection[str] = (),
-    warnings: list[str] | None = None,
+def _with_files(
+    found: ImportedCard, files: Mapping[str, bytes], *, inside: Collection[str] = ()
 ) -> ImportedCard:
-    files = files or {}
-    return ImportedCard(
-        card=found.card,
-        raw=raw,
-        spec=found.spec,
-        is_png=is_png,
-        avatar=avatar,
+    """The card with what its file holds beside it, and a warning about what it does not hold."""
+    assets = found.card.assets
+    return replace(
+        found,
+        avatar=found.avatar or main_icon(assets, files),
         assets=[Asset(path, media_type(path), data) for path, data in files.items()],
-        warnings=[*(warnings or []), *found.warnings, *missing(found.card.assets, files, inside)],
+        warnings=[*found.warnings, *missing(assets, files, inside)],
     )
 
 
@@ -71,48 +59,33 @@ def _read_charx(data: bytes) -> ImportedCard:
     text = files.pop(charx.CARD_NAME, None)
     if text is None:
         raise CardError(f"The archive is no CHARX: there is no {charx.CARD_NAME} at its root.")
-    raw = parse_json(text)
-    found = normalise(raw)
-    return _imported(raw, found, avatar=main_icon(found.card.assets, files), files=files)
-
-
-@dataclass(frozen=True, slots=True)
-class TextCard:
-    """A card as one text of a PNG has it."""
-
-    raw: dict[str, Any]
-    found: Normalised
-    warnings: list[str]
+    return _with_files(normalise(parse_json(text)), files)
 
 
 def _read_png(data: bytes) -> ImportedCard:
     texts = png.find_texts(data)
     if not texts.cards:
         raise NoCardError("The PNG is sound, but there is no character card in it.")
-    card = _first_sound(texts.cards)
-    warnings = card.warnings
+    found = replace(_first_sound(texts.cards), is_png=True, avatar=data)
     if texts.assets:
-        warnings.append(
+        found.warnings.append(
             f"{len(texts.assets):,} more files inside the PNG are kept for its export, "
             "but not shown."
         )
-    inside = {RISU_SCHEME + name for name in texts.assets}
-    return _imported(
-        card.raw, card.found, avatar=data, is_png=True, inside=inside, warnings=warnings
-    )
+    return _with_files(found, {}, inside={RISU_SCHEME + name for name in texts.assets})
 
 
-def read_texts(data: bytes) -> dict[bytes, TextCard]:
+def read_texts(data: bytes) -> dict[bytes, ImportedCard]:
     """The card as each text of a PNG has it, by keyword: those that can be read."""
     reader = png.TextReader()
-    cards: dict[bytes, TextCard] = {}
+    cards: dict[bytes, ImportedCard] = {}
     for chunk in png.find_texts(data).cards:
         with suppress(CardError):
             cards.setdefault(chunk.keyword(), _read_text(chunk, reader))
     return cards
 
 
-def _first_sound(candidates: list[png.Chunk]) -> TextCard:
+def _first_sound(candidates: list[png.Chunk]) -> ImportedCard:
     """The most trusted text that can be read; the fault of the first, where none can.
 
     A limit is no fault to pass over: the file as a whole is refused.
@@ -132,11 +105,11 @@ def _first_sound(candidates: list[png.Chunk]) -> TextCard:
             f"The `{name}` text was passed over for the next one: {fault.detail}"
             for name, fault in faults
         ]
-        return TextCard(card.raw, card.found, [*passed_over, *card.warnings])
+        return replace(card, warnings=[*passed_over, *card.warnings])
     raise faults[0][1]
 
 
-def _read_text(chunk: png.Chunk, reader: png.TextReader) -> TextCard:
+def _read_text(chunk: png.Chunk, reader: png.TextReader) -> ImportedCard:
     keyword = chunk.keyword().decode("latin-1")
     warnings: list[str] = []
     if not chunk.crc_matches():
@@ -146,5 +119,5 @@ def _read_text(chunk: png.Chunk, reader: png.TextReader) -> TextCard:
         warnings.append(f"The `{keyword}` text was plain JSON, not base64.")
     else:
         value = png.decode_value(value)
-    raw = parse_json(value)
-    return TextCard(raw, normalise(raw), warnings)
+    found = normalise(parse_json(value))
+    return replace(found, warnings=[*warnings, *found.warnings])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
@@ -34,7 +33,7 @@ from backend.characters.cards.limits import (
     TEXT,
     Limit,
 )
-from backend.characters.cards.model import Card, CardAsset, Spec
+from backend.characters.cards.model import Card, CardAsset, ImportedCard, Spec
 from backend.characters.errors import CardError
 
 MAX_SECONDS = 2**53 - 1
@@ -213,16 +212,7 @@ _V1_NAMES: Final = [field.name for field in _V1]
 _V3_NAMES: Final = {field.name for field in _V3}
 
 
-@dataclass(frozen=True, slots=True)
-class Normalised:
-    """A card, the version that it was of, and what had to be bent."""
-
-    card: Card
-    spec: Spec
-    warnings: list[str]
-
-
-def normalise(raw: object) -> Normalised:
+def normalise(raw: object) -> ImportedCard:
     """Read a parsed JSON value as a character card.
 
     Raises:
@@ -239,7 +229,7 @@ def normalise(raw: object) -> Normalised:
     card = Card(**found)
     bookless = msgspec.structs.replace(card, character_book=None)
     CARD_BYTES.check(len(msgspec.json.encode(bookless)), "The card")
-    return Normalised(card, spec, notes.sentences)
+    return ImportedCard(card, source, spec, warnings=notes.sentences)
 
 
 def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:

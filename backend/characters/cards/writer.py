@@ -127,7 +127,7 @@ def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | N
     texts: dict[bytes, bytes] = {}
     for word, spec in _SPECS.items():
         text = found.get(word, believed)
-        changed = overlaid(*map(msgspec.to_builtins, (text.found.card, before, card)))
+        changed = overlaid(*map(msgspec.to_builtins, (text.card, before, card)))
         texts[word] = _packed(msgspec.convert(changed, Card), text.raw, spec)
     if picture is None:
         return png.with_texts(original, texts)

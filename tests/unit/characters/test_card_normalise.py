@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from backend.characters.cards.limits import CARD_BYTES, LIST_ITEMS, NAME, TAG, TAGS, TEXT
-from backend.characters.cards.model import Card, DepthPrompt
-from backend.characters.cards.versions import Normalised, normalise
+from backend.characters.cards.model import Card, DepthPrompt, ImportedCard
+from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError
 
 
-def v2(**data: Any) -> Normalised:
+def v2(**data: Any) -> ImportedCard:
     return normalise({"spec": "chara_card_v2", "spec_version": "2.0", "data": data})
 
 
-def v3(version: object = "3.0", **data: Any) -> Normalised:
+def v3(version: object = "3.0", **data: Any) -> ImportedCard:
     return normalise({"spec": "chara_card_v3", "spec_version": version, "data": data})
 
 
