@@ -316,11 +316,8 @@ def _matches(summary: Summary, words: Sequence[str]) -> bool:
 
 def _item(row: StoredCharacterSummary, summary: Summary) -> CharacterItem:
     return CharacterItem(
+        **msgspec.structs.asdict(summary),
         id=row.id,
-        name=summary.name,
-        nickname=summary.nickname,
-        tags=summary.tags,
-        creator=summary.creator,
         has_avatar=row.has_avatar,
         revision=row.revision,
         created_at=row.created_at,

@@ -67,7 +67,9 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
     """The header `x-user` says who asks."""
 
     def who(request: Request[Any, Any, Any]) -> Identity:
-        return identities[request.headers["x-user"]]
+        identity = identities[request.headers["x-user"]]
+        request.scope["user"] = identity  # as `IdentityMiddleware` does
+        return identity
 
     characters = character_service(database)
     personas = PersonaService(database, CpuPool())
