@@ -22,6 +22,7 @@ from backend.accounts.middleware import IdentityMiddleware, guard, provide_ident
 from backend.accounts.second_factor.controller import SecondFactorController
 from backend.accounts.service import finish_deletions
 from backend.accounts.token_controller import ApiKeyController, SessionController
+from backend.campaigns.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
@@ -91,6 +92,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     CharacterLorebookController,
     PersonaLorebookController,
     LoreTesterController,
+    *CAMPAIGN_CONTROLLERS,
     ChronicleController,
     EventController,
     ChronicleTransferController,

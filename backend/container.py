@@ -16,6 +16,9 @@ from backend.accounts.second_factor.service import SecondFactorService
 from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService, SessionWatch
 from backend.accounts.throttle import Throttle
+from backend.campaigns.service import CampaignService
+from backend.campaigns.sessions import CampaignSessions
+from backend.campaigns.situations import NameCache, SituationService
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -146,6 +149,9 @@ class Services:
         self.chronicle_events = EventService(database, index)
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)
 
+        self.campaigns = CampaignService(database)
+        names = NameCache()
+        self.situations = SituationService(database, names)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.
@@ -154,6 +160,8 @@ class Services:
             joining,
             ChatLore(index, check_added=check_entries),
             ChatSummaries(),
+            CampaignSessions(),
+            names,
             memory,
             self.lore,
             counts,
@@ -198,7 +206,7 @@ class Services:
             builder,
             registry,
             self.messages,
-            TurnStore(database, index, EnrichmentOutbox(queue)),
+            TurnStore(database, index, EnrichmentOutbox(queue), participants),
             self.quotas.turns,
             pool=pool,
         )

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
+from backend.campaigns.errors import CampaignNotFoundError
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
@@ -101,6 +102,7 @@ class OpeningService:
             character_ids=new.character_ids,
             persona_id=new.persona_id,
             greetings=greetings,
+            campaign_id=new.campaign_id,
         )
 
     async def patch(
@@ -138,6 +140,7 @@ class OpeningController(Controller):
             RAISES: (
                 CharacterNotFoundError,
                 PersonaNotFoundError,
+                CampaignNotFoundError,
                 MessageTooLongError,
                 OpeningTooLongError,
                 MacroLimitError,
@@ -164,6 +167,7 @@ class OpeningController(Controller):
                 ChatNotFoundError,
                 CharacterNotFoundError,
                 PersonaNotFoundError,
+                CampaignNotFoundError,
                 PreconditionFailedError,
             ),
             PATCHES: ChatPatch,
@@ -180,7 +184,7 @@ class OpeningController(Controller):
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
     ) -> Response[ChatView]:
-        """Change `title`, `persona_id` or `character_ids`; what is absent stays, null clears.
+        """Change title, persona, characters or campaign; what is absent stays, null clears.
 
         A title of null is the default again: the names of the characters.
         """

@@ -10,6 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat, Message
+from backend.events import Participants
+from backend.vault.sealing import Sealer
 
 
 @runtime_checkable
@@ -35,6 +37,43 @@ class ChatDeleted(Protocol):
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         """See to what is not to stay without it."""
         ...
+
+
+@runtime_checkable
+class CampaignChosen(Protocol):
+    """A chat becomes a session of a campaign, or of none."""
+
+    async def campaign_chosen(
+        self, session: AsyncSession, identity: Identity, chat: Chat, campaign_id: UUID | None
+    ) -> None:
+        """Let the chat belong to it, if it is the chat owner's."""
+        ...
+
+
+@runtime_checkable
+class PathMoved(Protocol):
+    """A chat's active path leads elsewhere than before, or a message of it is gone."""
+
+    async def path_moved(
+        self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
+    ) -> None:
+        """Follow the path from position `above` on. Without a sealer, no key is at hand."""
+        ...
+
+
+async def tell_path_moved(
+    participants: Participants,
+    session: AsyncSession,
+    sealer: Sealer | None,
+    chat: Chat,
+    above: int | None,
+) -> None:
+    """Tell those who take part that the path moved from `above` on; None: it only became longer."""
+    if above is None:
+        return
+    await session.flush()
+    for part in participants.of(PathMoved):
+        await part.path_moved(session, sealer, chat, above=above)
 
 
 @runtime_checkable

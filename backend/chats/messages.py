@@ -14,7 +14,7 @@ from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
-from backend.chats.events import MessageShown
+from backend.chats.events import MessageShown, tell_path_moved
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
@@ -124,8 +124,8 @@ class MessageService:
         async with self._database.write() as session:
             message, chat = await _locked(session, identity, message_id)
             leaf = await tree.last_path_below(session, message.id) if follow else message.id
-            await tree.choose_leaf(session, chat, leaf)
-            await session.flush()
+            moved = await tree.choose_leaf(session, chat, leaf)
+            await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
         return await self.get(identity, message_id)
 
@@ -167,7 +167,8 @@ class MessageService:
                 edited = Message(**sealed, hidden=message.hidden)
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
-                await tree.attach(session, chat, edited, parent=parent)
+                moved = await tree.attach(session, chat, edited, parent=parent)
+                await self._moved(session, identity, chat, moved)
                 await self._changed(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
         raise ConflictError("The chat is being counted again. Send the change once more.")
@@ -191,8 +192,14 @@ class MessageService:
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             above = [message.parent_id] if message.parent_id else []
             gone = await tree.remove(session, chat, message)
+            await self._moved(session, identity, chat, message.position)
             await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
+
+    async def _moved(
+        self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
+    ) -> None:
+        await tell_path_moved(self._participants, session, identity.sealer, chat, above)
 
     async def _changed(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]

@@ -22,7 +22,7 @@ class Chat(Base):
     `count_unit` names how its messages' tokens were counted (see `generation.tokens`).
     `chronicle_id` is the chronicle whose events it remembers. `chronicle_enabled` is its owner's
     consent to have what happens written down there; what was said before `chronicle_since`, when
-    that was given last, is not part of it.
+    that was given last, is not part of it. `campaign_id` is the campaign that it is a session of.
     """
 
     __tablename__ = "chats"
@@ -41,6 +41,9 @@ class Chat(Base):
     )
     chronicle_enabled: Mapped[bool] = mapped_column(default=False)
     chronicle_since: Mapped[datetime | None]
+    campaign_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="SET NULL"), index=True
+    )
     leaf_id: Mapped[UUID | None]
     count_unit: Mapped[str]
     revision: Mapped[int] = mapped_column(default=1)

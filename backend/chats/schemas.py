@@ -26,6 +26,7 @@ class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
     persona_id: UUID | None = None
     title: Title | None = None
+    campaign_id: UUID | None = None
 
 
 class ChatView(msgspec.Struct, kw_only=True):
@@ -35,6 +36,7 @@ class ChatView(msgspec.Struct, kw_only=True):
     title: str
     character_ids: list[UUID]
     persona_id: UUID | None
+    campaign_id: UUID | None
     leaf_id: UUID | None
     revision: int
     created_at: datetime
@@ -47,6 +49,7 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     title: Title = ""
     persona_id: UUID | None = None
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    campaign_id: UUID | None = None
 
 
 class MessageView(msgspec.Struct, kw_only=True):

@@ -16,7 +16,7 @@ from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
-from backend.chats.events import ChatCopied, ChatDeleted
+from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -105,6 +105,7 @@ class ChatService:
         character_ids: Sequence[UUID],
         persona_id: UUID | None,
         greetings: Sequence[MessageDraft],
+        campaign_id: UUID | None = None,
     ) -> ChatView:
         """Make a chat whose first message is the first greeting; the others are its swipes.
 
@@ -131,6 +132,9 @@ class ChatService:
             await session.flush()
             await self._check_added(session, identity.user_id)
             _add_members(session, chat_id, character_ids)
+            if campaign_id is not None:
+                for part in self._participants.of(CampaignChosen):
+                    await part.campaign_chosen(session, identity, chat, campaign_id)
             if messages:
                 await tree.attach_greetings(session, chat, messages)
                 ids = [message.id for message in messages]
@@ -177,6 +181,9 @@ class ChatService:
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
+            if "campaign_id" in named:
+                for part in self._participants.of(CampaignChosen):
+                    await part.campaign_chosen(session, identity, chat, change.campaign_id)
             if "title" in named:
                 chat.sealed_title = identity.sealer.seal(CHAT_TITLE, chat.id, change.title)
             if "persona_id" in named:

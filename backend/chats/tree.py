@@ -31,10 +31,11 @@ AT_ONCE = 100
 
 async def attach(
     session: AsyncSession, chat: Chat, message: Message, *, parent: Message | None
-) -> None:
+) -> int | None:
     """Add a message below `parent` (None: as a root) and make it the leaf.
 
-    Sets its place, sums and flags; `tokens` and the sealed columns are the caller's.
+    Sets its place, sums and flags; `tokens` and the sealed columns are the caller's. Returns the
+    position from which the path leads elsewhere than before; None where it only became longer.
     """
     message.chat_id, message.user_id = chat.id, chat.user_id
     message.parent_id = parent.id if parent else None
@@ -49,11 +50,11 @@ async def attach(
         message.is_active = message.is_selected = True
         chat.leaf_id = message.id
         session.add(message)
-        return
+        return None
     message.is_active = message.is_selected = False
     session.add(message)
     await session.flush()
-    await choose_leaf(session, chat, message.id)
+    return await choose_leaf(session, chat, message.id)
 
 
 async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence[Message]) -> None:
@@ -73,8 +74,11 @@ async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence
         await session.flush()
 
 
-async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -> None:
-    """Make the path to `leaf_id` the active one; None leaves the chat without one."""
+async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -> int:
+    """Make the path to `leaf_id` the active one; None leaves the chat without one.
+
+    Returns the position from which the path leads elsewhere than before.
+    """
     await session.flush()
     branch, junction = await _climb(session, leaf_id)
     await session.execute(
@@ -88,6 +92,7 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
         taken = update(Message).where(Message.id.in_(ids)).values(is_active=True, is_selected=True)
         await session.execute(taken, execution_options=UNSYNCHRONISED)
     chat.leaf_id = leaf_id
+    return junction + 1
 
 
 async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:

@@ -94,7 +94,7 @@ class TurnService:
         self._registry = registry
         self._messages = message_service
         self._store = store
-        self._starter = TurnStarter(database, registry, pool)
+        self._starter = TurnStarter(database, registry, pool, store.participants)
         self._limit = limit
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)

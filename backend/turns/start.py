@@ -14,10 +14,12 @@ from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
+from backend.chats.events import tell_path_moved
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.events import Participants
 from backend.generation.registry import ModelRegistry
 from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
@@ -31,8 +33,15 @@ from backend.turns.store import LEASE, save_variables
 class TurnStarter:
     """Stores turns that may start."""
 
-    def __init__(self, database: Database, registry: ModelRegistry, pool: CpuPool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registry: ModelRegistry,
+        pool: CpuPool,
+        participants: Participants,
+    ) -> None:
         self._pool = pool
+        self._participants = participants
         self._database = database
         self._registry = registry
 
@@ -74,7 +83,8 @@ class TurnStarter:
             if line_draft is not None:
                 line = Message(**line_draft)
                 turn.user_message_id = line.id
-                await tree.attach(session, chat, line, parent=parent)
+                moved = await tree.attach(session, chat, line, parent=parent)
+                await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
                 await save_variables(
                     session, identity.sealer, chat, loaded.variables, built.variables
                 )
@@ -134,7 +144,8 @@ class TurnStarter:
             ),
             unit=CountUnit.parse(chat.count_unit),
         )
-        await tree.attach(session, chat, reply, parent=parent)
+        moved = await tree.attach(session, chat, reply, parent=parent)
+        await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
         return reply
 
     def _make_run(

@@ -16,6 +16,7 @@ from backend.accounts.models import USER_VARIABLES, User
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import opens_scene
+from backend.chats.events import tell_path_moved
 from backend.chats.models import (
     CHAT_VARIABLES,
     MESSAGE_CONTENT,
@@ -29,6 +30,7 @@ from backend.context.macros import Variables
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
+from backend.events import Participants
 from backend.generation.tokens import get_tokenizer
 from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
@@ -75,8 +77,13 @@ class TurnStore:
     """Writes running and finished turns."""
 
     def __init__(
-        self, database: Database, index: IndexOutbox, enrichment: EnrichmentOutbox
+        self,
+        database: Database,
+        index: IndexOutbox,
+        enrichment: EnrichmentOutbox,
+        participants: Participants | None = None,
     ) -> None:
+        self.participants = participants or Participants()
         self._database = database
         self._index = index
         self._enrichment = enrichment
@@ -203,7 +210,7 @@ class TurnStore:
                 turn.state = "interrupted"
                 turn.finished_at = now()
                 turn.lease_until = None
-                await _leave_interrupted(session, chat, turn)
+                await self._leave_interrupted(session, chat, turn)
                 said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
                 await self._index.left(
                     session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
@@ -223,7 +230,7 @@ class TurnStore:
             return False
         if not counts:
             turn.reply_id = None
-            await tree.remove(session, chat, message)
+            await self._remove(session, run.sealer, chat, message)
             await self._spoken(session, run, turn, None)
             return False
         for name, value in _sealed_reply(run, message.id).items():
@@ -256,6 +263,24 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
         )
         return True
+
+    async def _leave_interrupted(self, session: AsyncSession, chat: Chat, turn: Turn) -> None:
+        message = await session.get(Message, turn.reply_id) if turn.reply_id else None
+        if message is None or message.status != "streaming":
+            return
+        if len(message.sealed_content) > OVERHEAD:
+            message.status = "interrupted"
+            return
+        turn.reply_id = None
+        await self._remove(session, None, chat, message)
+
+    async def _remove(
+        self, session: AsyncSession, sealer: Sealer | None, chat: Chat, message: Message
+    ) -> None:
+        """Take back a reply that says nothing."""
+        position = message.position
+        await tree.remove(session, chat, message)
+        await tell_path_moved(self.participants, session, sealer, chat, position)
 
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
@@ -343,14 +368,3 @@ def _count_reply(run: TurnRun, text: str) -> dict[str, int]:
     units = {str(run.built.window.unit), run.built.loaded.chat.count_unit}
     name = run.built.loaded.speaker.name
     return {unit: CountUnit.parse(unit).count(name, text) for unit in units}
-
-
-async def _leave_interrupted(session: AsyncSession, chat: Chat, turn: Turn) -> None:
-    message = await session.get(Message, turn.reply_id) if turn.reply_id else None
-    if message is None or message.status != "streaming":
-        return
-    if len(message.sealed_content) > OVERHEAD:
-        message.status = "interrupted"
-        return
-    turn.reply_id = None
-    await tree.remove(session, chat, message)

@@ -12,6 +12,7 @@ import pytest
 
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from tests.integration.characters.pictures import picture
+from tests.support.routes import filled as fill_path
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +27,13 @@ BODIES: dict[str, Any] = {
     "renamePasskey": {"label": "The blue key"},
     "removePasskey": {"password": PASSWORD},
     "putSummary": {"text": "They rowed out to the lighthouse."},
+    "createCampaignEntity": {"kind": "npc", "name": "Mara"},
+    "createCampaignRelation": {"from_id": str(uuid4()), "to_id": str(uuid4())},
+    "createCampaignThread": {"title": "The lamp"},
+    "createCampaignClock": {"name": "The oil"},
+    "createCampaignFact": {"text": "The lamp burns oil."},
+    "createCampaignEcho": {"text": "The oil was dear."},
+    "createCampaignTerm": {"term": "Lampkeeper"},
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
@@ -94,7 +102,7 @@ def names_in(path: str) -> list[str]:
 
 def filled(path: str, **values: str) -> str:
     """The path with these values, and ids that nothing has for the others."""
-    return path.format_map({name: values.get(name, str(uuid4())) for name in names_in(path)})
+    return fill_path(path, {name: str(uuid4()) for name in names_in(path)} | values)
 
 
 async def test_every_operation_has_a_name_a_summary_a_text_and_its_errors(
@@ -158,8 +166,10 @@ async def test_its_examples_are_taken(
     chat = (await ada.new_chat())["id"]
     made = await ada.client.post("/api/v1/chronicles", json={"name": "The coast"})
     book = await ada.client.post("/api/v1/lorebooks", json={"name": "The coast"})
+    campaign = await ada.client.post("/api/v1/campaigns", json={"name": "The coast"})
     ids = {
         "chat_id": chat,
+        "campaign_id": ok(campaign, 201)["id"],
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
     }
@@ -271,6 +281,42 @@ async def test_a_member_of_the_wrong_kind_is_named_whatever_it_is_called(
     assert asked > 150
 
 
+NO_DEFAULT = {
+    "patchChronicleEvent": ("summary",),
+    "patchCampaignEntity": ("kind",),
+    "patchCampaignRelation": ("from_id", "to_id"),
+    "patchCampaignThread": ("title",),
+    "patchCampaignFact": ("text",),
+    "patchCampaignEcho": ("text",),
+    "patchCampaignTerm": ("term",),
+}
+"""Members that can't be cleared, beside `name`."""
+
+
+async def campaign_items(account: Account) -> dict[str, str]:
+    """Ids of a campaign and of an item of each kind."""
+    client = account.client
+    made = ok(await client.post("/api/v1/campaigns", json={"name": "The coast"}), 201)
+    path = f"/api/v1/campaigns/{made['id']}"
+    ids: dict[str, str] = {"campaign_id": made["id"]}
+    new: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("entities", BODIES["createCampaignEntity"]),
+        ("threads", BODIES["createCampaignThread"]),
+        ("clocks", BODIES["createCampaignClock"]),
+        ("facts", BODIES["createCampaignFact"]),
+        ("echoes", BODIES["createCampaignEcho"]),
+        ("glossary", BODIES["createCampaignTerm"]),
+        ("scenes", {}),
+    )
+    for plural, fields in new:
+        item = ok(await client.post(f"{path}/{plural}", json=fields), 201)
+        ids[f"{plural}/item_id"] = item["id"]
+    mara = ids["entities/item_id"]
+    both = {"from_id": mara, "to_id": mara}
+    made = ok(await client.post(f"{path}/relations", json=both), 201)
+    return {**ids, "relations/item_id": made["id"]}
+
+
 async def test_a_patch_may_hold_each_member_that_is_described_or_null(
     ada: Account, document: dict[str, Any]
 ) -> None:
@@ -283,7 +329,9 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
     event = await ada.client.post(
         f"/api/v1/chronicles/{chronicle_id}/events", json={"summary": "The lamp went out."}
     )
+    items = await campaign_items(ada)
     ids = {
+        **items,
         "lorebook_id": book,
         "entry_id": ok(made, 201)["id"],
         "chat_id": (await ada.new_chat())["id"],
@@ -302,8 +350,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         assert schema["properties"], each.id
         for name in schema["properties"]:
             answer = await ada.client.patch(path, json={name: None})
-            if (each.id, name) == ("patchChronicleEvent", "summary") or name == "name":
-                # what has no default
+            if name == "name" or name in NO_DEFAULT.get(each.id, ()):
                 assert answer.status_code == 422
             else:
                 assert answer.status_code == 200, (each.id, name, answer.text)
@@ -320,6 +367,15 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchLoreEntry",
         "patchChronicle",
         "patchChronicleEvent",
+        "patchCampaign",
+        "patchCampaignEntity",
+        "patchCampaignRelation",
+        "patchCampaignThread",
+        "patchCampaignClock",
+        "patchCampaignFact",
+        "patchCampaignScene",
+        "patchCampaignEcho",
+        "patchCampaignTerm",
     }
 
 

@@ -24,7 +24,20 @@ class Route:
 
     def filled(self, values: dict[str, Any]) -> str:
         """The path with these values in the places of its parameters."""
-        return self.path.format_map(values)
+        return filled(self.path, values)
+
+
+def filled(path: str, values: dict[str, Any]) -> str:
+    """A path with these values in the places of its parameters.
+
+    A value may be named by what stands before it, too: `threads/item_id`.
+    """
+    parts: list[str] = []
+    for part in path.split("/"):
+        name = part[1:-1] if part.startswith("{") else ""
+        before = f"{parts[-1]}/{name}" if parts else ""
+        parts.append(str(values[before if before in values else name]) if name else part)
+    return "/".join(parts)
 
 
 def routes_of(app: Litestar) -> list[Route]:

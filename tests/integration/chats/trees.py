@@ -13,9 +13,11 @@ from sqlalchemy import select
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
+from backend.campaigns.sessions import CampaignSessions
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit, recount
 from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.events import tell_path_moved
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
@@ -23,6 +25,7 @@ from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
+from backend.events import Participants
 from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
 from backend.memory.outbox import IndexOutbox
@@ -40,6 +43,8 @@ def called_ada(_: Identity) -> str:
 
 ALL_ARE_ADA: Any = SimpleNamespace(name_of=called_ada)
 """Accounts, as far as regex scripts ask for them."""
+
+PARTICIPANTS = Participants(CampaignSessions())
 
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
 
@@ -153,6 +158,7 @@ class Grove:
             index,
             pool=pool,
             chronicle=ChatChronicles(index).choose,
+            participants=PARTICIPANTS,
         )
         self.messages = MessageService(
             database,
@@ -162,6 +168,7 @@ class Grove:
             scripts=ScriptService(
                 database, ScriptEngine(RegexProcess()), pool, accounts=ALL_ARE_ADA
             ),
+            participants=PARTICIPANTS,
         )
         self.pool = pool
         self.expected = Expected(CountUnit("o200k_base", names=False))
@@ -214,7 +221,8 @@ class Grove:
                 MessageDraft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
             )
-            await tree.attach(session, chat, message, parent=row)
+            moved = await tree.attach(session, chat, message, parent=row)
+            await tell_path_moved(PARTICIPANTS, session, self.identity.sealer, chat, moved)
         self.expected.add(message.id, Node(parent, role, text))
         return message.id
 

@@ -175,6 +175,7 @@ class Player:
         chat = await self.open_chat()
         await self.write_lore(chat)
         await self.keep_chronicles()
+        await self.keep_campaign()
         await self.take_turns(chat)
         await self.fail_turns(chat)
         await self.change_messages(chat)
@@ -240,6 +241,25 @@ class Player:
         ok(await self.client.patch(f"{API}/chats/{chat['id']}/settings", json=settings))
         chat_id: str = chat["id"]
         return chat_id
+
+    async def keep_campaign(self) -> None:
+        """A campaign whose every text sings."""
+        client = self.client
+        brief = {"setting": sing("setting"), "hook": sing("hook"), "city": sing("city")}
+        body = {"name": sing("campaign"), "time_of_day": sing("time"), "brief": brief}
+        path = f"{API}/campaigns/{ok(await client.post(f'{API}/campaigns', json=body), 201)['id']}"
+        person = {"kind": "npc", "name": sing("person"), "attributes": {WORD: sing("attribute")}}
+        made = ok(await client.post(f"{path}/entities", json=person), 201)
+        for plural, fields in (
+            ("threads", {"title": sing("thread")}),
+            ("facts", {"text": sing("fact"), "about_id": made["id"]}),
+            ("glossary", {"term": sing("term"), "definition": sing("definition")}),
+        ):
+            ok(await client.post(f"{path}/{plural}", json=fields), 201)
+        ok(await client.patch(f"{path}/entities/{made['id']}", json={"wants": sing("wish")}))
+        assert (
+            WORD in ok(await client.get(f"{path}/context", params={"text": sing("look")}))["full"]
+        )
 
     async def keep_chronicles(self) -> None:
         """A chat of its own keeps one: the agent and the summary work behind its replies."""

@@ -14,6 +14,7 @@ import pytest
 from backend.generation.model import MAX_REPORTED_TOKENS, TokenUsage
 from backend.wire import MAX_INTEGER
 from tests.integration.security.test_someone_elses import API, BODIES, Scene, scene
+from tests.support.routes import filled as fill_path
 from tests.support.server import ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -67,7 +68,7 @@ def bodies_with(number: int, schema: dict[str, Any], document: dict[str, Any]) -
 
 def filled(path: str, stage: Scene) -> str:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    return path.format_map({name: stage.things.ids.get(name, "x") for name in names})
+    return fill_path(path, dict.fromkeys(names, "x") | stage.things.ids)
 
 
 def asking(stage: Scene, path: str) -> httpx.AsyncClient:

@@ -40,6 +40,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "orderLoreEntries": {"json": {"entry_ids": []}},
     "testLorebook": {"json": {"texts": ["Who lit the lamp?"]}},
     "forkChat": {"json": {"message_id": str(uuid4())}},
+    "restoreCampaignVersion": {"json": {"version": 1}},
     "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
     "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
     "importChronicleEvents": {"files": {"file": CHRONICLE}},
@@ -91,6 +92,8 @@ class Belongings:
             "chronicles/{chronicle_id}/events/{event_id}",
             "chronicles/{chronicle_id}/export",
             "chronicles/{chronicle_id}/rebuild",
+            "campaigns/{campaign_id}/state",
+            "campaigns/{campaign_id}/changes",
             "chats/{chat_id}/enrichment",
             "chats/{chat_id}/summary",
             "chats/{chat_id}/summaries",
@@ -113,6 +116,33 @@ async def job_of(server: Running, owner: Account) -> str:
         job_id = await server.parts.queue.enqueue(session, NewJob("example", user_id))
         await session.execute(update(Job).where(Job.id == job_id).values(state="done"))
     return str(job_id)
+
+
+async def play(owner: Account) -> dict[str, str]:
+    """A campaign with one item of each kind."""
+    client = owner.client
+    made = ok(await client.post(f"{API}/campaigns", json={"name": TITLE}), 201)
+    path = f"{API}/campaigns/{made['id']}"
+
+    async def add(plural: str, **fields: Any) -> str:
+        item: str = ok(await client.post(f"{path}/{plural}", json=fields), 201)["id"]
+        return item
+
+    mara = await add("entities", kind="npc", name="Mara")
+    ids = {
+        "campaign_id": made["id"],
+        "item_id": mara,
+        "entities/item_id": mara,
+        "relations/item_id": await add("relations", from_id=mara, to_id=mara),
+        "threads/item_id": await add("threads", title="The lamp"),
+        "clocks/item_id": await add("clocks", name="The oil"),
+        "facts/item_id": await add("facts", text="The lamp burns oil.", about_id=mara),
+        "scenes/item_id": await add("scenes", title="At the lamp"),
+        "echoes/item_id": await add("echoes", text="The oil was dear."),
+        "glossary/item_id": await add("glossary", term="Lampkeeper"),
+    }
+    (change, *_) = ok(await client.get(f"{path}/changes"))["items"]
+    return {**ids, "change_id": change["id"]}
 
 
 async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:
@@ -141,6 +171,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
         ok(await client.put(f"{API}/{path}/lorebooks/{book}"), 204)
     link = {"state": "linked"}
     ok(await client.put(f"{API}/chats/{chat['id']}/lorebooks/{book}", json=link))
+    campaign = await play(owner)
     _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
@@ -153,6 +184,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "chat_id": chat["id"],
             "lorebook_id": book,
             "entry_id": entry,
+            **campaign,
             "chronicle_id": chronicle_id,
             "event_id": event_id,
             "run_id": run["id"],
@@ -277,6 +309,8 @@ async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
         ("POST", chats, "persona_id", "persona_id", "persona-not-found"),
         ("PATCH", chat, "character_ids", "character_id", "character-not-found"),
         ("PATCH", chat, "persona_id", "persona_id", "persona-not-found"),
+        ("POST", chats, "campaign_id", "campaign_id", "campaign-not-found"),
+        ("PATCH", chat, "campaign_id", "campaign_id", "campaign-not-found"),
         ("POST", f"{chat}/fork", "message_id", "message_id", "message-not-found"),
         ("POST", f"{chat}/turns", "regenerate_of", "message_id", "message-not-found"),
         ("POST", f"{chat}/turns", "speaker", "character_id", "character-not-found"),
@@ -373,6 +407,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         ("personas", "after", "persona_id"),
         ("lorebooks", "after", "lorebook_id"),
         ("chronicles", "after", "chronicle_id"),
+        ("campaigns", "after", "campaign_id"),
         ("jobs", "after", "job_id"),
     ):
         answer = await thief.client.get(f"{API}/{path}", params={name: theirs[kind]})
@@ -391,6 +426,7 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
             "lorebooks",
             "lorebooks?search=light",
             "chronicles",
+            "campaigns",
             "personas",
             "api-keys",
             "jobs",

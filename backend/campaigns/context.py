@@ -1,0 +1,285 @@
+"""What a campaign puts into a prompt: the full block, the light line, and which of the two.
+
+Everything here is text from values that were read before: see `view` for where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+from uuid import UUID
+
+from backend.campaigns.items import Clock, Entity, Relation, Thread, relation_label
+from backend.campaigns.mentions import slug
+
+Form = Literal["full", "light"]
+
+MAX_DETAILED = 5
+"""How many of those present are described; the others are named."""
+MAX_IN_LIGHT = 2
+MAX_EVENTS = 5
+MAX_ECHOES = 3
+
+RESUME_COMMANDS = frozenset(
+    {
+        "continue", "resume", "go", "start", "begin", "proceed", "what now", "whats next",
+        "what's next", "next", "start session", "resume session", "continue session",
+    }
+)  # fmt: skip
+
+_TENSIONS = ("simmering", "rising", "urgent", "critical")
+_DISPOSITIONS = {"ally": 40, "friend": 30, "hostile": 40, "enemy": 50, "intimate": 60, "lover": 60}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """An entity with its id."""
+
+    id: UUID
+    entity: Entity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the story's present moment is, as one speaker may know it.
+
+    `present` are the people at the place, the nearest to the story first. `mentioned` are others
+    that the text names, with the facts that are known about them.
+    """
+
+    name: str
+    city: str = ""
+    setting: str = ""
+    day: int = 1
+    time_of_day: str = ""
+    scene_id: UUID | None = None
+    stakes: str = ""
+    players: Sequence[Placed] = ()
+    location: Placed | None = None
+    present: Sequence[Placed] = ()
+    relations: Sequence[Relation] = ()
+    threads: Sequence[Thread] = ()
+    clocks: Sequence[Clock] = ()
+    events: Sequence[str] = ()
+    echoes: Sequence[str] = ()
+    facts: Sequence[str] = ()
+    mentioned: Sequence[tuple[Placed, Sequence[str]]] = ()
+    known_names: dict[UUID, str] = field(default_factory=dict[UUID, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the last full block of a chat said of the moment; kept with the message that had it."""
+
+    scene_id: str | None
+    location_id: str | None
+    day: int
+    present: list[str]
+    edits: int
+    compactions: int
+
+
+def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tuple[Form, str]:
+    """Which form a turn gets, and why, in a few words."""
+    if first:
+        return "full", "first message of the chat"
+    if last is None:
+        return "full", "no full block in this chat yet"
+    if is_resume_command(text):
+        return "full", "resume command"
+    changed = [
+        (last.scene_id != now.scene_id, "the scene changed"),
+        (last.location_id != now.location_id, "the place changed"),
+        (last.day != now.day, "the day changed"),
+        (sorted(last.present) != sorted(now.present), "who is present changed"),
+        (last.edits != now.edits, "you edited the state"),
+        (last.compactions != now.compactions, "a compaction came in between"),
+    ]
+    reason = next((why for differs, why in changed if differs), None)
+    return ("full", reason) if reason else ("light", "nothing changed since the last full block")
+
+
+def is_resume_command(text: str) -> bool:
+    """Whether the whole of `text` asks to go on."""
+    said = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
+    return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
+
+
+def full_block(now: Situation) -> str:
+    """The whole situation as Markdown, some two kilobytes."""
+    sections = [
+        _session(now),
+        _section(
+            "Player characters" if len(now.players) > 1 else "Player character", _players(now)
+        ),
+        _section("Current location", _location(now)),
+        _section("NPCs present", _people(now)),
+        _section("Also mentioned", _mentioned(now)),
+        _section("Known facts", [f"- {fact}" for fact in now.facts]),
+        _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
+        _section("Clocks", [_clock(clock) for clock in now.clocks]),
+        _section("Today", [f"- {event}" for event in now.events[-MAX_EVENTS:]]),
+        _section("Echoes", [f"- {echo}" for echo in now.echoes[:MAX_ECHOES]]),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def light_line(now: Situation) -> str:
+    """The situation in one line of some 70 characters."""
+    parts = [f"Day {now.day}"]
+    parts += [player_line(player.entity) for player in now.players[:2]]
+    if now.location:
+        parts.append(f"at {slug(now.location.entity.name)}")
+    if now.present:
+        names = [person.entity.name for person in now.present]
+        more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""
+        parts.append(f"with {', '.join(names[:MAX_IN_LIGHT])}{more}")
+    return f"[{' | '.join(parts)}]"
+
+
+def player_line(player: Entity) -> str:
+    """A player's character in a few words: name and hit points."""
+    hp, most = player.attributes.get("hp"), player.attributes.get("hp_max")
+    points = "" if hp is None else f" HP {hp}/{most}" if most is not None else f" HP {hp}"
+    return player.name + points
+
+
+def ranked(
+    people: Iterable[Placed],
+    *,
+    named: Sequence[UUID],
+    spoke: Sequence[UUID],
+    relations: Iterable[Relation],
+) -> list[Placed]:
+    """People in the order of their weight: named now, spoke lately, strength of relation, name."""
+    strength: dict[UUID, int] = {}
+    for relation in relations:
+        for one in (relation.from_id, relation.to_id):
+            strength[one] = max(strength.get(one, 0), abs(relation.score))
+
+    def weight(person: Placed) -> tuple[int, int, int, str]:
+        feeling = max(
+            (points for word, points in _DISPOSITIONS.items() if word in person.entity.disposition),
+            default=0,
+        )
+        return (
+            named.index(person.id) if person.id in named else len(named),
+            spoke.index(person.id) if person.id in spoke else len(spoke),
+            -strength.get(person.id, feeling),
+            person.entity.name.casefold(),
+        )
+
+    return sorted(people, key=weight)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"### {title}", *lines]) if lines else ""
+
+
+def _session(now: Situation) -> str:
+    lines = [f"## SESSION CONTEXT: {now.name}"]
+    if now.city:
+        city = now.city.upper()
+        lines.append(f"Setting: {city}. No other place name may stand in for {city}.")
+    if now.setting:
+        lines.append(now.setting)
+    lines.append(f"**Day {now.day}**" + (f" - {now.time_of_day}" if now.time_of_day else ""))
+    if now.stakes:
+        lines.append(f"At stake: {now.stakes}")
+    return "\n".join(lines)
+
+
+def _players(now: Situation) -> list[str]:
+    lines: list[str] = []
+    for player in now.players:
+        attributes = player.entity.attributes
+        said = [f"**{player.entity.name}**"]
+        if kind := attributes.get("class") or player.entity.role:
+            said.append(str(kind))
+        if attributes.get("hp") is not None:
+            said.append(player_line(player.entity).removeprefix(player.entity.name).strip())
+        if (
+            place := now.known_names.get(player.entity.location_id)
+            if player.entity.location_id
+            else None
+        ):
+            said.append(f"at {place}")
+        if attributes.get("gold") is not None:
+            said.append(f"{attributes['gold']} gold")
+        if conditions := _listed(attributes.get("conditions")):
+            said.append(f"conditions: {conditions}")
+        lines.append(" | ".join(said))
+        if inventory := _listed(attributes.get("inventory")):
+            lines.append(f"Inventory: {inventory}")
+        lines += [
+            f"{name}: {_plain(value)}" for name, value in attributes.items() if name not in _KNOWN
+        ]
+    return lines
+
+
+_KNOWN = frozenset({"class", "hp", "hp_max", "gold", "conditions", "inventory"})
+
+
+def _location(now: Situation) -> list[str]:
+    if now.location is None:
+        return []
+    place = now.location.entity
+    return [f"**{place.name}**" + (f": {place.description}" if place.description else "")]
+
+
+def _people(now: Situation) -> list[str]:
+    lines: list[str] = []
+    feelings = {relation.from_id: relation.score for relation in now.relations}
+    for person in now.present[:MAX_DETAILED]:
+        lines.append(_person(person, feelings.get(person.id)))
+        if person.entity.voice:
+            lines.append(f"*Voice: {'; '.join(person.entity.voice)}*")
+        if person.entity.wants:
+            lines.append(f"Wants: {person.entity.wants}")
+    if others := [person.entity.name for person in now.present[MAX_DETAILED:]]:
+        lines.append(f"Also here: {', '.join(others)}")
+    return lines
+
+
+def _person(person: Placed, score: int | None = None) -> str:
+    entity = person.entity
+    feeling = entity.disposition or (relation_label(score) if score is not None else "")
+    said = f"**{entity.name}**" + (f" [{entity.status}]" if entity.status else "")
+    return said + (f" - {feeling}" if feeling else "")
+
+
+def _mentioned(now: Situation) -> list[str]:
+    lines: list[str] = []
+    for person, facts in now.mentioned:
+        about = [person.entity.description, *facts]
+        lines.append(
+            "- " + ": ".join([_person(person), " ".join(one for one in about if one)]).rstrip(": ")
+        )
+    return lines
+
+
+def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
+    open_threads = [one for one in threads if one.status == "open" and one.tension != "simmering"]
+    return sorted(open_threads, key=lambda thread: -_TENSIONS.index(thread.tension))
+
+
+def _thread(thread: Thread) -> str:
+    said = f"- [{thread.tension.upper()}] **{thread.title}**"
+    said += f": {thread.summary}" if thread.summary else ""
+    return said + (f" → Next: {thread.next_step}" if thread.next_step else "")
+
+
+def _clock(clock: Clock) -> str:
+    said = f"- {clock.name} {clock.filled}/{clock.segments}"
+    return said + (f": {clock.consequence}" if clock.consequence else "")
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_plain, cast("Any", value)))
+    return _plain(value)
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,395 @@
+"""Campaigns: `/campaigns`."""
+
+# pyright: reportUnknownParameterType=false
+# The views of items are made from their structs, which pyright does not follow.
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from backend.accounts.identity import Identity
+from backend.campaigns.errors import (
+    CampaignChangeNotFoundError,
+    CampaignFullError,
+    CampaignItemNotFoundError,
+    CampaignNotFoundError,
+    CampaignVersionNotFoundError,
+)
+from backend.campaigns.items import STRUCTS, Kind
+from backend.campaigns.schemas import (
+    VIEWS,
+    CampaignView,
+    ChangePage,
+    ChangeView,
+    Comparison,
+    ContextView,
+    ItemPage,
+    NewCampaign,
+    Restore,
+    StateView,
+    VersionPage,
+    WorldPatch,
+)
+from backend.campaigns.service import CampaignService, ItemFilter, ItemKey
+from backend.campaigns.situations import SituationService
+from backend.chats.errors import ChatNotFoundError
+from backend.errors import PreconditionFailedError
+from backend.wire import EXAMPLE, MAX_INTEGER, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
+
+AnyRequest = Request[Any, Any, Any]
+TAGS = ("Campaigns",)
+
+ITEM_PATHS: dict[Kind, str] = {
+    "entity": "entities",
+    "thread": "threads",
+    "clock": "clocks",
+    "fact": "facts",
+    "relation": "relations",
+    "scene": "scenes",
+    "echo": "echoes",
+    "term": "glossary",
+}
+
+
+class CampaignController(Controller):
+    """Campaigns as wholes."""
+
+    path = "/campaigns"
+    tags = TAGS
+
+    @get(operation_id="listCampaigns", summary="List campaigns")
+    async def list_campaigns(
+        self,
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
+    ) -> Page[CampaignView]:
+        """Campaigns, newest first, with the chats that are their sessions."""
+        return await campaigns.list_page(identity, limit=limit, after=after)
+
+    @post(
+        opt={RAISES: (CampaignFullError,)},
+        operation_id="createCampaign",
+        summary="Make a campaign",
+    )
+    async def create_campaign(
+        self,
+        data: JSONBody[NewCampaign],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> Response[CampaignView]:
+        """Make a campaign without people or places. A chat joins it by its `campaign_id`."""
+        return _tagged(await campaigns.create(identity, data))
+
+    @get(
+        "/{campaign_id:uuid}",
+        opt={RAISES: (CampaignNotFoundError,)},
+        operation_id="getCampaign",
+        summary="Read a campaign",
+    )
+    async def get_campaign(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> Response[CampaignView]:
+        """A campaign, without its items."""
+        return _tagged(await campaigns.get(identity, campaign_id))
+
+    @patch(
+        "/{campaign_id:uuid}",
+        opt={
+            RAISES: (CampaignNotFoundError, PreconditionFailedError),
+            PATCHES: WorldPatch,
+            EXAMPLE: {"day": 6, "time_of_day": "dusk", "settings": {"memory_interval": 6}},
+        },
+        operation_id="patchCampaign",
+        summary="Change a campaign",
+    )
+    async def patch_campaign(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> Response[CampaignView]:
+        """Merge into a campaign: what is absent stays, null goes back to the default.
+
+        The day, the time of day and the flags are changes of the ledger.
+        """
+        if_match = request.headers.get("if-match")
+        return _tagged(await campaigns.patch(identity, campaign_id, data, if_match=if_match))
+
+    @delete(
+        "/{campaign_id:uuid}",
+        opt={RAISES: (CampaignNotFoundError, PreconditionFailedError)},
+        operation_id="deleteCampaign",
+        summary="Delete a campaign",
+    )
+    async def delete_campaign(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> None:
+        """Delete a campaign with its items and its ledger. Its chats stay, as plain chats."""
+        if_match = request.headers.get("if-match")
+        await campaigns.delete(identity, campaign_id, if_match=if_match)
+
+    @get(
+        "/{campaign_id:uuid}/state",
+        opt={RAISES: (CampaignNotFoundError, ChatNotFoundError)},
+        operation_id="getCampaignState",
+        summary="Read the state",
+    )
+    async def get_state(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        situations: NamedDependency[SituationService],
+    ) -> StateView:
+        """The world as it is now: day, scene, entities, what is open, the last echoes."""
+        return await situations.state(identity, campaign_id)
+
+    @get(
+        "/{campaign_id:uuid}/context",
+        opt={RAISES: (CampaignNotFoundError, ChatNotFoundError)},
+        operation_id="getCampaignContext",
+        summary="Preview the state block",
+    )
+    async def get_context(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        situations: NamedDependency[SituationService],
+        chat_id: FromQuery[UUID | None] = None,
+        text: FromQuery[str] = "",
+    ) -> ContextView:
+        """Both forms of the state block, and which of them a turn with this text would get."""
+        return await situations.context(identity, campaign_id, chat_id=chat_id, text=text)
+
+    @get(
+        "/{campaign_id:uuid}/changes",
+        opt={RAISES: (CampaignNotFoundError,)},
+        operation_id="listCampaignChanges",
+        summary="Read the ledger",
+    )
+    async def list_changes(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+        limit: PageSize = 50,
+        before: PlaceCursor = None,
+    ) -> ChangePage:
+        """Changes, newest first; each says who made it, and whether it counts."""
+        return await campaigns.changes(identity, campaign_id, limit=limit, before=before)
+
+    @post(
+        "/{campaign_id:uuid}/changes/{change_id:uuid}/undo",
+        status_code=200,
+        opt={RAISES: (CampaignNotFoundError, CampaignChangeNotFoundError)},
+        operation_id="undoCampaignChange",
+        summary="Undo a change",
+    )
+    async def undo_change(
+        self,
+        campaign_id: FromPath[UUID],
+        change_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> ChangeView:
+        """Let a change count no longer. What was changed after it stays."""
+        return await campaigns.undo(identity, campaign_id, change_id)
+
+    @get(
+        "/{campaign_id:uuid}/versions",
+        opt={RAISES: (CampaignNotFoundError,)},
+        operation_id="listCampaignVersions",
+        summary="List versions",
+    )
+    async def list_versions(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+        limit: PageSize = 50,
+        before: PlaceCursor = None,
+    ) -> VersionPage:
+        """Versions, newest first: changes that were made together."""
+        return await campaigns.versions(identity, campaign_id, limit=limit, before=before)
+
+    @get(
+        "/{campaign_id:uuid}/comparison",
+        opt={RAISES: (CampaignNotFoundError, CampaignVersionNotFoundError)},
+        operation_id="compareCampaignVersion",
+        summary="Compare a version",
+    )
+    async def compare_version(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+        version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
+    ) -> Comparison:
+        """What each item that changed since was in that version, and what it is now."""
+        return await campaigns.compare(identity, campaign_id, version)
+
+    @post(
+        "/{campaign_id:uuid}/restore",
+        status_code=200,
+        opt={
+            RAISES: (CampaignNotFoundError, CampaignVersionNotFoundError),
+            EXAMPLE: {"version": 1},
+        },
+        operation_id="restoreCampaignVersion",
+        summary="Restore a version",
+    )
+    async def restore_version(
+        self,
+        campaign_id: FromPath[UUID],
+        data: JSONBody[Restore],
+        identity: NamedDependency[Identity],
+        campaigns: NamedDependency[CampaignService],
+    ) -> Response[CampaignView]:
+        """Make the world what it was in a version. This is a change too, and can be undone."""
+        return _tagged(await campaigns.restore(identity, campaign_id, data.version))
+
+
+def items_controller(kind: Kind) -> type[Controller]:
+    """The routes of one kind of item: all kinds have the same."""
+    struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
+    one = struct.__name__
+    names = plural.title()
+
+    class ItemController(Controller):
+        path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
+        tags = TAGS
+
+        @get(
+            opt={RAISES: (CampaignNotFoundError,)},
+            operation_id=f"listCampaign{names}",
+            summary=f"List {plural}",
+        )
+        async def list_items(  # noqa: PLR0913, PLR0917  # the query is what can be asked
+            self,
+            campaign_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaigns: NamedDependency[CampaignService],
+            subkind: Annotated[str | None, QueryParameter(name="kind")] = None,
+            at: FromQuery[UUID | None] = None,
+            status: FromQuery[str | None] = None,
+            q: FromQuery[str | None] = None,
+            limit: PageSize = 100,
+            after: FromQuery[UUID | None] = None,
+        ) -> ItemPage:
+            """Items in the order they were made; `q` is looked for in names and texts."""
+            asked = ItemFilter(subkind, at, status, q)
+            return await campaigns.list_items(
+                identity, campaign_id, kind, asked, limit=limit, after=after
+            )
+
+        @post(
+            opt={RAISES: (CampaignNotFoundError, CampaignFullError), PATCHES: struct},
+            operation_id=f"createCampaign{one}",
+            summary=f"Add to {plural}",
+        )
+        async def create_item(
+            self,
+            campaign_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaigns: NamedDependency[CampaignService],
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Add an item, as a change of the ledger."""
+            return _tagged_item(await campaigns.create_item(identity, campaign_id, kind, data))
+
+        @get(
+            "/{item_id:uuid}",
+            opt={RAISES: (CampaignItemNotFoundError,)},
+            operation_id=f"getCampaign{one}",
+            summary=f"Read one of {plural}",
+        )
+        async def get_item(
+            self,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaigns: NamedDependency[CampaignService],
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """An item as the changes that count leave it."""
+            key = ItemKey(campaign_id, kind, item_id)
+            return _tagged_item(await campaigns.get_item(identity, key))
+
+        @patch(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    PreconditionFailedError,
+                ),
+                PATCHES: struct,
+            },
+            operation_id=f"patchCampaign{one}",
+            summary=f"Change one of {plural}",
+        )
+        async def patch_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaigns: NamedDependency[CampaignService],
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Merge into an item; what differs is one change of the ledger."""
+            key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
+            return _tagged_item(await campaigns.patch_item(identity, key, data, if_match=if_match))
+
+        @delete(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    PreconditionFailedError,
+                )
+            },
+            operation_id=f"deleteCampaign{one}",
+            summary=f"Delete one of {plural}",
+        )
+        async def delete_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaigns: NamedDependency[CampaignService],
+        ) -> None:
+            """Delete an item. It is a change of the ledger, and can be undone there."""
+            key = ItemKey(campaign_id, kind, item_id)
+            await campaigns.delete_item(identity, key, if_match=request.headers.get("if-match"))
+
+    return ItemController
+
+
+CONTROLLERS: tuple[type[Controller], ...] = (
+    CampaignController,
+    *(items_controller(kind) for kind in ITEM_PATHS),
+)
+
+
+def _tagged(view: CampaignView) -> Response[CampaignView]:
+    return Response(view, headers={"ETag": etag(view.version)})
+
+
+def _tagged_item(view: Any) -> Response[Any]:
+    return Response(view, headers={"ETag": etag(view.revision)})

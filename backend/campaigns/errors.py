@@ -1,0 +1,35 @@
+"""What can go wrong with campaigns."""
+
+from __future__ import annotations
+
+from backend.errors import ConflictError, NotFoundError
+
+
+class CampaignNotFoundError(NotFoundError):
+    """No such campaign, or someone else's."""
+
+    slug, title = "campaign-not-found", "No such campaign"
+
+
+class CampaignItemNotFoundError(NotFoundError):
+    """No such item of that kind in this campaign, or a deleted one."""
+
+    slug, title = "campaign-item-not-found", "No such item in this campaign"
+
+
+class CampaignChangeNotFoundError(NotFoundError):
+    """No such change in this campaign."""
+
+    slug, title = "campaign-change-not-found", "No such change in this campaign"
+
+
+class CampaignVersionNotFoundError(NotFoundError):
+    """The campaign has not had that version."""
+
+    slug, title = "campaign-version-not-found", "No such version of this campaign"
+
+
+class CampaignFullError(ConflictError):
+    """A campaign, or an account, holds as much as it may."""
+
+    slug, title = "campaign-full", "There is no more room"

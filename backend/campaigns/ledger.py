@@ -1,0 +1,198 @@
+"""The ledger: changes of a campaign's items, and the state that they fold to.
+
+A change holds operations on one item: `set` gives fields new values, `add` and `remove` put into
+lists and take out of them, and count numbers up and down. A key such as `attributes.hp` names a
+member of a field. An item exists from the change that creates it to the one that deletes it.
+
+State is what the changes that count come to, in the order of their numbers, so a change can stop
+counting (its message is no longer on the active path, or a user has undone it) and count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from backend.campaigns.items import STRUCTS, Item, Kind
+from backend.errors import ValidationError
+
+State = dict[str, Any]
+Bounds = Mapping[str, tuple[int, int]]
+"""The lowest and highest value of numbers, by their key."""
+
+EXISTS = "exists"
+"""The member of a state that says whether the item was created, and not deleted since."""
+
+
+class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one change does to its item."""
+
+    set: dict[str, Any] = {}
+    add: dict[str, Any] = {}
+    remove: dict[str, Any] = {}
+
+    def fields(self) -> frozenset[str]:
+        """The fields that change, each without what follows its first dot."""
+        named = (*self.set, *self.add, *self.remove)
+        return frozenset(key.partition(".")[0] for key in named if key != EXISTS)
+
+
+def fold(kind: Kind, changes: Iterable[Operations]) -> State:
+    """The state that `changes` lead to, in order.
+
+    One that would make of the item what its kind can't be changes nothing: what it built on may
+    have stopped counting.
+    """
+    state: State = {}
+    for change in changes:
+        try:
+            state = applied(kind, state, change)
+        except ValidationError:
+            continue
+    return state
+
+
+def applied(kind: Kind, state: State, change: Operations) -> State:
+    """`state` after a change; `state` itself stays as it is.
+
+    Raises:
+        ValidationError: The item would have fields, or values, that its kind has not.
+    """
+    after = dict(state)
+    for key, value in change.set.items():
+        _put(after, key, value)
+    for key, value in change.add.items():
+        _put(after, key, _added(_get(after, key), value))
+    for key, value in change.remove.items():
+        _put(after, key, _removed(_get(after, key), value))
+    for key, (least, most) in _bounds(kind, after).items():
+        if _is_number(number := _get(after, key)):
+            _put(after, key, min(max(number, least), most))
+    if exists(after):
+        item_of(kind, after)
+    return after
+
+
+def exists(state: State) -> bool:
+    """Whether there is such an item."""
+    return state.get(EXISTS) is True
+
+
+def item_of(kind: Kind, state: State) -> Item:
+    """The state as its struct.
+
+    Raises:
+        ValidationError: Its fields are not what that kind of item has.
+    """
+    fields = {key: value for key, value in state.items() if key != EXISTS}
+    try:
+        return msgspec.convert(fields, STRUCTS[kind], strict=True)
+    except msgspec.ValidationError as error:
+        raise ValidationError(str(error)) from error
+
+
+def creation(item: Item) -> Operations:
+    """The change that makes an item."""
+    return Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
+
+
+DELETION = Operations(set={EXISTS: False})
+
+
+def difference(before: State, after: State) -> Operations:
+    """The change that leads from one state to another.
+
+    Lists are added to and removed from where that gives the same list, so that what others put in
+    and take out still counts beside it.
+    """
+    change = Operations()
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            _compare_members(change, key, cast("State", old), cast("State", new))
+        else:
+            _compare(change, key, old, new)
+    return change
+
+
+def _compare_members(change: Operations, key: str, old: State, new: State) -> None:
+    if old.keys() - new.keys() or any("." in name for name in new):
+        change.set[key] = new
+        return
+    for name, value in new.items():
+        if name not in old or old[name] != value:
+            _compare(change, f"{key}.{name}", old.get(name), value)
+
+
+def _compare(change: Operations, key: str, old: Any, new: Any) -> None:
+    if isinstance(old, list) and isinstance(new, list):
+        olds, news = _values(old), _values(new)
+        gone = [value for value in olds if value not in news]
+        more = [value for value in news if value not in olds]
+        if _removed(_added(old, more), gone) == new:
+            if more:
+                change.add[key] = more
+            if gone:
+                change.remove[key] = gone
+            return
+    change.set[key] = new
+
+
+def _get(state: State, key: str) -> Any:
+    field, _, member = key.partition(".")
+    value = state.get(field)
+    if not member:
+        return value
+    return cast("State", value).get(member) if isinstance(value, dict) else None
+
+
+def _put(state: State, key: str, value: Any) -> None:
+    field, _, member = key.partition(".")
+    if not member:
+        state[field] = value
+        return
+    members = state.get(field)
+    state[field] = (
+        {**cast("State", members), member: value} if isinstance(members, dict) else {member: value}
+    )
+
+
+def _values(value: Any) -> list[Any]:
+    """A list as it is, nothing as an empty one, anything else as a list of it."""
+    if isinstance(value, list):
+        return list(cast("Any", value))
+    return [] if value is None else [value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _added(current: Any, value: Any) -> Any:
+    if _is_number(value):
+        return (current if _is_number(current) else 0) + value
+    have = _values(current)
+    return [*have, *(one for one in _values(value) if one not in have)]
+
+
+def _removed(current: Any, value: Any) -> Any:
+    if _is_number(value):
+        return (current if _is_number(current) else 0) - value
+    gone = _values(value)
+    return [one for one in _values(current) if one not in gone]
+
+
+def _bounds(kind: Kind, state: State) -> Bounds:
+    if kind == "clock":
+        return {"filled": (0, state.get("segments", 6))}
+    if kind == "relation":
+        return {"score": (-100, 100)}
+    if kind == "world":
+        return {"day": (1, 1_000_000)}
+    if kind == "entity" and isinstance(most := _get(state, "attributes.hp_max"), int):
+        return {"attributes.hp": (0, most)}
+    return {}

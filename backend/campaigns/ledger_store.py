@@ -1,0 +1,336 @@
+"""The ledger in the database. Nothing here commits; the caller has locked the campaign's row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import and_, bindparam, insert, select, update
+from sqlalchemy import exists as any_row
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns.items import Clock, Entity, Fact, Item, Kind, Relation, Scene, Term, Thread
+from backend.campaigns.ledger import Operations, State, applied, exists, fold, item_of
+from backend.campaigns.models import (
+    OPERATIONS,
+    STATE,
+    Actor,
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    ChangeSource,
+)
+from backend.campaigns.rules import rules_of
+from backend.chats.models import Message
+from backend.database.base import chunks, new_id, now
+from backend.vault.sealing import Sealer
+
+AT_ONCE = 500
+_OPERATIONS = msgspec.json.Decoder(Operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Operations on one item, to be written down."""
+
+    kind: Kind
+    item_id: UUID
+    operations: Operations
+
+
+async def append(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    changes: Sequence[Change],
+    *,
+    actor: Actor,
+    message: Message | None = None,
+    turn_id: UUID | None = None,
+) -> list[UUID]:
+    """Write changes down, at the end of the ledger, as one version: their ids.
+
+    They count while `message` is on its chat's active path; without one, always.
+
+    Raises:
+        ValidationError: What an item would become is not what its kind may be.
+    """
+    campaign.version += 1
+    campaign.updated_at = now()
+    if actor == "user":
+        campaign.edits += 1
+    rules = rules_of(campaign.rules)
+    states = await _states(session, sealer, {change.item_id: change.kind for change in changes})
+    new_ids = {change.item_id for change in changes} - states.keys()
+    ledger: list[dict[str, Any]] = []
+    for change in changes:
+        state = states.get(change.item_id, {})
+        after = states[change.item_id] = applied(change.kind, state, change.operations)
+        if change.kind == "entity" and exists(after):
+            rules.validate(state, after)
+        campaign.last_seq += 1
+        change_id = new_id()
+        ledger.append(
+            {
+                "id": change_id,
+                "user_id": campaign.user_id,
+                "campaign_id": campaign.id,
+                "item_id": change.item_id,
+                "seq": campaign.last_seq,
+                "version": campaign.version,
+                "actor": actor,
+                "turn_id": turn_id,
+                "sealed_operations": sealer.seal_bytes(
+                    OPERATIONS, change_id, msgspec.json.encode(change.operations)
+                ),
+            }
+        )
+    last: dict[UUID, tuple[Kind, int]] = {
+        change.item_id: (change.kind, line["seq"])
+        for change, line in zip(changes, ledger, strict=True)
+    }
+    rows = [
+        _row(sealer, campaign, item_id, kind, states[item_id], seq)
+        for item_id, (kind, seq) in last.items()
+    ]
+    await _write(
+        session,
+        [row for row in rows if row["id"] not in new_ids],
+        [row for row in rows if row["id"] in new_ids],
+    )
+    for part in chunks(ledger, AT_ONCE):
+        await session.execute(insert(CampaignChange), list(part))
+    if message is not None:
+        sources = [
+            {
+                "change_id": line["id"],
+                "message_id": message.id,
+                "chat_id": message.chat_id,
+                "position": message.position,
+            }
+            for line in ledger
+        ]
+        await session.execute(insert(ChangeSource), sources)
+    return [line["id"] for line in ledger]
+
+
+async def path_moved(
+    session: AsyncSession,
+    sealer: Sealer | None,
+    campaign: Campaign,
+    chat_id: UUID,
+    *,
+    above: int,
+) -> None:
+    """Let changes count as the chat's active path now says, from position `above` on.
+
+    Without a sealer the items are only marked: whoever reads the campaign next folds them.
+    """
+    place = {"chat": chat_id, "above": above, "campaign": campaign.id}
+    rows = (await session.execute(_TOGGLED, place)).all()
+    if not rows:
+        return
+    for value in (True, False):
+        ids = [row.id for row in rows if row.is_on_path is not value]
+        for part in chunks(ids):
+            await session.execute(
+                update(CampaignChange)
+                .where(CampaignChange.id.in_(part))
+                .values(is_on_path=value)
+                .execution_options(synchronize_session=False)
+            )
+    campaign.version += 1
+    items = {row.item_id for row in rows}
+    if sealer is not None:
+        await refold(session, sealer, campaign, items)
+        return
+    campaign.is_stale = True
+    for part in chunks(list(items)):
+        await session.execute(
+            update(CampaignItem)
+            .where(CampaignItem.id.in_(part))
+            .values(is_stale=True)
+            .execution_options(synchronize_session=False)
+        )
+
+
+async def refold_stale(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> None:
+    """Fold what was marked while no key was at hand."""
+    query = select(CampaignItem.id).where(
+        CampaignItem.campaign_id == campaign.id, CampaignItem.is_stale
+    )
+    await refold(session, sealer, campaign, await session.scalars(query))
+    campaign.is_stale = False
+
+
+async def refold(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Iterable[UUID]
+) -> None:
+    """Fold items again from their changes that count."""
+    for part in chunks(sorted(item_ids)):
+        kinds = dict(
+            (
+                await session.execute(
+                    select(CampaignItem.id, CampaignItem.kind).where(CampaignItem.id.in_(part))
+                )
+            ).all()
+        )
+        lines = await lines_of(session, sealer, part)
+        rows = [
+            _row(
+                sealer,
+                campaign,
+                item_id,
+                kind,
+                fold(kind, [operations for _, operations in lines[item_id]]),
+                lines[item_id][-1][0] if lines[item_id] else 0,
+            )
+            for item_id, kind in kinds.items()
+        ]
+        await _write(session, rows, [])
+
+
+async def lines_of(
+    session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID], *, through: int | None = None
+) -> defaultdict[UUID, list[tuple[int, Operations]]]:
+    """The changes of items that count, in order, each with its number.
+
+    `through` leaves out those of later versions.
+    """
+    query = select(
+        CampaignChange.item_id,
+        CampaignChange.seq,
+        CampaignChange.id,
+        CampaignChange.sealed_operations,
+    ).where(
+        CampaignChange.item_id.in_(item_ids),
+        CampaignChange.is_on_path,
+        ~CampaignChange.is_undone,
+    )
+    if through is not None:
+        query = query.where(CampaignChange.version <= through)
+    found: defaultdict[UUID, list[tuple[int, Operations]]] = defaultdict(list)
+    for row in await session.execute(query.order_by(CampaignChange.seq)):
+        found[row.item_id].append((row.seq, read_operations(sealer, row.id, row.sealed_operations)))
+    return found
+
+
+def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
+    """What the change with this id does."""
+    return _OPERATIONS.decode(sealer.open_bytes(OPERATIONS, change_id, blob))
+
+
+def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
+    """The state of the item with this id."""
+    state: State = msgspec.json.decode(sealer.open_bytes(STATE, item_id, blob))
+    return state
+
+
+async def _states(
+    session: AsyncSession, sealer: Sealer, items: dict[UUID, Kind]
+) -> dict[UUID, State]:
+    found: dict[UUID, State] = {}
+    for part in chunks(list(items)):
+        query = select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.id.in_(part))
+        for row in await session.execute(query):
+            found[row.id] = read_state(sealer, row.id, row.sealed_state)
+    return found
+
+
+async def _write(
+    session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
+) -> None:
+    for part in chunks(made, AT_ONCE):
+        await session.execute(insert(CampaignItem), list(part))
+    for part in chunks(changed, AT_ONCE):
+        await session.execute(update(CampaignItem), list(part))
+
+
+def _row(
+    sealer: Sealer, campaign: Campaign, item_id: UUID, kind: Kind, state: State, seq: int
+) -> dict[str, Any]:
+    there = exists(state)
+    columns: dict[str, Any] = {
+        "subkind": "",
+        "place_id": None,
+        "about_id": None,
+        "audience": "gm",
+        "is_live": False,
+    }
+    if there:
+        columns |= _columns(item_of(kind, state))
+    return {
+        "id": item_id,
+        "user_id": campaign.user_id,
+        "campaign_id": campaign.id,
+        "kind": kind,
+        "version": campaign.version,
+        "exists": there,
+        "is_stale": False,
+        "seq": seq,
+        "sealed_state": sealer.seal_bytes(STATE, item_id, msgspec.json.encode(state)),
+        "updated_at": now(),
+        **columns,
+    }
+
+
+def _columns(item: Item) -> dict[str, Any]:
+    """What queries ask about an item."""
+    audience = getattr(item, "audience", "public")
+    columns: dict[str, Any] = {
+        "audience": audience if isinstance(audience, str) else f" {' '.join(map(str, audience))} ",
+        "is_live": True,
+    }
+    match item:
+        case Entity():
+            columns |= {"subkind": item.kind, "place_id": item.location_id}
+        case Relation():
+            columns |= {"about_id": item.from_id, "place_id": item.to_id}
+        case Thread():
+            live = item.status == "open" and item.tension != "simmering"
+            columns |= {"subkind": item.kind, "about_id": item.giver_id, "is_live": live}
+        case Clock():
+            columns |= {"subkind": item.kind, "is_live": item.visible}
+        case Fact():
+            columns |= {"about_id": item.about_id, "is_live": item.superseded_by is None}
+        case Scene():
+            columns |= {
+                "subkind": item.status,
+                "place_id": item.location_id,
+                "is_live": item.status == "open",
+            }
+        case Term():
+            columns |= {"subkind": item.status, "is_live": item.status in {"approved", "raw"}}
+        case _:
+            pass
+    return columns
+
+
+def _toggled() -> Any:
+    """Changes from a place of a chat on, of which the path says otherwise than they do."""
+    any_source = ChangeSource.__table__.alias("any_source")
+    on_path = any_row().where(
+        and_(
+            any_source.c.change_id == CampaignChange.id,
+            any_source.c.message_id == Message.id,
+            Message.is_active,
+        )
+    )
+    return (
+        select(CampaignChange.id, CampaignChange.item_id, CampaignChange.is_on_path)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .where(
+            CampaignChange.campaign_id == bindparam("campaign"),
+            ChangeSource.chat_id == bindparam("chat"),
+            ChangeSource.position >= bindparam("above"),
+            CampaignChange.is_on_path != on_path,
+        )
+        .distinct()
+    )
+
+
+_TOGGLED = _toggled()

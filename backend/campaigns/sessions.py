@@ -1,0 +1,84 @@
+"""How a campaign follows its chats: their active paths, copies of them, joining and leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.models import Campaign, ChangeSource
+from backend.campaigns.service import get_campaign
+from backend.chats.events import CampaignChosen, ChatCopied, PathMoved
+from backend.chats.models import Chat
+from backend.database.base import chunks
+from backend.vault.sealing import Sealer
+
+
+class CampaignSessions(CampaignChosen, ChatCopied, PathMoved):
+    """Keeps the state of campaigns in line with their chats."""
+
+    async def path_moved(
+        self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
+    ) -> None:
+        """Let the changes of messages count that are on the path, and no others."""
+        if chat.campaign_id is None:
+            return
+        query = select(Campaign).where(
+            Campaign.id == chat.campaign_id, Campaign.user_id == chat.user_id
+        )
+        campaign = await session.scalar(query.with_for_update())
+        if campaign is not None:
+            await ledger_store.path_moved(session, sealer, campaign, chat.id, above=above)
+
+    async def chat_copied(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        fork_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Let a fork be a session too: a change counts while any copy of its message is told."""
+        source = await session.get_one(Chat, source_id)
+        if source.campaign_id is None:
+            return
+        fork = await session.get_one(Chat, fork_id)
+        fork.campaign_id = source.campaign_id
+        for part in chunks(list(copied)):
+            query = select(ChangeSource).where(
+                ChangeSource.chat_id == source_id, ChangeSource.message_id.in_(part)
+            )
+            rows = [
+                {
+                    "change_id": row.change_id,
+                    "message_id": copied[row.message_id],
+                    "chat_id": fork_id,
+                    "position": row.position,
+                }
+                for row in await session.scalars(query)
+            ]
+            if rows:
+                await session.execute(insert(ChangeSource), rows)
+        await session.flush()
+        await self.path_moved(session, identity.sealer, fork, above=0)
+
+    async def campaign_chosen(
+        self, session: AsyncSession, identity: Identity, chat: Chat, campaign_id: UUID | None
+    ) -> None:
+        """Make a chat a session of a campaign, or of none. Raises `CampaignNotFoundError`."""
+        if chat.campaign_id == campaign_id:
+            return
+        campaign = (
+            await get_campaign(session, identity, campaign_id, lock=True) if campaign_id else None
+        )
+        chat.campaign_id = campaign_id
+        if campaign is None:
+            return
+        if chat.chronicle_id is None:
+            chat.chronicle_id = campaign.chronicle_id
+        await session.flush()
+        await ledger_store.path_moved(session, identity.sealer, campaign, chat.id, above=0)

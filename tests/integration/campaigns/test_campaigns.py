@@ -1,0 +1,206 @@
+"""Campaigns over HTTP: items, the ledger, versions, and chats that are their sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.support.server import Account, ok, problem
+
+pytestmark = [pytest.mark.anyio]
+
+
+class Table:
+    """A campaign at `/campaigns`, and short words for what is done with it."""
+
+    def __init__(self, account: Account, campaign: dict[str, Any]) -> None:
+        self.account, self.campaign = account, campaign
+        self.path = f"/api/v1/campaigns/{campaign['id']}"
+
+    async def get(self, path: str = "", **query: Any) -> Any:
+        return ok(await self.account.client.get(self.path + path, params=query))
+
+    async def add(self, kind: str, /, **fields: Any) -> dict[str, Any]:
+        made = await self.account.client.post(f"{self.path}/{kind}", json=fields)
+        item: dict[str, Any] = ok(made, 201)
+        return item
+
+    async def change(self, path: str, **fields: Any) -> Any:
+        return ok(await self.account.client.patch(self.path + path, json=fields))
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self.account.client.request(method, self.path + path, **more)
+
+
+@pytest.fixture
+async def table(ada: Account) -> Table:
+    body = {"name": "Seagate", "day": 5, "time_of_day": "morning", "brief": {"city": "Seagate"}}
+    return Table(ada, ok(await ada.client.post("/api/v1/campaigns", json=body), 201))
+
+
+async def _seagate(table: Table) -> dict[str, str]:
+    """The shop, its people, and Jake."""
+    shop = await table.add(
+        "entities", kind="location", name="The Salty Sigil", description="A curio shop."
+    )
+    hills = await table.add("entities", kind="location", name="Sunfall Hills")
+    marlena = await table.add(
+        "entities",
+        kind="npc",
+        name="Marlena",
+        disposition="intimate-ally",
+        voice=["Speaks in a slow drawl"],
+        location_id=shop["id"],
+    )
+    holt = await table.add(
+        "entities", kind="npc", name="Inspector Holt", aliases=["Holt"], location_id=hills["id"]
+    )
+    jake = await table.add(
+        "entities",
+        kind="pc",
+        name="Jake",
+        location_id=shop["id"],
+        attributes={"class": "Wizard", "hp": 13, "hp_max": 13, "gold": 15, "inventory": ["fork"]},
+    )
+    made = {"shop": shop, "hills": hills, "marlena": marlena, "holt": holt, "jake": jake}
+    return {name: item["id"] for name, item in made.items()}
+
+
+async def test_a_campaign_is_made_read_changed_and_deleted(ada: Account, table: Table) -> None:
+    view = await table.get()
+    assert (view["name"], view["day"], view["rules"]) == ("Seagate", 5, "freeform")
+    changed = await table.change("", day=6, settings={"memory_interval": 6})
+    assert (changed["day"], changed["settings"]["memory_interval"]) == (6, 6)
+    assert changed["settings"]["compaction_interval"] == 5
+    assert changed["version"] == view["version"] + 1
+    stale = {"If-Match": f'"{view["version"]}"'}
+    problem(await table.ask("PATCH", "", json={"day": 7}, headers=stale), 412, "revision-mismatch")
+    problem(await table.ask("PATCH", "", json={"rules": "chess"}), 422, "validation-failed")
+    problem(await table.ask("PATCH", "", json={"weather": "rain"}), 422, "validation-failed")
+    ok(await table.ask("DELETE", ""), 204)
+    problem(await table.ask("GET", ""), 404, "campaign-not-found")
+    assert ok(await ada.client.get("/api/v1/campaigns"))["items"] == []
+
+
+async def test_items_are_listed_by_kind_place_status_and_text(table: Table) -> None:
+    ids = await _seagate(table)
+    people = await table.get("/entities", kind="npc")
+    assert [one["name"] for one in people["items"]] == ["Marlena", "Inspector Holt"]
+    here = await table.get("/entities", at=ids["shop"])
+    assert {one["name"] for one in here["items"]} == {"Marlena", "Jake"}
+    assert [one["name"] for one in (await table.get("/entities", q="holt"))["items"]] == [
+        "Inspector Holt"
+    ]
+    assert (await table.get("/entities", status="dead"))["items"] == []
+    first = await table.get("/entities", limit=2)
+    rest = await table.get("/entities", limit=10, after=first["next"])
+    assert len(first["items"]) + len(rest["items"]) == 5
+
+
+async def test_what_an_item_may_not_be_is_refused_and_changes_nothing(table: Table) -> None:
+    ids = await _seagate(table)
+    before = await table.get()
+    for kind, body in [
+        ("entities", {"kind": "npc", "name": ""}),
+        ("entities", {"kind": "wizard", "name": "Jake"}),
+        ("entities", {"kind": "npc", "name": "Bob", "location_id": str(uuid4())}),
+        ("entities", {"kind": "pc", "name": "Bob", "attributes": {"hp": "much"}}),
+        ("clocks", {"name": "Tide", "segments": 5}),
+        ("relations", {"from_id": ids["jake"]}),
+        ("facts", {"text": "x", "audience": "nobody"}),
+    ]:
+        answer = await table.ask("POST", f"/{kind}", json=body)
+        problem(answer, 422, "validation-failed")
+    problem(await table.ask("GET", f"/threads/{ids['jake']}"), 404, "campaign-item-not-found")
+    assert (await table.get())["version"] == before["version"]
+
+
+async def test_each_change_is_in_the_ledger_and_can_be_undone(table: Table) -> None:
+    ids = await _seagate(table)
+    path = f"/entities/{ids['jake']}"
+    await table.change(path, attributes={"hp": 9, "inventory": ["fork", "cloak"]})
+    await table.change(path, status="wounded")
+    ledger = (await table.get("/changes"))["items"]
+    assert [line["target"]["name"] for line in ledger[:2]] == ["Jake", "Jake"]
+    assert ledger[1]["set"] == {"attributes.hp": 9}
+    assert ledger[1]["add"] == {"attributes.inventory": ["cloak"]}
+    assert (ledger[1]["actor"], ledger[1]["counts"]) == ("user", True)
+    undone = ok(await table.ask("POST", f"/changes/{ledger[1]['id']}/undo"))
+    assert not undone["counts"]
+    jake = await table.get(path)
+    assert (jake["attributes"]["hp"], jake["attributes"]["inventory"]) == (13, ["fork"])
+    assert jake["status"] == "wounded"
+    problem(await table.ask("POST", f"/changes/{uuid4()}/undo"), 404, "campaign-change-not-found")
+
+
+async def test_a_deleted_item_comes_back_when_that_is_undone(table: Table) -> None:
+    ids = await _seagate(table)
+    ok(await table.ask("DELETE", f"/entities/{ids['holt']}"), 204)
+    problem(await table.ask("GET", f"/entities/{ids['holt']}"), 404, "campaign-item-not-found")
+    newest = (await table.get("/changes", limit=1))["items"][0]
+    ok(await table.ask("POST", f"/changes/{newest['id']}/undo"))
+    assert (await table.get(f"/entities/{ids['holt']}"))["aliases"] == ["Holt"]
+
+
+async def test_a_version_is_compared_and_restored(table: Table) -> None:
+    ids = await _seagate(table)
+    then = (await table.get())["version"]
+    await table.change(f"/entities/{ids['jake']}", location_id=ids["hills"])
+    await table.add("clocks", name="The tide", segments=4, filled=1)
+    ok(await table.ask("DELETE", f"/entities/{ids['holt']}"), 204)
+    compared = await table.get("/comparison", version=then)
+    by_name = {each["target"]["name"]: each for each in compared["differences"]}
+    assert by_name["Jake"]["then"]["location_id"] == ids["shop"]
+    assert by_name["The tide"]["then"] is None
+    assert by_name["Inspector Holt"]["now"] is None
+    restored = ok(await table.ask("POST", "/restore", json={"version": then}))
+    assert restored["version"] > compared["current"]
+    assert (await table.get("/comparison", version=then))["differences"] == []
+    assert (await table.get("/clocks"))["items"] == []
+    assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["shop"]
+    problem(await table.ask("GET", "/comparison?version=9999"), 404, "campaign-version-not-found")
+
+
+async def test_both_forms_of_the_context_say_where_the_story_is(table: Table) -> None:
+    ids = await _seagate(table)
+    for name in ("Aldous", "Bettany", "Corwin", "Delphine", "Emeric", "Gareth"):
+        await table.add("entities", kind="npc", name=name, location_id=ids["shop"])
+    await table.add("threads", kind="quest", title="The Fading Muffle", tension="urgent",
+                    summary="It fades.", next_step="Go in")  # fmt: skip
+    context = await table.get("/context", text="continue")
+    assert (context["form"], context["why"]) == ("full", "first message of the chat")
+    full = context["full"]
+    assert full.startswith("## SESSION CONTEXT: Seagate\n")
+    assert "SEAGATE" in full
+    assert "**Day 5** - morning" in full
+    assert "**Marlena** [active] - intimate-ally" in full
+    assert "*Voice: Speaks in a slow drawl*" in full
+    assert "Also here: Emeric, Gareth" in full
+    assert "[URGENT]" in full
+    assert "→ Next: Go in" in full
+    assert "Holt" not in full
+    assert (
+        context["light"] == "[Day 5 | Jake HP 13/13 | at the-salty-sigil | with Marlena, Aldous +5]"
+    )
+    assert context["tokens"]["light"] < 40
+    named = await table.get("/context", text="Where is Holt's coach?")
+    assert "Inspector Holt" in named["full"]
+    first = await table.get("/context", text="I look at Emeric")
+    assert first["light"].endswith("with Emeric, Marlena +5]")
+
+
+async def test_a_chat_joins_a_campaign_and_leaves_it(ada: Account, table: Table) -> None:
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    assert chat["campaign_id"] == table.campaign["id"]
+    assert (await table.get())["chat_ids"] == [chat["id"]]
+    left = ok(await ada.client.patch(f"/api/v1/chats/{chat['id']}", json={"campaign_id": None}))
+    assert left["campaign_id"] is None
+    answer = await ada.client.patch(
+        f"/api/v1/chats/{chat['id']}", json={"campaign_id": str(uuid4())}
+    )
+    problem(answer, 404, "campaign-not-found")
+    ok(await table.ask("DELETE", ""), 204)
+    ok(await ada.client.get(f"/api/v1/chats/{chat['id']}"))
