@@ -199,6 +199,7 @@ class Services:
             engine,
             pool,
             chats=self.chats,
+            messages=self.messages,
             accounts=self.accounts,
         )
         self.turns = TurnService(
@@ -207,10 +208,10 @@ class Services:
             registry,
             self.messages,
             TurnStore(database, index, EnrichmentOutbox(queue), participants),
-            self.quotas.turns,
-            pool=pool,
+            self.quotas,
+            pool,
         )
-        self.contexts = ContextService(database, builder, self.turns, pool)
+        self.contexts = ContextService(database, builder, prompts, pool)
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )

@@ -17,11 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import UUID
 
-from backend.context.budget import Budget, Gap, fill, middle_out
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
 from backend.generation.model import PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.reasons import Reason
@@ -39,12 +38,19 @@ Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
 """Where an item stands; in an `outlet` it stands inside another item, which counts it."""
 
 
-class Counter(Protocol):
-    """Counts tokens as the model does, as nearly as is known."""
+Counter = Callable[[str], int]
+"""Counts the tokens of a text by itself as the model does, as nearly as is known."""
 
-    def __call__(self, text: str) -> int:
-        """Tokens of a text by itself."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Something that is not in the prompt, and why."""
+
+    kind: str
+    title: str
+    tokens: int
+    reasons: Sequence[Reason]
+    source_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +60,9 @@ class Item:
     `source_id` is the row it came from. `depth` counts messages from the end, the user's line
     included: 0 stands after it; with `from_start` it counts from the first kept message. What
     `joins` stands in one message with the item before it, on a line of its own. `order`
-    sorts what stands together: lore by its insertion order, memories by their time. `tokens` is
-    what it takes where it stands; before that, of its text alone, 0 where it was not counted.
+    sorts what stands together: lore by its insertion order, memories by their time. `rank` is where
+    a search has it, from 1; 0 is what somebody asked for. `tokens` is what it takes where it
+    stands; before that, of its text alone, 0 where it was not counted.
     """
 
     kind: str
@@ -69,18 +76,19 @@ class Item:
     from_start: bool = False
     joins: bool = False
     order: int = 0
+    rank: int = 0
+    outlet: str = ""
     tokens: int = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Something that is not in the prompt, and why."""
-
-    kind: str
-    title: str
-    tokens: int
-    reasons: Sequence[Reason]
-    source_id: UUID | None = None
+    def left_out(self, *reasons: Reason) -> LeftOut:
+        """What is said of it if it is not in the prompt."""
+        return LeftOut(
+            kind=self.kind,
+            title=self.title,
+            tokens=self.tokens,
+            reasons=list(reasons),
+            source_id=self.source_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,6 @@ class Plan:
     """The fixed part of a prompt, counted: what history may take follows from it."""
 
     head: str
-    head_tokens: int
     items: Sequence[Item]
     fixed: int
     budget: Budget
@@ -148,13 +155,12 @@ def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
         raise _overflow(characters // 4, budget, sized)
     counted = [_counted(item, count) for item in items]
     head = SEPARATOR.join(item.text for item in counted if item.place == "head")
-    head_tokens = count(head) + MESSAGE_OVERHEAD if head else 0
-    fixed = head_tokens + sum(
-        item.tokens for item in counted if item.place not in {"head", "outlet"}
-    )
+    fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
+    if head:
+        fixed += count(head) + MESSAGE_OVERHEAD
     if fixed > budget.prompt:
         raise _overflow(fixed, budget, counted)
-    return Plan(head=head, head_tokens=head_tokens, items=counted, fixed=fixed, budget=budget)
+    return Plan(head=head, items=counted, fixed=fixed, budget=budget)
 
 
 def assemble(
@@ -189,17 +195,19 @@ def assemble(
     history_tokens = sum(history.tokens)
     room = budget.for_retrieval(plan.fixed, history_tokens)
     taken, passed = fill(retrieved, room)
-    left_out = [_left_out(item, Reason("budget")) for item in passed]
+    left_out = [item.left_out(Reason("budget")) for item in passed]
 
     # Each item has its share of the wrapper in its tokens, or nearly so.
-    memory = _memory_section(taken, render_memory, count)
-    while taken and memory.tokens > room:
-        left_out.append(_left_out(taken.pop(), Reason("truncated")))
-        memory = _memory_section(taken, render_memory, count)
+    while True:
+        memory = render_memory(taken) if taken else ""
+        memory_tokens = count(memory) + MESSAGE_OVERHEAD if memory else 0
+        if memory_tokens <= room or not taken:
+            break
+        left_out.append(taken.pop().left_out(Reason("truncated")))
 
     gap: Gap | None = None
     gap_line = ""
-    excess = plan.fixed + history_tokens + memory.tokens - budget.prompt
+    excess = plan.fixed + history_tokens + memory_tokens - budget.prompt
     if excess > 0:
         widest = count(render_omitted(len(history.tokens))) + MESSAGE_OVERHEAD
         gap = middle_out(
@@ -230,7 +238,7 @@ def assemble(
             history.messages,
             gap=gap,
             gap_line=gap_line,
-            memory=memory.text,
+            memory=memory,
             memory_first=memory_first,
         ),
         items=plan.items,
@@ -240,7 +248,7 @@ def assemble(
         left_out=left_out,
         fixed_tokens=plan.fixed,
         history_tokens=history_tokens,
-        retrieved_tokens=memory.tokens,
+        retrieved_tokens=memory_tokens,
     )
 
 
@@ -248,21 +256,6 @@ def _counted(item: Item, count: Counter) -> Item:
     # In the head an item shares its message with others; elsewhere it is one.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    text: str
-    tokens: int
-
-
-def _memory_section(
-    taken: Sequence[Item], render: Callable[[Sequence[Item]], str], count: Counter
-) -> _Memory:
-    text = render(taken) if taken else ""
-    if not text:
-        return _Memory("", 0)
-    return _Memory(text, count(text) + MESSAGE_OVERHEAD)
 
 
 def layout(
@@ -317,7 +310,7 @@ def layout(
         kept += inserted.get(begin, [])
         kept += _without(messages, begin, end, gap)
     kept += inserted.get(len(messages), [])
-    tail = _messages([*line, *last, *after])
+    tail = [PromptMessage(item.role, item.text) for item in (*line, *last, *after)]
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
     return [*head, *between, *tail]
 
@@ -340,20 +333,6 @@ def _without(
     if gap is None or end <= gap.start or begin >= gap.stop:
         return messages[begin:end]
     return [*messages[begin : gap.start], *messages[gap.stop : end]]
-
-
-def _messages(items: Sequence[Item]) -> list[PromptMessage]:
-    return [PromptMessage(item.role, item.text) for item in items]
-
-
-def _left_out(item: Item, reason: Reason) -> LeftOut:
-    return LeftOut(
-        kind=item.kind,
-        title=item.title,
-        tokens=item.tokens,
-        reasons=[reason],
-        source_id=item.source_id,
-    )
 
 
 def _overflow(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from backend.errors import AppError
 
 STEP_PARTS = 10
 """Kept history moves by at most a tenth of its budget at a time."""
@@ -66,10 +68,37 @@ class Budget:
         return max(0, min(self.retrieval, self.prompt - fixed - history))
 
 
+class ContextOverflowError(AppError):
+    """What must be in the prompt does not fit the window; nothing was stored.
+
+    `sections` itemises it: `{kind, title, tokens}` each.
+    """
+
+    status, slug, title = 422, "context-overflow", "It does not fit the context window"
+
+    def __init__(self, *, needed: int, available: int, sections: list[dict[str, Any]]) -> None:
+        super().__init__(
+            f"{needed:,} tokens are needed and {available:,} are left for the prompt. Shorten one "
+            "of the sections below, or raise the budget.",
+            extra={"needed": needed, "available": available, "sections": sections},
+        )
+        self.needed, self.available, self.sections = needed, available, sections
+
+    def scaled(self, ratio: float) -> ContextOverflowError:
+        """The same in other tokens, `ratio` of them for each of these."""
+        return ContextOverflowError(
+            needed=round(self.needed * ratio),
+            available=round(self.available * ratio),
+            sections=[
+                {**section, "tokens": round(section["tokens"] * ratio)} for section in self.sections
+            ],
+        )
+
+
 def eviction_point(path_tokens: int, budget: int) -> int:
     """Tokens from the root after which kept history begins; lines that start earlier go.
 
-    Lines wholly behind the point take at most `budget`. While a chat grows, the point stays where
+    Lines wholly after the point take at most `budget`. While a chat grows, the point stays where
     it is for many turns and then moves on by a step, so that the prompt's beginning stays the same
     and a provider's prefix cache keeps hitting; no state is needed for it.
 
@@ -169,7 +198,7 @@ def middle_out(
     gap_tokens: int,
     min_tail: int,
 ) -> Gap | None:
-    """The smallest gap behind the first message that frees `excess` tokens; None if none does.
+    """The smallest gap after the first message that frees `excess` tokens; None if none does.
 
     Whole turns go first, from just after the first message on, as long as `min_tail` messages stay
     at the end; then the tail shrinks message by message, oldest first, to the last two.

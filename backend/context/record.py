@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from uuid import UUID
 
 import msgspec
 
 from backend.context.assembly import SEPARATOR, History, Item, LeftOut, Place, layout
-from backend.context.budget import Budget, Gap
+from backend.context.budget import Gap
 from backend.errors import AppError
 from backend.generation.model import PromptMessage, Role
 from backend.reasons import Reason
@@ -46,6 +45,7 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     from_start: bool = False
     joins: bool = False
     order: int = 0
+    outlet: str = ""
     text_hash: str = ""
     text: str | None = None
 
@@ -123,7 +123,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def hash_prompt(messages: Sequence[PromptMessage]) -> str:
-    """SHA-256 over roles and texts, each behind its length."""
+    """SHA-256 over roles and texts, each after its length."""
     parts: list[bytes] = []
     for message in messages:
         data = message.text.encode()
@@ -133,36 +133,12 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
 
 def recorded_item(item: Item) -> RecordedItem:
     """An item with its text in it; `move_texts` takes the text out for storing."""
-    return RecordedItem(
-        kind=item.kind,
-        title=item.title,
-        tokens=item.tokens,
-        place=item.place,
-        reasons=list(item.reasons),
-        role=item.role,
-        source_id=item.source_id,
-        depth=item.depth,
-        from_start=item.from_start,
-        joins=item.joins,
-        order=item.order,
-        text=item.text,
-    )
+    return msgspec.convert(item, RecordedItem, from_attributes=True)
 
 
 def recorded_left_out(each: LeftOut) -> RecordedLeftOut:
     """Something left out, as it is stored."""
-    return RecordedLeftOut(
-        kind=each.kind,
-        title=each.title,
-        tokens=each.tokens,
-        reasons=list(each.reasons),
-        source_id=each.source_id,
-    )
-
-
-def recorded_budget(budget: Budget) -> RecordedBudget:
-    """The budgets, as they are stored."""
-    return RecordedBudget(**asdict(budget))
+    return msgspec.convert(each, RecordedLeftOut, from_attributes=True)
 
 
 def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[str, str]:
@@ -203,8 +179,8 @@ def rebuild(
     Raises:
         RecordError: What comes out is not what was sent.
     """
-    items = [_item(each) for each in record.items]
-    retrieved = [_item(each) for each in record.retrieved]
+    items = msgspec.convert(record.items, list[Item], from_attributes=True)
+    retrieved = msgspec.convert(record.retrieved, list[Item], from_attributes=True)
     gap = _gap(record, history.positions)
     messages = layout(
         SEPARATOR.join(item.text for item in items if item.place == "head"),
@@ -226,21 +202,4 @@ def _gap(record: ContextRecord, positions: Sequence[int]) -> Gap | None:
         return None
     return Gap(
         bisect_left(positions, history.omitted_first), bisect_right(positions, history.omitted_last)
-    )
-
-
-def _item(each: RecordedItem) -> Item:
-    return Item(
-        kind=each.kind,
-        title=each.title,
-        text=each.text or "",
-        place=each.place,
-        reasons=each.reasons,
-        role=each.role,
-        source_id=each.source_id,
-        depth=each.depth,
-        from_start=each.from_start,
-        joins=each.joins,
-        order=each.order,
-        tokens=0,
     )

@@ -14,6 +14,7 @@ from backend.accounts.service import AccountService
 from backend.characters.cards.model import Card
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import ChatService
+from backend.context.assembly import Counter
 from backend.context.macros import MacroBudget, Variables
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
@@ -27,17 +28,17 @@ from backend.lore_tester.schemas import (
     TestedEntry,
 )
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
+from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine, lore_budget
 from backend.lorebooks.activation.places import PlaceFinder
+from backend.lorebooks.chat_books import book_by_itself
 from backend.lorebooks.entries import Position
 from backend.reasons import FoundIn, told
 from backend.turns.builder import PromptBuilder
 from backend.turns.counting import CountCache
-from backend.turns.inputs import macros_for, scene_of
 from backend.turns.load import NARRATOR, ChatLoader
-from backend.turns.lore import LoadedLore, LoreReader
-from backend.turns.lore_placement import LoreExpander, LoreScene, scan_of
-from backend.turns.macro_fields import macros_of, seed_of
+from backend.turns.lore import LoreReader
+from backend.turns.lore_placement import LoreExpander, scan_of
+from backend.turns.macro_fields import macros_for, macros_of, seed_of
 from backend.turns.prompt_context import PromptWindow
 from backend.turns.schemas import TurnRequest
 
@@ -119,48 +120,44 @@ class LoreTester:
         # Said next, whatever the chat's last line is.
         turn = TurnRequest(text=request.texts[-1])
         loaded = await loader.load(chat_id, turn)
-        lore = await self._lore.read_one(
+        # Linked or not, as a turn of the chat would scan it.
+        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        lore = await self._lore.read(
             session,
             identity,
-            book_id,
+            [book],
             chat=loaded.chat,
             leaf=loaded.target.leaf,
             overrides=(loaded.settings.lore, identity.settings.lore),
         )
-        loaded = replace(loaded, lore=lore)
+        loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
         window = await self._builder.window(session, identity, loaded.settings)
-        scene = scene_of(loaded, turn, request.texts[-1] or " ", is_quiet=False)
-        scene = replace(scene, lines=_lines(request.texts, (loaded.user_name, loaded.speaker.name)))
-        macros = macros_for(
+        scan = scan_of(
             loaded,
-            window.spec,
-            max_prompt=round(window.budget.prompt * window.ratio),
-            max_response=window.budget.reply_reserve,
+            turn,
+            window,
+            count=self._counter(identity, window),
+            expander=LoreExpander(macros_for(loaded, window), loaded.variables, MacroBudget()),
         )
-        expander = LoreExpander(macros, loaded.variables, MacroBudget())
-        return window, self._scan_of(identity, lore, scene, window, expander)
+        return window, replace(
+            scan, messages=_lines(request.texts, (loaded.user_name, loaded.speaker.name))
+        )
 
     async def _alone(
         self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
         """As in a chat without a character, in which nothing else was said."""
-        overrides = (identity.settings.lore,)
-        lore = await self._lore.read_one(
-            session, identity, book_id, chat=None, leaf=None, overrides=overrides
+        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        lore = await self._lore.read(
+            session,
+            identity,
+            [book],
+            chat=None,
+            leaf=None,
+            overrides=(identity.settings.lore,),
         )
         window = await self._builder.window(session, identity, ChatSettings())
-        seed = seed_of(book_id)
-        scene = LoreScene(
-            lines=_lines(request.texts, ("", "")),
-            message_count=len(request.texts),
-            reply_count=0,
-            greeting=None,
-            seed=seed,
-            speaker=NARRATOR,
-            tags=(),
-            fields={},
-            triggers=["normal"],
-        )
+        context_tokens, seed = window.budget.prompt, seed_of(book_id)
         macros = macros_of(
             Card(name=NARRATOR),
             char=NARRATOR,
@@ -169,27 +166,25 @@ class LoreTester:
             chat_seed=seed,
             message_seed=seed,
         )
-        expander = LoreExpander(macros, Variables(), MacroBudget())
-        return window, self._scan_of(identity, lore, scene, window, expander)
-
-    def _scan_of(
-        self,
-        identity: Identity,
-        lore: LoadedLore,
-        scene: LoreScene,
-        window: PromptWindow,
-        expander: LoreExpander,
-    ) -> Scan:
-        return scan_of(
-            lore,
-            scene,
-            semantic={},
-            by_meaning=False,
-            context_tokens=window.budget.prompt,
-            count=lambda text: self._counts.count(identity.user_id, window.unit.tokenizer, text),
+        return window, Scan(
+            books=lore.books,
+            messages=_lines(request.texts, ("", "")),
+            settings=lore.settings,
+            budget=lore_budget(lore.settings, context_tokens),
+            room=context_tokens,
+            count=self._counter(identity, window),
             vocabulary=window.unit.tokenizer,
-            expander=expander,
+            message_count=len(request.texts),
+            seed=seed,
+            expand=LoreExpander(macros, Variables(), MacroBudget()),
+            speaker=NARRATOR,
+            timed=lore.timed,
+            inactive=lore.inactive,
+            sources=lore.sources,
         )
+
+    def _counter(self, identity: Identity, window: PromptWindow) -> Counter:
+        return partial(self._counts.count, identity.user_id, window.unit.tokenizer)
 
 
 def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
-from uuid import UUID
 
 import msgspec
 
 from backend.accounts.identity import Identity
-from backend.context.assembly import Assembled, Item, LeftOut, assemble
-from backend.context.errors import ContextOverflowError
-from backend.context.macros import MacroBudget, MacroContext, Variables
-from backend.context.sections import Note, SectionBuilder, SectionInputs
+from backend.context.assembly import Assembled, Counter, Item, LeftOut, assemble
+from backend.context.budget import ContextOverflowError
+from backend.context.macros import MacroBudget, Variables
+from backend.context.record import Totals
 from backend.cpu_pool import CpuPool
 from backend.generation.model import Prompt
 from backend.generation.tokens import MESSAGE_OVERHEAD
@@ -26,29 +24,21 @@ from backend.prompts import PromptLibrary
 from backend.reasons import Reason
 from backend.turns.counting import CountCache
 from backend.turns.history import fit
-from backend.turns.inputs import InputMaker, macros_for, scene_of
-from backend.turns.load import LoadedChat
 from backend.turns.lore import LoreReader
-from backend.turns.lore_placement import (
-    LoreExpander,
-    LoreScene,
-    Outlets,
-    PlacedLore,
-    place,
-    scan_of,
-)
-from backend.turns.macro_fields import expanded_size
-from backend.turns.prompt_context import PromptContext, PromptWindow
+from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place, scan_of
+from backend.turns.macro_fields import expanded_size, macros_for
+from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.retrieval import (
-    Remembered,
-    beyond,
+    by_rank,
+    memory_items,
     memory_texts,
-    ranked,
-    remembered,
-    wanted,
+    outside_history,
+    semantic_hits,
+    sized,
 )
 from backend.turns.rewriting import sent_lore
 from backend.turns.schemas import TurnRequest
+from backend.turns.sections import SectionBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,35 +62,26 @@ class Built:
         return Prompt(self.assembled.messages)
 
     @property
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> Totals:
         """How the window is used, in the model's tokens."""
-        assembled, limits, real = self.assembled, self.window.limits, self.window.to_model_tokens
-        prompt = real(assembled.tokens)
-        return {
-            "prompt": prompt,
-            "fixed": real(assembled.fixed_tokens),
-            "history": real(assembled.history_tokens),
-            "retrieved": real(assembled.retrieved_tokens),
-            "reply_reserve": limits.reply_reserve,
-            "free": limits.prompt - prompt,
-            "total": limits.total,
-            "messages": len(assembled.messages),
-        }
+        assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
+        prompt = model(assembled.tokens)
+        return Totals(
+            prompt=prompt,
+            fixed=model(assembled.fixed_tokens),
+            history=model(assembled.history_tokens),
+            retrieved=model(assembled.retrieved_tokens),
+            reply_reserve=limits.reply_reserve,
+            free=limits.prompt - prompt,
+            total=limits.total,
+            messages=len(assembled.messages),
+        )
 
     @property
     def history_budget(self) -> int:
         """What history may take beside what is always sent, in tokens as they are stored."""
         window = self.window
-        return math.floor(window.budget.for_history(self.assembled.fixed_tokens) / window.scale)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fields:
-    """What the fixed sections are made of, and what lorebooks are scanned against."""
-
-    inputs: SectionInputs
-    macros: MacroContext
-    scene: LoreScene | None
+        return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
 class PromptAssembler:
@@ -118,66 +99,52 @@ class PromptAssembler:
         self, identity: Identity, context: PromptContext, request: TurnRequest, *, suggestions: int
     ) -> Built:
         """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
-        loaded, window = context.loaded, context.window
-        inputs = InputMaker(self._prompts, identity, loaded, window.unit)
-        fields = _Fields(
-            inputs=inputs.inputs(request, suggestions=suggestions),
-            macros=macros_for(
-                loaded,
-                window.spec,
-                max_prompt=window.to_model_tokens(window.budget.prompt),
-                max_response=window.limits.reply_reserve,
-            ),
-            scene=(
-                scene_of(loaded, request, context.line, is_quiet=bool(suggestions))
-                if loaded.lore.books
-                else None
-            ),
-        )
         return await self._pool.run(
             identity.user_id,
-            partial(self._assembled, identity.user_id, context, fields),
-            size=_size(context, fields),
+            partial(self._assembled, identity, context, request, suggestions),
+            size=_size(context),
         )
 
-    def _assembled(self, user_id: UUID, context: PromptContext, fields: _Fields) -> Built:
-        """The prompt. CPU-bound, without the database; it looks into no row of it."""
+    def _assembled(
+        self, identity: Identity, context: PromptContext, request: TurnRequest, suggestions: int
+    ) -> Built:
+        """The prompt. CPU-bound, without the database."""
         loaded, window = context.loaded, context.window
-
-        def count(text: str) -> int:
-            return self._counts.count(user_id, window.unit.tokenizer, text)
-
-        recalled = remembered(
-            context.memories, chat_id=loaded.chat.id, count=count, pinned=loaded.pinned
-        )
-        macro_budget = MacroBudget()
-        expander = LoreExpander(fields.macros, loaded.variables, macro_budget)
-        placed = self._scan(
-            context, fields.scene, fields.inputs.note, recalled, count=count, expander=expander
-        )
-        outlets = Outlets(placed.slots.outlets)
+        count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
+        macros, macro_budget = macros_for(loaded, window), MacroBudget()
+        expander = LoreExpander(macros, loaded.variables, macro_budget)
+        placed = PlacedLore(timed=loaded.lore.timed)
+        if loaded.lore.books:
+            placed = self._scan(context, request, expander, count, is_quiet=bool(suggestions))
+        outlets = Outlets(placed.slots.get("outlet", ()))
         sections = SectionBuilder(
             self._prompts,
-            replace(fields.inputs, lore=placed.slots),
-            replace(fields.macros, outlets=outlets),
+            identity,
+            context,
+            placed,
+            replace(macros, outlets=outlets),
             expander.variables,
             macro_budget,
         )
-        items, unread = _read_outlets(sections.build(), outlets)
-        with _in_real_tokens(window.ratio):
-            reserved = self._reserved(context, placed, recalled, count=count)
+        items, unread = _read_outlets(sections.build(suggestions=suggestions), outlets)
+        memories = memory_items(context.memories, count=count, pinned=loaded.pinned)
+        found = by_rank(memories, [sized(item, count) for item in placed.ranked])
+        with _in_model_tokens(window.ratio):
+            reserved = self._reserved(context, [item for item in found if not item.rank], count)
             fixed, history, unsaid = fit(context, items, count=count, reserved=reserved)
-            recalled = beyond(recalled, history)
+            retrieved, repeated = outside_history(
+                found, context.memories, history, chat_id=loaded.chat.id
+            )
             assembled = assemble(
                 fixed,
                 history,
                 count=count,
-                render_omitted=self.render_omitted,
-                retrieved=ranked(placed, recalled, count=count),
-                render_memory=self.render_memory,
+                render_omitted=partial(render_omitted, self._prompts),
+                retrieved=retrieved,
+                render_memory=partial(render_memory, self._prompts),
                 memory_first=loaded.settings.memory_placement == "before_history",
             )
-        left_out = [*assembled.left_out, *unsaid, *unread, *recalled.left_out, *placed.left_out]
+        left_out = [*assembled.left_out, *unsaid, *unread, *repeated, *placed.left_out]
         variables, unkept = within_limits(loaded.variables, sections.variables)
         files = dict(sections.used)
         if unsaid:
@@ -203,53 +170,51 @@ class PromptAssembler:
     def _scan(
         self,
         context: PromptContext,
-        scene: LoreScene | None,
-        note: Note,
-        recalled: Remembered,
-        *,
-        count: Callable[[str], int],
+        request: TurnRequest,
         expander: LoreExpander,
+        count: Counter,
+        *,
+        is_quiet: bool,
     ) -> PlacedLore:
         """Which lore comes in, and where it stands."""
-        loaded, window = context.loaded, context.window
-        if scene is None:
-            return PlacedLore(timed=loaded.lore.timed)
-        scan = scan_of(
-            loaded.lore,
-            scene,
-            semantic=recalled.lore,
+        loaded = context.loaded
+        scan = replace(
+            scan_of(
+                loaded,
+                request,
+                context.window,
+                count=count,
+                expander=expander,
+                is_quiet=is_quiet,
+            ),
+            semantic=semantic_hits(context.memories),
             by_meaning=context.by_meaning,
-            context_tokens=window.budget.prompt,
-            count=count,
-            vocabulary=window.unit.tokenizer,
-            expander=expander,
         )
         outcome = sent_lore(loaded.scripts, self._lore.scan(scan), count)
-        return place(outcome, note, as_written=loaded.settings.lore_placement == "as_written")
+        return place(
+            outcome,
+            loaded.note,
+            note_is_due=loaded.note_is_due,
+            as_written=loaded.settings.lore_placement == "as_written",
+        )
 
-    def _reserved(
-        self,
-        context: PromptContext,
-        placed: PlacedLore,
-        recalled: Remembered,
-        *,
-        count: Callable[[str], int],
-    ) -> int:
+    def _reserved(self, context: PromptContext, asked: Sequence[Item], count: Counter) -> int:
         """Tokens that history leaves to pinned events and lore by key: at most a share."""
-        needed = wanted(placed, recalled, count=count)
-        if not needed:
+        if not asked:
             return 0
-        around = count(self.render_memory([replace(each, text="") for each in needed[:1]]))
-        tokens = sum(each.tokens for each in needed) + around + MESSAGE_OVERHEAD
+        around = count(render_memory(self._prompts, [replace(asked[0], text="")]))
+        tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
         return min(tokens, lore_reserve(context.loaded.lore.settings, context.window.budget.prompt))
 
-    def render_omitted(self, count: int) -> str:
-        """The line that stands for messages taken out of the middle."""
-        return self._prompts["sections/omitted"].render(count=count)
 
-    def render_memory(self, items: Sequence[Item]) -> str:
-        """The section of what was retrieved."""
-        return self._prompts["sections/memory"].render(**memory_texts(items))
+def render_omitted(prompts: PromptLibrary, count: int) -> str:
+    """The line that stands for messages taken out of the middle."""
+    return prompts["sections/omitted"].render(count=count)
+
+
+def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
+    """The section of what was retrieved."""
+    return prompts["sections/memory"].render(**memory_texts(items))
 
 
 _COUNTED_ONCE = 8
@@ -259,23 +224,18 @@ _LINE_SIZE = 2
 """Laying out a line of the history takes as long as counting so many characters."""
 
 
-def _size(context: PromptContext, fields: _Fields) -> int | None:
+def _size(context: PromptContext) -> int | None:
     """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
 
     Patterns that can't be trusted may take a quarter of a second together.
     """
-    if fields.scene is not None:
+    if context.loaded.lore.books:
         return None
-    inputs = fields.inputs
-    card = inputs.card
-    texts = [
-        *(card.description, card.personality, card.scenario, card.examples, card.depth_prompt),
-        *(card.system_prompt, card.post_history, inputs.persona, inputs.summary, inputs.note.text),
-        *(inputs.system_prompt, inputs.post_history, inputs.line or ""),
-    ]
-    recalled = sum(len(memory.recalled.text) for memory in context.memories)
+    loaded = context.loaded
+    texts = [*loaded.fields, loaded.summary.text if loaded.summary else "", loaded.said or ""]
+    found = sum(len(memory.recalled.text) for memory in context.memories)
     lines = _LINE_SIZE * len(context.lines.ids)
-    return lines + (expanded_size(texts) + recalled) // _COUNTED_ONCE
+    return lines + (expanded_size(texts) + found) // _COUNTED_ONCE
 
 
 def _ignored(macros: MacroBudget) -> list[str]:
@@ -286,23 +246,19 @@ def _ignored(macros: MacroBudget) -> list[str]:
 
 def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], list[LeftOut]]:
     """Items without what stands in outlets that no field reads; and that."""
-    unread = [
-        LeftOut(
-            kind=item.kind,
-            title=item.title,
-            tokens=0,
-            reasons=[Reason("outlet_unread", name=item.title)],
-            source_id=item.source_id,
-        )
-        for item in items
-        if item.place == "outlet" and item.title not in outlets.read
-    ]
-    kept = [item for item in items if item.place != "outlet" or item.title in outlets.read]
+    kept: list[Item] = []
+    unread: list[LeftOut] = []
+    for item in items:
+        if item.place == "outlet" and item.outlet not in outlets.read:
+            reason = Reason("outlet_unread", name=item.outlet)
+            unread.append(replace(item, tokens=0).left_out(reason))
+        else:
+            kept.append(item)
     return kept, unread
 
 
 @contextlib.contextmanager
-def _in_real_tokens(ratio: float) -> Generator[None]:
+def _in_model_tokens(ratio: float) -> Generator[None]:
     """Let an overflow speak of the model's tokens, as everything that people read does."""
     try:
         yield

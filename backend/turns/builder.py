@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -14,9 +13,10 @@ from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
 from backend.chats.counting import CountUnit
+from backend.chats.errors import EmptyMessageError
+from backend.chats.messages import MessageService
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import ChatService
-from backend.context.assembly import Item
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
@@ -25,17 +25,16 @@ from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
-from backend.memory.search import MemorySearch, Searching, SearchRequest
+from backend.memory.search import MemorySearch, Searching
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
 from backend.turns.assemble import Built, PromptAssembler
 from backend.turns.counting import CountCache
-from backend.turns.history import open_history, start_for_summary
-from backend.turns.inputs import spoken_line
-from backend.turns.load import ChatLoader, HistoryStart, LoadedChat
+from backend.turns.history import open_history, read_from
+from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
-from backend.turns.prompt_context import PromptContext, PromptWindow
+from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.retrieval import ask_for
 from backend.turns.rewriting import rewritten, scripts_of
 from backend.turns.schemas import TurnRequest
@@ -64,8 +63,10 @@ class PromptBuilder:
         pool: CpuPool,
         *,
         chats: ChatService,
+        messages: MessageService,
         accounts: AccountService,
     ) -> None:
+        self._messages = messages
         self._chats = chats
         self._accounts = accounts
         self._pool = pool
@@ -93,19 +94,17 @@ class PromptBuilder:
         `tried` makes it a preview, which need not have a line, with budgets that stand before what
         the settings say.
 
-        Raises what `ChatLoader.load` raises, `ContextOverflowError` and `MacroLimitError`, and
-        `ValidationError` where the budgets tried leave nothing for a prompt.
+        Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
+        `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
+        leave nothing for a prompt.
         """
+        if request.text is not None:
+            self._messages.check_text(request.text)
 
         async def attempt() -> Built:
             async with self._search.searching(identity.sealer) as search:
                 context = await self._load(
-                    identity,
-                    chat_id,
-                    request,
-                    search,
-                    check=check,
-                    tried=tried,
+                    identity, chat_id, request, search, check=check, tried=tried
                 )
                 await self._retrieve(identity, context, search)
             return await self._assembler.assemble(
@@ -146,36 +145,31 @@ class PromptBuilder:
                 session, identity, loaded.settings, loaded=loaded, tried=tried
             )
             # What is always sent seldom leaves less than history may take: lines are read for
-            # that, while memory is searched, and cut once what is always sent is known.
-            widest = math.floor(window.budget.for_history(0) / window.scale)
-            start = await loader.history_start(loaded, budget=widest)
-            # Of a small window that may take a good part: memory is looked through from where
-            # history would begin then. What is kept all the same is left out later.
+            # that, while memory is searched, and cut once what is always sent is known. Of a small
+            # window that may take a good part: memory is looked through from where history would
+            # begin then. What is kept all the same is left out later.
             always = min(window.budget.prompt // 2, MOST_ALWAYS)
             if loaded.lore.books:
                 always += lore_reserve(loaded.lore.settings, window.budget.prompt)
-            narrow = math.floor(window.budget.for_history(always) / window.scale)
-            behind = start
-            if narrow < widest:
-                behind = await loader.history_start(loaded, budget=narrow)
+            before = await loader.first_kept(
+                loaded, budget=window.to_stored(window.budget.for_history(always))
+            )
             if scripts is None:
-                search.begin(_asked(identity, loaded, behind))
+                search.begin(ask_for(identity, loaded, before=before))
             lines = await loader.history(
                 loaded,
-                start_for_summary(start, loaded, window.budget, window.scale),
+                begin=read_from(loaded, window),
                 authors=window.unit.names or window.is_estimated,
             )
         if scripts is not None:
             # No transaction waits for a thread; and the search is for what they leave.
-            loaded = await self._pool.run(identity.user_id, partial(rewritten, identity, loaded))
-            search.begin(_asked(identity, loaded, behind))
-        return PromptContext(
-            loaded=loaded,
-            window=window,
-            widest=widest,
-            line=spoken_line(identity, loaded),
-            lines=lines,
-        )
+            loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded))
+            if loaded.line is not None and loaded.line != request.text:
+                if not loaded.line.strip():
+                    raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
+                self._messages.check_text(loaded.line)
+            search.begin(ask_for(identity, loaded, before=before))
+        return PromptContext(loaded=loaded, window=window, lines=lines)
 
     async def _retrieve(
         self, identity: Identity, context: PromptContext, search: Searching
@@ -223,14 +217,6 @@ class PromptBuilder:
             budget=limits.counted(ratio),
         )
 
-    def render_omitted(self, count: int) -> str:
-        """The line that stands for messages taken out of the middle."""
-        return self._assembler.render_omitted(count)
-
-    def render_memory(self, items: Sequence[Item]) -> str:
-        """The section of what was retrieved."""
-        return self._assembler.render_memory(items)
-
     def _budget(
         self,
         identity: Identity,
@@ -246,8 +232,3 @@ class PromptBuilder:
         budget = effective_budgets(chain, self._settings)
         reply = min(budget.reply_reserve, spec.max_output_tokens)
         return replace(budget, reply_reserve=reply).within(spec.context_window)
-
-
-def _asked(identity: Identity, loaded: LoadedChat, behind: HistoryStart) -> SearchRequest | None:
-    """What memory is searched for: what the user says, and the last messages."""
-    return ask_for(identity, loaded, spoken_line(identity, loaded), behind)

@@ -11,25 +11,27 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.settings import BudgetSettings
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
 from backend.context.assembly import History
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import ContextOverflowError
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedItem,
-    RecordedLeftOut,
     RecordError,
     rebuild,
     restore_texts,
 )
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
-from backend.generation.model import PromptMessage, Role
+from backend.generation.model import PromptMessage
+from backend.prompts import PromptLibrary
 from backend.reasons import told
 from backend.turns import repository
+from backend.turns.assemble import render_memory, render_omitted
 from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ContextNotFoundError
 from backend.turns.history import SUMMARY
@@ -44,7 +46,6 @@ from backend.turns.schemas import (
     TurnRequest,
     TurnUsage,
 )
-from backend.turns.service import TurnService
 from backend.vault.sealing import Sealer
 
 MANY = frozenset({"lore", "event", "memory"})
@@ -54,35 +55,24 @@ LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
 
 
-class _SealedLine(NamedTuple):
-    """A message of a recorded history, with the 16 bytes of its id."""
-
-    id: bytes
-    position: int
-    role: Role
-    tokens: int
-    sealed_content: bytes
-    sealed_author: bytes
-
-
 class _Loaded(NamedTuple):
     """A reply's record, its texts in it, and the lines of its history, still sealed."""
 
     message_id: UUID
     record: ContextRecord
-    lines: Sequence[_SealedLine]
+    lines: Sequence[Message]
 
 
 class ContextService:
     """Shows what prompts are made of, and why."""
 
     def __init__(
-        self, database: Database, builder: PromptBuilder, turns: TurnService, pool: CpuPool
+        self, database: Database, builder: PromptBuilder, prompts: PromptLibrary, pool: CpuPool
     ) -> None:
+        self._prompts = prompts
         self._pool = pool
         self._database = database
         self._builder = builder
-        self._turns = turns
 
     async def preview(
         self, identity: Identity, chat_id: UUID, request: ContextRequest
@@ -93,8 +83,8 @@ class ContextService:
         leave nothing for a prompt.
         """
         text = request.text if request.text and request.text.strip() else None
-        built = await self._turns.preview(
-            identity, chat_id, TurnRequest(text=text), budgets=request.budgets
+        built = await self._builder.build(
+            identity, chat_id, TurnRequest(text=text), tried=request.budgets
         )
         messages = built.assembled.messages
         view = _view(record_of(built))
@@ -115,7 +105,9 @@ class ContextService:
         Raises what a turn's preparation raises, but for a prompt that does not fit.
         """
         try:
-            built = await self._turns.preview(identity, chat_id, TurnRequest())
+            built = await self._builder.build(
+                identity, chat_id, TurnRequest(), tried=BudgetSettings()
+            )
         except ContextOverflowError:
             return False
         return any(item.kind == SUMMARY for item in built.assembled.items)
@@ -158,17 +150,16 @@ class ContextService:
             for text in await repository.texts_of(session, message.chat_id, digests)
         }
         restore_texts(record, texts)
-        rows: Sequence[_SealedLine] = ()
-        if record.history is not None:
-            path = await _path(session, message, record.history)
-            rows = _kept(path, record.history)
-        return _Loaded(message.id, record, rows)
+        lines = await _lines(session, message, record.history) if record.history else ()
+        return _Loaded(message.id, record, lines)
 
     async def _earlier(
         self, session: AsyncSession, identity: Identity, leaf: Message
     ) -> _Loaded | None:
         """The record of the last reply at or above `leaf`; None where it can't be shown."""
-        earlier = await _last_recorded(session, leaf, owner_id=identity.user_id)
+        earlier = await repository.last_recorded(
+            session, leaf, owner_id=identity.user_id, look_back=LOOK_BACK
+        )
         if earlier is None:
             return None
         try:
@@ -177,21 +168,18 @@ class ContextService:
             return None
 
     async def _rebuild(self, identity: Identity, loaded: _Loaded) -> list[PromptMessage]:
-        return await self._pool.run(
-            identity.user_id,
-            partial(self._rebuilt, identity.sealer, loaded),
-            size=sum(len(line.sealed_content) for line in loaded.lines) // SEALED_FACTOR,
-        )
+        """The prompt of a record. Raises `RecordError`."""
 
-    def _rebuilt(self, sealer: Sealer, loaded: _Loaded) -> list[PromptMessage]:
-        """The prompt of a record. CPU-bound, no database."""
-        recorded = loaded.record.history
-        return rebuild(
-            loaded.record,
-            History() if recorded is None else _history(sealer, loaded.lines, recorded),
-            render_omitted=self._builder.render_omitted,
-            render_memory=self._builder.render_memory,
-        )
+        def rebuilt() -> list[PromptMessage]:
+            return rebuild(
+                loaded.record,
+                _history(identity.sealer, loaded.lines, loaded.record.history),
+                render_omitted=partial(render_omitted, self._prompts),
+                render_memory=partial(render_memory, self._prompts),
+            )
+
+        sealed = sum(len(line.sealed_content) for line in loaded.lines)
+        return await self._pool.run(identity.user_id, rebuilt, size=sealed // SEALED_FACTOR)
 
     async def _difference(
         self,
@@ -214,59 +202,38 @@ class ContextService:
         async with self._database.read() as session:
             view.containers = await repository.containers_of(
                 session,
-                entry_ids=_sources(named, "lore"),
-                event_ids=_sources(named, "event"),
+                {each.source_id for each in named if each.source_id is not None},
                 owner_id=identity.user_id,
             )
 
 
-def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
-    """What pieces of one kind come from."""
-    return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
-
-
-async def _last_recorded(session: AsyncSession, leaf: Message, *, owner_id: UUID) -> Message | None:
-    """The last message with a context record at or above one."""
-    if leaf.is_active:
-        return await repository.last_recorded(session, leaf, owner_id=owner_id, look_back=LOOK_BACK)
-    path = (await chats.path_to(session, leaf))[-LOOK_BACK:]
-    recorded = await repository.with_records(session, [row.id for row in path], owner_id=owner_id)
-    return next((row for row in reversed(path) if row.id in recorded), None)
-
-
-async def _path(
+async def _lines(
     session: AsyncSession, message: Message, recorded: RecordedHistory
 ) -> Sequence[Message]:
-    """The path down to a message, as far as a record's history needs it."""
-    if not message.is_active:
-        return await chats.path_to(session, message)
-    # One range on an index, however long the chat is.
-    return await repository.active_stretch(
-        session,
-        message.chat_id,
-        owner_id=message.user_id,
-        first=recorded.first,
-        last=recorded.last,
-    )
-
-
-def _kept(path: Sequence[Message], recorded: RecordedHistory) -> Sequence[_SealedLine]:
-    """The lines of a path that a recorded history has."""
-    without = frozenset(recorded.without)
-    return [
-        _SealedLine(
-            row.id.bytes, row.position, row.role, row.tokens, row.sealed_content, row.sealed_author
+    """The lines that a record's history has, of the path down to its message."""
+    if message.is_active:
+        # One range on an index, however long the chat is.
+        path = await repository.active_stretch(
+            session,
+            message.chat_id,
+            owner_id=message.user_id,
+            first=recorded.first,
+            last=recorded.last,
         )
-        for row in path
-        if recorded.first <= row.position <= recorded.last and row.position not in without
-    ]
+    else:
+        path = await chats.path_to(session, message)
+    present = set(range(recorded.first, recorded.last + 1)).difference(recorded.without)
+    return [row for row in path if row.position in present]
 
 
-def _history(sealer: Sealer, rows: Sequence[_SealedLine], recorded: RecordedHistory) -> History:
-    """The lines of a recorded history, as they were sent."""
-    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id, row.sealed_content) for row in rows))
+def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory | None) -> History:
+    """The lines of a recorded history, as they were sent. CPU-bound, no database."""
+    if recorded is None:
+        return History()
+    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows))
     if recorded.names:
-        authors = sealer.open_many(MESSAGE_AUTHOR, ((row.id, row.sealed_author) for row in rows))
+        sealed = ((row.id.bytes, row.sealed_author) for row in rows)
+        authors = sealer.open_many(MESSAGE_AUTHOR, sealed)
         lines = [
             line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
         ]

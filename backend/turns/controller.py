@@ -21,15 +21,13 @@ from backend.chats.errors import (
     MessageNotFoundError,
     MessageTooLongError,
 )
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
 from backend.context.record import RecordError
 from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
-from backend.quotas.service import Quotas
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
     ChatChangedError,
@@ -113,29 +111,18 @@ class TurnController(Controller):
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
-        quotas: NamedDependency[Quotas],
     ) -> Response[Any]:
         """Send a line and stream the reply, as server-sent events.
 
         With `Accept: application/json` the answer is the turn once it is over. The turn goes on
         when the client hangs up: take it up again at `/turns/{turn_id}/events`.
         """
-        try:
-            await quotas.check(TOKENS_PER_DAY, identity.user_id)
-            prepared = await turns.prepare(identity, chat_id, data)
-        except QuotaExceededError:
-            # What is sent again takes nothing more: it gives back the same turn.
-            again = await turns.find_again(identity, chat_id, data)
-            if again is None:
-                raise
-            prepared = again
-        if prepared.run is not None:
-            await turns.start(prepared.run)
+        turn_id = await turns.take(identity, chat_id, data)
         if _wants_json(request):
-            async for _ in _watched(turns, watch, identity, prepared.turn_id, last_id=0):
+            async for _ in _watched(turns, watch, identity, turn_id, last_id=0):
                 pass
-            return Response(await turns.get(identity, prepared.turn_id))
-        return _stream(turns, watch, identity, prepared.turn_id, last_id=0)
+            return Response(await turns.get(identity, turn_id))
+        return _stream(turns, watch, identity, turn_id, last_id=0)
 
     @get(
         "/turns",
@@ -171,11 +158,9 @@ class TurnController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
-        quotas: NamedDependency[Quotas],
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
         """Two to four lines that the user could say next. Nothing is stored."""
-        await quotas.check(TOKENS_PER_DAY, identity.user_id)
         lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
         return Suggestions(items=lines)
 
@@ -256,7 +241,7 @@ class RunningTurnController(Controller):
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """The turn's events behind `Last-Event-ID`, from whichever process has them."""
+        """The turn's events after `Last-Event-ID`, from whichever process has them."""
         await turns.get(identity, turn_id)
         last_id = _last_event_id(request)
         return _stream(turns, watch, identity, turn_id, last_id=last_id)

@@ -4,7 +4,7 @@ Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the
 model has said up to its end, thinking and text together; the last three follow. So an id says what
 a client has, and the events after it follow from what is stored: no log of events is kept, and
 pieces that pile up for a slow client are sent as one. A crash loses up to a second of what clients
-may have: the closing events that then follow stand far behind, so that they are news to them all.
+may have: the closing events that then follow stand far after, so that they are news to them all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import UUID
 
 import msgspec
+
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.turns.errors import TurnInterruptedError
+from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.vault.sealing import Sealer
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
@@ -152,7 +158,7 @@ class Progress:
         return self.completed is not None or self.failed is not None
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
-        """Every event that there is by now behind `last_id` (0: from the beginning)."""
+        """Every event that there is by now after `last_id` (0: from the beginning)."""
         if last_id < STARTED:
             yield TurnEvent(STARTED, "turn.started", self.started)
         if self.totals is None:
@@ -173,3 +179,59 @@ class Progress:
                 yield TurnEvent(last + OVER, "turn.completed", self.completed)
             else:
                 yield TurnEvent(last + OVER, "turn.failed", self.failed)
+
+
+def started_event(turn: Turn) -> dict[str, Any]:
+    """The `turn.started` event's data."""
+    return {
+        "turn_id": str(turn.id),
+        "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
+        "reply_id": str(turn.reply_id) if turn.reply_id else None,
+    }
+
+
+def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
+    """How far a turn is, as any process can read it, at most a second late."""
+    progress = Progress(
+        started=started_event(turn),
+        totals=msgspec.json.decode(turn.totals),
+        transcript=_transcript(sealer, turn, reply),
+        usage=msgspec.json.decode(turn.usage) if turn.usage else None,
+    )
+    if turn.state == "running":
+        return progress
+    if reply is not None and progress.transcript.joined("text"):
+        progress.saved = {"message_id": str(reply.id)}
+    if turn.state in {"completed", "stopped"}:
+        progress.completed = completed_event(turn.id, turn.state, turn.finish or "")
+    elif turn.sealed_problem is not None:
+        problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
+        progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}
+    else:
+        # Nobody was there to seal a problem.
+        progress.is_cut_off = True
+        progress.failed = {"turn_id": str(turn.id), **cut_off().to_problem()}
+    return progress
+
+
+def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
+    """The `turn.completed` event's data."""
+    return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
+
+
+def cut_off() -> TurnInterruptedError:
+    """What a turn ends with when the process that it runs in goes down."""
+    return TurnInterruptedError("Continue it, or regenerate it.")
+
+
+def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:
+    segments = msgspec.json.decode(turn.segments, type=list[tuple[SegmentKind, int]])
+    text = thinking = ""
+    if reply is not None:
+        text = sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)[turn.prefix_length :]
+        if reply.sealed_thinking:
+            thinking = sealer.open(MESSAGE_THINKING, reply.id, reply.sealed_thinking)
+            thinking = thinking[turn.thinking_prefix_length :]
+    elif turn.sealed_output is not None:
+        text = sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
+    return Transcript.restored(segments, thinking=thinking, text=text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,40 +9,31 @@ from backend.accounts.identity import Identity
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.context.assembly import Counter, History, Item, LeftOut, Plan, plan
-from backend.context.budget import Budget, eviction_point, joined
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import ContextOverflowError, eviction_point, joined
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason, ReasonKind
-from backend.turns.load import HistoryStart, LoadedChat
-from backend.turns.prompt_context import PromptContext
+from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.rewriting import sent_texts
 
 SUMMARY = "summary"
 """The kind of the section that a summary is."""
 
 
-def start_for_summary(
-    start: HistoryStart, loaded: LoadedChat, budget: Budget, scale: float
-) -> HistoryStart:
-    """From where lines are read: further back where the history has to follow on a summary."""
-    if loaded.summary is None or loaded.target.leaf is None:
-        return start
-    begin = reading_from(
-        start.from_sum,
+def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
+    """Stored tokens from the root after which lines are read.
+
+    They are as many as history may take beside nothing else, and what a summary needs of those
+    before. They are cut when it is known what is always sent.
+    """
+    begin = eviction_point(loaded.path_tokens, window.widest)
+    if loaded.summary is None:
+        return begin
+    reached = joined(
+        begin,
         summarised=loaded.summary.path_tokens,
         path_tokens=loaded.path_tokens,
-        budget=budget,
-        scale=scale,
+        most=window.to_stored(window.budget.for_reaching(0)),
     )
-    return replace(start, from_sum=begin)
-
-
-def reading_from(
-    begin: int, *, summarised: int, path_tokens: int, budget: Budget, scale: float
-) -> int:
-    """Tokens from the root behind which lines are read: as far back as a summary may need them."""
-    most = math.floor(budget.for_reaching(0) / scale)
-    reached = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     return begin if reached is None else reached
 
 
@@ -54,7 +44,7 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         MESSAGE_CONTENT, zip(lines.ids, lines.sealed_contents, strict=True)
     )
     tokens = list(lines.tokens)
-    texts = sent_texts(scripts, lines.roles, stored, has_line=context.line is not None)
+    texts = sent_texts(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
     if unit.names or context.window.is_estimated:
         authors = identity.sealer.open_many(
@@ -86,73 +76,57 @@ def fit(
     Raises:
         ContextOverflowError: What is always sent is over the budget by itself.
     """
-    budget = context.window.budget
+    budget, summarised = context.window.budget, context.loaded.summary
     summary = next((item for item in items if item.kind == SUMMARY), None)
-    if summary is None or context.summarised is None:
+    if summary is None or summarised is None:
         fixed = plan(items, budget=budget, count=count)
-        return fixed, _fitting(context, fixed, reserved), []
+        return fixed, _after(context, _begin(context, fixed, reserved)), []
     kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=budget, count=count)
     except ContextOverflowError:
         pass
     else:
-        history = _following(context, fixed, context.summarised, reserved)
+        begin = _begin(context, fixed, reserved)
+        history = _following(context, fixed, begin, summarised.path_tokens)
         if history is not None:
             return fixed, history, []
         kind = "summary_too_old"
     fixed = plan([item for item in items if item is not summary], budget=budget, count=count)
-    left_out = LeftOut(
-        kind=summary.kind,
-        title=summary.title,
-        tokens=count(summary.text),
-        reasons=[Reason(kind, count=each.count) for each in summary.reasons],
-        source_id=summary.source_id,
-    )
-    return fixed, _fitting(context, fixed, reserved), [left_out]
+    reasons = [Reason(kind, count=each.count) for each in summary.reasons]
+    left_out = replace(summary, tokens=count(summary.text)).left_out(*reasons)
+    return fixed, _after(context, _begin(context, fixed, reserved)), [left_out]
 
 
-def _fitting(context: PromptContext, fixed: Plan, reserved: int) -> History:
-    """The lines that history may take beside what is always sent."""
+def _begin(context: PromptContext, fixed: Plan, reserved: int) -> int:
+    """Stored tokens from the root after which history fits beside what is always sent."""
     window = context.window
-    fits = math.floor(window.budget.for_history(fixed.fixed + reserved) / window.scale)
-    if fits >= context.widest and context.summarised is None:
-        return context.history
-    return _behind(context, eviction_point(context.path_tokens, min(fits, context.widest)))
+    fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved))
+    return eviction_point(context.loaded.path_tokens, fits)
 
 
-def _following(
-    context: PromptContext, fixed: Plan, summarised: int, reserved: int
-) -> History | None:
-    """The same, reaching back to where a summary ends; None where there is no room for that."""
-    window = context.window
-    fits = math.floor(window.budget.for_history(fixed.fixed + reserved) / window.scale)
-    begin = eviction_point(context.path_tokens, min(fits, context.widest))
-    room = window.budget.for_reaching(fixed.fixed)
-    most = math.floor(room / window.scale)
-    start = joined(begin, summarised=summarised, path_tokens=context.path_tokens, most=most)
+def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:
+    """History that reaches back to where a summary ends; None where there is no room for that."""
+    room = context.window.budget.for_reaching(fixed.fixed)
+    most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
+    start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
-    history = _behind(context, start)
+    history = _after(context, start)
     # Stored counts may be estimates: what they let through has to fit as it is counted.
     return history if start == begin or sum(history.tokens) <= room else None
 
 
-def _behind(context: PromptContext, begin: int) -> History:
-    """The lines that stand wholly behind `begin` tokens from the root."""
+def _after(context: PromptContext, begin: int) -> History:
+    """The lines that stand wholly after `begin` stored tokens from the root."""
     history, stored = context.history, context.lines.tokens
-    start = context.path_tokens - sum(stored)
+    start = context.loaded.path_tokens - sum(stored)
     dropped = 0
     for tokens in stored:
         if start >= begin:
             break
         start += tokens
         dropped += 1
-    if not dropped:
-        return history
-    return replace(
-        history,
-        messages=history.messages[dropped:],
-        tokens=history.tokens[dropped:],
-        positions=history.positions[dropped:],
+    return History(
+        history.messages[dropped:], history.tokens[dropped:], history.positions[dropped:]
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import replace
 from uuid import UUID
 
 import msgspec
@@ -20,19 +19,20 @@ from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import SealedHistory
-from backend.chats.schemas import AuthorsNote, ChatSettings
+from backend.chats.schemas import AuthorsNote
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
-from backend.chronicles.reading import StoryEvent, current_events
+from backend.chronicles.reading import current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
-from backend.enrichment.summaries import StoredSummary, current_summary
+from backend.enrichment.summaries import current_summary
+from backend.lorebooks.chat_books import books_for_chat
 from backend.reasons import ReasonKind
-from backend.regex.scripts import Scripts
-from backend.turns.authors_note import authors_note
-from backend.turns.lore import LoadedLore, LoreReader
+from backend.turns.lore import LoreReader
+from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker
+from backend.turns.retrieval import EXCHANGE
 from backend.turns.schemas import TurnRequest
-from backend.turns.target import Target, TargetFinder
+from backend.turns.target import Target, find_target
 
 NARRATOR = "Narrator"
 """Who speaks in a chat without a character."""
@@ -40,83 +40,8 @@ NARRATOR = "Narrator"
 QUOTED = 20
 """Last lines that macros may quote."""
 
-EXCHANGE = 2
-"""Last lines that the search for memories goes by, beside the user's."""
-
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
-    """The character that speaks: its id (None in a chat without one), its card, its name."""
-
-    id: UUID | None
-    card: Card
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecentLine:
-    """One of the last lines: macros quote them, lorebooks are looked up in them."""
-
-    role: str
-    author: str
-    text: str
-    position: int
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedChat:
-    """Everything about a chat that a prompt is made of, but its history.
-
-    `user_lines` counts the user's lines before this turn's, where the author's note goes by them.
-    `line` is what the user says now, as it is stored; `said` what is answered, as the model gets
-    it, where scripts have changed it.
-    """
-
-    chat: Chat
-    settings: ChatSettings
-    speaker: Speaker
-    others: Sequence[str]
-    member_ids: Sequence[UUID]
-    user_name: str
-    persona: str
-    persona_id: UUID | None
-    target: Target
-    variables: Variables
-    recent: Sequence[RecentLine]
-    lore: LoadedLore
-    note: AuthorsNote
-    note_reason: ReasonKind
-    user_lines: int = 0
-    pinned: Sequence[StoryEvent] = ()
-    summary: StoredSummary | None = None
-    line: str | None = None
-    said: str | None = None
-    scripts: Scripts | None = None
-
-    @property
-    def member_count(self) -> int:
-        """How many characters take part."""
-        return len(self.member_ids)
-
-    @property
-    def path_tokens(self) -> int:
-        """Stored tokens of the whole path."""
-        return self.target.leaf.path_tokens if self.target.leaf else 0
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryStart:
-    """Where the kept history begins: lines behind so many tokens from the root, if there are any.
-
-    `first_position` is the first line's; None where the whole path is kept.
-    """
-
-    from_sum: int = 0
-    first_position: int | None = None
 
 
 class ChatLoader:
@@ -149,8 +74,7 @@ class ChatLoader:
         owner_id, sealer = self._identity.user_id, self._identity.sealer
         chat, leaf, sealed_globals = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
-        finder = TargetFinder(self._session, owner_id=owner_id, is_preview=self._is_preview)
-        target = await finder.find(chat, leaf, request)
+        target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
@@ -164,94 +88,110 @@ class ChatLoader:
             if persona_id
             else None
         )
+        books = await books_for_chat(
+            self._session,
+            owner_id=owner_id,
+            chat_id=chat.id,
+            character_ids=member_ids,
+            persona_id=persona_id,
+        )
         lore = await self._lore.read(
             self._session,
             self._identity,
-            chat,
-            character_ids=member_ids,
-            persona_id=persona_id,
+            books,
+            chat=chat,
             leaf=target.leaf,
             overrides=(settings.lore, self._identity.settings.lore),
         )
-        note, note_reason = authors_note(settings.authors_note, speaker.card)
-        quoted = QUOTED if self._may_quote(settings, speaker.card, persona, note) else EXCHANGE
-        return LoadedChat(
+        note, note_reason = _authors_note(settings.authors_note, speaker.card)
+        account = self._identity.settings
+        loaded = LoadedChat(
             chat=chat,
             settings=settings,
+            system_prompt=settings.system_prompt or account.system_prompt or "",
+            post_history=(
+                settings.post_history_instructions or account.post_history_instructions or ""
+            ),
             speaker=speaker,
             others=[name for key, name in names.items() if key != speaker.id],
-            member_ids=member_ids,
+            member_count=len(member_ids),
             user_name=persona.name if persona else self._user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
             variables=self._variables(chat, sealed_globals),
-            recent=await self._recent(target, max(quoted, lore.depth)),
             lore=lore,
             note=note,
             note_reason=note_reason,
-            user_lines=(
-                await chats.count_said(self._session, target.leaf, "user")
-                if target.leaf and note.text and note.interval > 1
-                else 0
+            note_is_due=await self._is_due(note, target, request),
+            pinned=(
+                await current_events(
+                    self._session, sealer, chat.chronicle_id, limit=MAX_PINNED, pinned=True
+                )
+                if chat.chronicle_id
+                else ()
             ),
-            pinned=await self._pinned(chat),
-            summary=await self._summary(chat, settings, target.leaf),
+            summary=(
+                await current_summary(
+                    self._session, sealer, chat, up_to_position=target.leaf.position
+                )
+                if target.leaf and settings.summary.enabled
+                else None
+            ),
             line=request.text,
+            said=self._said(target, request),
         )
+        quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
+        return replace(loaded, recent=await self._recent(target, max(quoted, lore.depth)))
 
-    async def history_start(self, loaded: LoadedChat, *, budget: int) -> HistoryStart:
-        """Where history begins that fits `budget` stored tokens."""
+    def _said(self, target: Target, request: TurnRequest) -> str | None:
+        """What the user says in this turn, stored or not."""
+        if target.line_kind != "user_line":
+            return None
+        return text_of(self._identity, target.line) if target.line else request.text
+
+    async def _is_due(self, note: AuthorsNote, target: Target, request: TurnRequest) -> bool:
+        """Whether the author's note comes with this turn: it may go by the user's lines."""
+        if not note.text or note.interval <= 1:
+            return note.interval == 1
+        before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
+        said = before + (target.line is not None or bool(request.text))
+        return bool(said) and said % note.interval == 0
+
+    async def first_kept(self, loaded: LoadedChat, *, budget: int) -> int | None:
+        """The position of the first line of a history that fits `budget` stored tokens.
+
+        None where the whole path does.
+        """
         leaf = loaded.target.leaf
-        from_sum = eviction_point(leaf.path_tokens, budget) if leaf else 0
-        if leaf is None or from_sum == 0:
-            return HistoryStart()
-        first = await chats.first_behind(self._session, loaded.chat.id, from_sum=from_sum)
-        return HistoryStart(from_sum, leaf.position + 1 if first is None else first)
+        begin = eviction_point(loaded.path_tokens, budget)
+        if leaf is None or begin == 0:
+            return None
+        first = await chats.first_behind(self._session, loaded.chat.id, from_sum=begin)
+        return leaf.position + 1 if first is None else first
 
-    async def history(
-        self, loaded: LoadedChat, start: HistoryStart, *, authors: bool
-    ) -> SealedHistory:
-        """The lines from where the kept history begins to the leaf."""
+    async def history(self, loaded: LoadedChat, *, begin: int, authors: bool) -> SealedHistory:
+        """The lines after `begin` stored tokens from the root, down to the leaf."""
         leaf = loaded.target.leaf
         if leaf is None:
             return SealedHistory()
         return await chats.active_lines(
             self._session,
             loaded.chat.id,
-            from_sum=start.from_sum,
+            from_sum=begin,
             to_position=leaf.position,
             authors=authors,
         )
 
-    async def _pinned(self, chat: Chat) -> Sequence[StoryEvent]:
-        """Events of the chat's chronicle that every prompt of it holds."""
-        if chat.chronicle_id is None:
-            return ()
-        return await current_events(
-            self._session, self._identity.sealer, chat.chronicle_id, limit=MAX_PINNED, pinned=True
-        )
-
-    async def _summary(
-        self, chat: Chat, settings: ChatSettings, leaf: Message | None
-    ) -> StoredSummary | None:
-        """What was summarised of the path down to `leaf`, where the chat has summaries."""
-        if leaf is None or not settings.summary.enabled:
-            return None
-        return await current_summary(
-            self._session, self._identity.sealer, chat, up_to_position=leaf.position
-        )
-
     async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
         """A chat, its leaf, and the user's global variables, still sealed: one query."""
-        row = (
-            await self._session.execute(
-                select(Chat, Message, User.sealed_variables)
-                .join(User, User.id == Chat.user_id)
-                .outerjoin(Message, Message.id == Chat.leaf_id)
-                .where(Chat.id == chat_id, Chat.user_id == self._identity.user_id)
-            )
-        ).one_or_none()
+        rows = await self._session.execute(
+            select(Chat, Message, User.sealed_variables)
+            .join(User, User.id == Chat.user_id)
+            .outerjoin(Message, Message.id == Chat.leaf_id)
+            .where(Chat.id == chat_id, Chat.user_id == self._identity.user_id)
+        )
+        row = rows.one_or_none()
         if row is None:
             raise ChatNotFoundError
         return row[0], row[1], row[2]
@@ -272,33 +212,6 @@ class ChatLoader:
                 )
                 return Speaker(id=character_id, card=card, name=names[character_id])
         return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
-
-    def _may_quote(
-        self,
-        settings: ChatSettings,
-        card: Card,
-        persona: characters.PersonaData | None,
-        note: AuthorsNote,
-    ) -> bool:
-        """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
-        account = self._identity.settings
-        texts = (
-            card.description,
-            card.personality,
-            card.scenario,
-            card.system_prompt,
-            card.post_history_instructions,
-            card.mes_example,
-            card.depth_prompt.prompt if card.depth_prompt else "",
-            persona.description if persona else "",
-            note.text,
-            settings.system_prompt or account.system_prompt or "",
-            settings.post_history_instructions or account.post_history_instructions or "",
-        )
-        return any(
-            "{{" in text and any(name in text.casefold() for name in RECENT_MACROS)
-            for text in texts
-        )
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id
@@ -334,6 +247,11 @@ class ChatLoader:
         ]
 
 
+def _may_quote(field: str) -> bool:
+    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+    return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
+
+
 def author_of(identity: Identity, message: Message) -> str:
     """Who said a message, by name."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
@@ -346,3 +264,24 @@ def text_of(identity: Identity, message: Message) -> str:
 
 def _decoded(data: bytes | None) -> dict[str, str]:
     return msgspec.json.decode(data, type=dict[str, str]) if data else {}
+
+
+class _Ours(msgspec.Struct):
+    authors_note: AuthorsNote
+
+
+class _Extensions(msgspec.Struct):
+    talekeeper: _Ours
+
+
+def _authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
+    """The note that holds, and where it is from.
+
+    A card keeps its character's in `extensions.talekeeper.authors_note`.
+    """
+    if not own.text.strip():
+        try:
+            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
+        except msgspec.ValidationError:  # there is none, or what is there is no note
+            pass
+    return own, "chat_settings"

@@ -1,4 +1,4 @@
-"""Lorebooks in a turn: which books are scanned, and what earlier turns left behind in them."""
+"""Lorebooks in a turn: which books are scanned, and what earlier turns began in them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ from backend.database.base import upsert
 from backend.errors import ConflictError
 from backend.lorebooks.activation.cache import BookCache
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import (
-    Outcome,
-    Scan,
-)
+from backend.lorebooks.activation.outcome import Outcome, Scan
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
@@ -34,8 +31,6 @@ from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.chat_books import (
     ChatBook,
     SealedBook,
-    book_by_itself,
-    books_for_chat,
     load_book,
     open_sealed,
 )
@@ -82,10 +77,7 @@ class LoadedLore:
 
 
 class LoreReader(UserSignedOut):
-    """Reads a chat's books, compiled once a revision.
-
-    `read` and `read_one` are called within an attempt of `with_books`.
-    """
+    """Reads a chat's books, compiled once a revision."""
 
     def __init__(self, pool: CpuPool, regexes: RegexProcess) -> None:
         self._pool = pool
@@ -98,69 +90,35 @@ class LoreReader(UserSignedOut):
         self,
         session: AsyncSession,
         identity: Identity,
-        chat: Chat,
+        refs: Sequence[ChatBook],
         *,
-        character_ids: Sequence[UUID],
-        persona_id: UUID | None,
+        chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
     ) -> LoadedLore:
-        """What a turn of a chat scans; `overrides` are the chat's settings, then the account's."""
-        refs = await books_for_chat(
-            session,
-            owner_id=identity.user_id,
-            chat_id=chat.id,
-            character_ids=character_ids,
-            persona_id=persona_id,
-        )
+        """These books, as a turn of `chat` scans them, within an attempt of `with_books`.
+
+        `overrides` are the chat's settings, then the account's.
+        """
         if not refs:
             return LoadedLore()
-        return await self._gather(session, identity, refs, chat, leaf, overrides)
-
-    async def read_one(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        book_id: UUID,
-        *,
-        chat: Chat | None,
-        leaf: Message | None,
-        overrides: Sequence[LoreOverrides],
-    ) -> LoadedLore:
-        """One book by itself, linked or not, as a turn of `chat` would scan it.
-
-        Raises `LorebookNotFoundError`.
-        """
-        ref = await book_by_itself(session, book_id, owner_id=identity.user_id)
-        return await self._gather(session, identity, [ref], chat, leaf, overrides)
-
-    async def _gather(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        refs: Sequence[ChatBook],
-        chat: Chat | None,
-        leaf: Message | None,
-        overrides: Sequence[LoreOverrides],
-    ) -> LoadedLore:
         books = await self._books(session, identity, refs)
         written = [ref.id for ref in refs if ref.is_chronicles]
-        is_timed = any(book.is_timed for book in books)
-        counts = any(book.asks_replies for book in books)
-        asks = any(book.asks_greeting for book in books)
-        return LoadedLore(
+        lore = LoadedLore(
             books=books,
-            inactive=await _inactive(session, identity, written),
             settings=_settings(overrides),
-            timed=(
-                await _timed(session, identity, chat, leaf) if chat and is_timed else TimedState()
-            ),
-            reply_count=await chats.count_said(session, leaf, "assistant")
-            if counts and leaf
-            else 0,
-            greeting=await chats.greeting_number(session, chat.id) if chat and asks else None,
             sources={ref.id: ref.source for ref in refs},
         )
+        if written:
+            inactive = await inactive_entries(session, written, owner_id=identity.user_id)
+            lore = replace(lore, inactive=inactive)
+        if chat and any(book.asks_greeting for book in books):
+            lore = replace(lore, greeting=await chats.greeting_number(session, chat.id))
+        if leaf and any(book.is_timed for book in books):
+            lore = replace(lore, timed=await _timed(session, identity, leaf))
+        if leaf and any(book.asks_replies for book in books):
+            lore = replace(lore, reply_count=await chats.count_said(session, leaf, "assistant"))
+        return lore
 
     def scan(self, scan: Scan) -> Outcome:
         """Find what comes in: some milliseconds, a quarter of a second with hostile patterns."""
@@ -231,17 +189,19 @@ class LoreReader(UserSignedOut):
 
     async def _shared(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
         """A compiled book, compiled once however many turns wait for it."""
+
+        async def compiled() -> CompiledBook:
+            compiling = partial(_compiled, identity, ref, sealed)
+            book = await self._pool.run(identity.user_id, compiling)
+            self._cache.put(identity.user_id, book)
+            return book
+
         key = ref.id, ref.revision
         task = self._compiling.get(key)
         if task is None:
-            task = self._compiling[key] = asyncio.create_task(self._compile(identity, ref, sealed))
+            task = self._compiling[key] = asyncio.create_task(compiled())
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
-
-    async def _compile(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
-        book = await self._pool.run(identity.user_id, partial(_compiled, identity, ref, sealed))
-        self._cache.put(identity.user_id, book)
-        return book
 
 
 class _NotCompiledError(Exception):
@@ -256,15 +216,6 @@ def _compiled(identity: Identity, ref: ChatBook, sealed: SealedBook) -> Compiled
     return CompiledBook(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 
-async def _inactive(
-    session: AsyncSession, identity: Identity, book_ids: Sequence[UUID]
-) -> Collection[UUID]:
-    """Entries of chronicles' books that do not count at this moment."""
-    if not book_ids:
-        return frozenset()
-    return await inactive_entries(session, book_ids, owner_id=identity.user_id)
-
-
 def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     """How books are scanned: the chat's word, else the account's, else the default."""
     default = LoreSettings()
@@ -276,18 +227,14 @@ def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     )
 
 
-async def _timed(
-    session: AsyncSession, identity: Identity, chat: Chat, leaf: Message | None
-) -> TimedState:
-    """The state behind the nearest message of the path that changed it."""
-    if leaf is None:
-        return TimedState()
+async def _timed(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
+    """The state after the nearest message of the path that changed it."""
     row = (
         await session.execute(
             select(LoreState.id, LoreState.sealed_state)
             .join(Message, Message.id == LoreState.id)
             .where(
-                LoreState.chat_id == chat.id,
+                LoreState.chat_id == leaf.chat_id,
                 LoreState.user_id == identity.user_id,
                 LoreState.position <= leaf.position,
                 Message.is_active,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from uuid import UUID
+from typing import Literal
 
+from backend.chats.schemas import AuthorsNote
 from backend.context.assembly import Item, LeftOut
 from backend.context.macros import (
     MAX_CHARACTERS,
@@ -15,19 +18,19 @@ from backend.context.macros import (
     Variables,
     expand,
 )
-from backend.context.sections import LoreSlots, Note, split_examples
 from backend.lorebooks.activation.outcome import (
     Activated,
     Outcome,
     Scan,
     ScannedLine,
-    SemanticHit,
     lore_budget,
 )
-from backend.lorebooks.activation.timed import TimedState
-from backend.lorebooks.entries import MatchedField, Trigger
-from backend.reasons import Reason
-from backend.turns.lore import LoadedLore
+from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.entries import Position, Trigger
+from backend.reasons import FoundIn, Reason
+from backend.turns.macro_fields import seed_of
+from backend.turns.prompt_context import LoadedChat, PromptWindow
+from backend.turns.schemas import TurnRequest
 
 
 class LoreExpander:
@@ -51,111 +54,94 @@ class LoreExpander:
         return expansion.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoreScene:
-    """What of a chat a scan looks at, beside the books."""
+def scan_of(
+    loaded: LoadedChat,
+    request: TurnRequest,
+    window: PromptWindow,
+    *,
+    count: Callable[[str], int],
+    expander: LoreExpander,
+    is_quiet: bool = False,
+) -> Scan:
+    """What lorebooks are scanned against: what the user says, the last messages, the cast."""
+    lore, leaf, card = loaded.lore, loaded.target.leaf, loaded.speaker.card
+    lines = [
+        ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
+        for line in reversed(loaded.recent)
+    ]
+    if loaded.said:
+        lines.insert(0, ScannedLine(loaded.user_name, loaded.said, FoundIn("line")))
+    context_tokens = window.budget.prompt
+    return Scan(
+        books=lore.books,
+        messages=lines,
+        settings=lore.settings,
+        budget=lore_budget(lore.settings, context_tokens),
+        room=context_tokens,
+        count=count,
+        vocabulary=window.unit.tokenizer,
+        message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
+        reply_count=lore.reply_count,
+        greeting=lore.greeting,
+        seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+        expand=expander,
+        fields={
+            "persona_description": loaded.persona,
+            "character_description": card.description,
+            "character_personality": card.personality,
+            "character_depth_prompt": card.depth_prompt.prompt if card.depth_prompt else "",
+            "scenario": card.scenario,
+            "creator_notes": card.creator_notes,
+        },
+        speaker=loaded.speaker.name,
+        tags=card.tags,
+        triggers=_triggers(request, is_quiet=is_quiet),
+        note=loaded.note.text if loaded.note.scan and loaded.note_is_due else "",
+        timed=lore.timed,
+        inactive=lore.inactive,
+        sources=lore.sources,
+    )
 
-    lines: Sequence[ScannedLine]
-    message_count: int
-    reply_count: int
-    greeting: int | None
-    seed: int
-    speaker: str
-    tags: Sequence[str]
-    fields: Mapping[MatchedField, str]
-    triggers: Sequence[Trigger]
-    note: str = ""
+
+def _triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
+    if is_quiet:
+        return ["quiet"]
+    if request.continue_:
+        return ["continue"]
+    if request.impersonate:
+        return ["impersonate"]
+    # What others do in two ways is one here: a regenerated reply is a swipe beside the first.
+    return ["regenerate", "swipe"] if request.regenerate_of else ["normal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLore:
     """Activated lore by where it stands.
 
-    `ranked` has no place among the fixed sections: it shares the memory's budget, best first.
-    `semantic_ranks` says of those that were found by meaning alone at which rank of the search.
+    Attributes:
+        slots: By its place among the fixed sections, each slot in ascending order. Texts are
+            expanded already. Around the character and the examples stands what is always on: the
+            head of a prompt must not change from turn to turn.
+        ranked: What has no such place, best first: it shares the memory's budget.
     """
 
-    slots: LoreSlots = field(default_factory=LoreSlots)
+    slots: Mapping[Position, Sequence[Item]] = field(default_factory=dict[Position, list[Item]])
     ranked: Sequence[Item] = ()
-    semantic_ranks: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
     left_out: Sequence[LeftOut] = ()
-    timed: TimedState = field(default_factory=TimedState)
+    timed: TimedState = NOTHING
     notes: Sequence[str] = ()
 
 
-def scan_of(
-    loaded: LoadedLore,
-    scene: LoreScene,
-    *,
-    semantic: Mapping[UUID, SemanticHit],
-    by_meaning: bool,
-    context_tokens: int,
-    count: Callable[[str], int],
-    vocabulary: str,
-    expander: LoreExpander,
-) -> Scan:
-    """What the activation is given."""
-    return Scan(
-        books=loaded.books,
-        messages=scene.lines,
-        settings=loaded.settings,
-        budget=lore_budget(loaded.settings, context_tokens),
-        room=context_tokens,
-        count=count,
-        vocabulary=vocabulary,
-        message_count=scene.message_count,
-        reply_count=scene.reply_count,
-        greeting=scene.greeting,
-        seed=scene.seed,
-        expand=expander,
-        fields=scene.fields,
-        speaker=scene.speaker,
-        tags=scene.tags,
-        triggers=scene.triggers,
-        note=scene.note,
-        timed=loaded.timed,
-        semantic=semantic,
-        by_meaning=by_meaning,
-        inactive=loaded.inactive,
-        sources=loaded.sources,
-    )
-
-
-def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
+def place(
+    outcome: Outcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
     With `as_written`, entries around the character and the examples stand there whenever they are
     activated, and not with the memory.
     """
-    slots: dict[str, list[Item]] = {name: [] for name in _SLOTS}
-    ranked: list[tuple[tuple[bool, int], Item]] = []
-    semantic: dict[UUID, int] = {}
-    unplaced: list[Item] = []
-    for number, entry in enumerate(outcome.activated):
-        item = _item(entry, number)
-        if entry.position == "at_depth" or entry.from_start is not None:
-            depth = entry.depth if entry.from_start is None else entry.from_start
-            from_start = entry.from_start is not None
-            slots["at_depth"].append(
-                replace(item, place="depth", depth=depth, from_start=from_start)
-            )
-        elif entry.position in {"note_top", "note_bottom"} and not note.is_due:
-            unplaced.append(item)
-        elif entry.position in {"note_top", "note_bottom"}:
-            slots[entry.position].append(
-                replace(item, place=note.place, depth=note.depth, role=note.role)
-            )
-        elif entry.position == "outlet":
-            # Outlets alone stand in descending order, as in World Info.
-            slots["outlets"].insert(0, replace(item, title=entry.outlet, place="outlet"))
-        elif entry.is_constant or as_written:
-            slots[entry.position].append(replace(item, place="head"))
-        else:
-            by_meaning = all(reason.kind == "semantic" for reason in entry.reasons)
-            if by_meaning and entry.rank is not None:
-                semantic[entry.entry_id] = entry.rank
-            ranked.append(((by_meaning, -entry.order), item))
-    ranked.sort(key=lambda each: each[0])
+    slots: defaultdict[Position, list[Item]] = defaultdict(list)
+    ranked: list[tuple[int, Item]] = []
     left_out = [
         LeftOut(
             kind="lore",
@@ -166,16 +152,30 @@ def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
         )
         for each in outcome.left_out
     ]
-    left_out += [
-        LeftOut(
-            kind="lore",
-            title=item.title,
-            tokens=item.tokens,
-            reasons=[Reason("note_not_due")],
-            source_id=item.source_id,
-        )
-        for item in unplaced
-    ]
+    for number, entry in enumerate(outcome.activated):
+        item = _item(entry, number)
+        if entry.from_start is not None:
+            slots["at_depth"].append(
+                replace(item, place="depth", depth=entry.from_start, from_start=True)
+            )
+        elif entry.position == "at_depth":
+            slots["at_depth"].append(replace(item, place="depth", depth=entry.depth))
+        elif entry.position in {"note_top", "note_bottom"} and not note_is_due:
+            left_out.append(item.left_out(Reason("note_not_due")))
+        elif entry.position in {"note_top", "note_bottom"}:
+            slots[entry.position].append(
+                replace(item, place=note_place(note), depth=note.depth, role=note.role)
+            )
+        elif entry.position == "outlet":
+            # Outlets alone stand in descending order, as in World Info.
+            slots["outlet"].insert(0, replace(item, place="outlet", outlet=entry.outlet))
+        elif entry.is_constant or as_written:
+            slots[entry.position].append(replace(item, place="head"))
+        else:
+            by_meaning = all(reason.kind == "semantic" for reason in entry.reasons)
+            rank = entry.rank or 0 if by_meaning else 0
+            ranked.append((-entry.order, replace(item, rank=rank)))
+    ranked.sort(key=lambda each: each[0])
     for more, what, reason in (
         (outcome.left_out_more, "more ", Reason("not_listed")),
         (outcome.not_found, "", Reason("no_key")),
@@ -186,13 +186,17 @@ def place(outcome: Outcome, note: Note, *, as_written: bool) -> PlacedLore:
                 LeftOut(kind="lore", title=f"{more:,} {what}{noun}", tokens=0, reasons=[reason])
             )
     return PlacedLore(
-        slots=LoreSlots(**slots),
+        slots=slots,
         ranked=[item for _, item in ranked],
-        semantic_ranks=semantic,
         left_out=left_out,
         timed=outcome.timed,
         notes=outcome.notes,
     )
+
+
+def note_place(note: AuthorsNote) -> Literal["depth", "head"]:
+    """Where the author's note and its lore stand."""
+    return "depth" if note.position == "at_depth" else "head"
 
 
 class Outlets(Mapping[str, str]):
@@ -201,7 +205,7 @@ class Outlets(Mapping[str, str]):
     def __init__(self, items: Sequence[Item]) -> None:
         texts: dict[str, list[str]] = {}
         for item in items:
-            texts.setdefault(item.title, []).append(item.text)
+            texts.setdefault(item.outlet, []).append(item.text)
         self._texts = {name: "\n".join(parts) for name, parts in texts.items()}
         self.read: set[str] = set()
 
@@ -217,16 +221,12 @@ class Outlets(Mapping[str, str]):
         return len(self._texts)
 
 
-_SLOTS = (
-    "before_character",
-    "after_character",
-    "examples_top",
-    "examples_bottom",
-    "note_top",
-    "note_bottom",
-    "at_depth",
-    "outlets",
-)
+EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
+
+
+def split_examples(text: str) -> list[str]:
+    """The example dialogues of a text, which `<START>` stands before."""
+    return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
 def _item(entry: Activated, number: int) -> Item:

@@ -1,14 +1,17 @@
-"""What a card's fields and the moment give to macros."""
+"""What macros stand for in a chat: a card's fields, the last lines, the moment."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from backend.characters.cards.model import Card
 from backend.context.macros import MacroContext
+from backend.generation.model import Role
+from backend.turns.prompt_context import LoadedChat, PromptWindow
 
 
 def macros_of(
@@ -38,6 +41,39 @@ def macros_of(
         greetings=(card.first_mes, *card.alternate_greetings),
         char_version=card.character_version,
     )
+
+
+def macros_for(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
+    """What the macros of a prompt's fields stand for."""
+    leaf = loaded.target.leaf
+    context = macros_of(
+        loaded.speaker.card,
+        char=loaded.speaker.name,
+        user=loaded.user_name,
+        persona=loaded.persona,
+        chat_seed=seed_of(loaded.chat.id),
+        message_seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+    )
+    said = [line.created_at for line in loaded.recent if line.role == "user"]
+    return replace(
+        context,
+        model=window.spec.id,
+        max_prompt=window.to_model_tokens(window.budget.prompt),
+        max_response=window.limits.reply_reserve,
+        group=", ".join((loaded.speaker.name, *loaded.others)) if loaded.others else "",
+        not_char=", ".join((*loaded.others, loaded.user_name)),
+        last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
+        authors_note=loaded.note.text,
+        last_message=_last(loaded, None),
+        last_user_message=_last(loaded, "user"),
+        last_char_message=_last(loaded, "assistant"),
+        idle=context.now - said[-1] if said else timedelta(0),
+    )
+
+
+def _last(loaded: LoadedChat, role: Role | None) -> str:
+    texts = [line.text for line in loaded.recent if role is None or line.role == role]
+    return texts[-1] if texts else ""
 
 
 MACRO_SIZE = 40

@@ -1,19 +1,105 @@
-"""What one prompt is made of, and how it is counted."""
+"""What one prompt is made of: what is loaded and retrieved, and how it is counted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
 
+from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
+from backend.chats.models import Chat
 from backend.chats.repository import SealedHistory
+from backend.chats.schemas import AuthorsNote, ChatSettings
+from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
 from backend.context.budget import Budget
+from backend.context.macros import Variables
+from backend.enrichment.summaries import StoredSummary
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
 from backend.memory.search import Memory
-from backend.turns.load import LoadedChat
+from backend.reasons import ReasonKind
+from backend.regex.scripts import Scripts
+from backend.turns.lore import LoadedLore
+from backend.turns.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """The character that speaks: its id (None in a chat without one), its card, its name."""
+
+    id: UUID | None
+    card: Card
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentLine:
+    """One of the last lines: macros quote them, lorebooks are looked up in them."""
+
+    role: str
+    author: str
+    text: str
+    position: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedChat:
+    """Everything about a chat that a prompt is made of, but its history.
+
+    Attributes:
+        system_prompt: What the chat's settings say, or the account's; so for `post_history`.
+        others: Names of the characters that do not speak; `member_count` counts all of them.
+        note: The author's note: the chat's, or the speaker's. `note_is_due`: it comes with this
+            turn.
+        line: What the user says now, as it is stored.
+        said: What is answered, as the model gets it: that line, or one that is stored already; None
+            where nobody says anything new.
+    """
+
+    chat: Chat
+    settings: ChatSettings
+    system_prompt: str
+    post_history: str
+    speaker: Speaker
+    others: Sequence[str]
+    member_count: int
+    user_name: str
+    persona: str
+    persona_id: UUID | None
+    target: Target
+    variables: Variables
+    lore: LoadedLore
+    note: AuthorsNote
+    note_reason: ReasonKind
+    note_is_due: bool
+    recent: Sequence[RecentLine] = ()
+    pinned: Sequence[StoryEvent] = ()
+    summary: StoredSummary | None = None
+    line: str | None = None
+    said: str | None = None
+    scripts: Scripts | None = None
+
+    @property
+    def fields(self) -> list[str]:
+        """The texts whose macros a prompt expands."""
+        card = self.speaker.card
+        return [
+            *(card.description, card.personality, card.scenario, card.mes_example),
+            *(card.system_prompt, card.post_history_instructions, self.persona, self.note.text),
+            *(self.system_prompt, self.post_history),
+            card.depth_prompt.prompt if card.depth_prompt else "",
+        ]
+
+    @property
+    def path_tokens(self) -> int:
+        """Stored tokens of the whole path."""
+        return self.target.leaf.path_tokens if self.target.leaf else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +132,15 @@ class PromptWindow:
         """Makes stored tokens counted ones."""
         return starting_ratio(self.unit.tokenizer, counted_with=self.stored_unit.tokenizer)
 
+    @property
+    def widest(self) -> int:
+        """Stored tokens that history may take at most: what is always sent may leave less."""
+        return self.to_stored(self.budget.for_history(0))
+
+    def to_stored(self, count: int) -> int:
+        """A count in tokens as they are stored."""
+        return math.floor(count / self.scale)
+
     def to_model_tokens(self, count: int) -> int:
         """A count in the model's tokens."""
         return round(count * self.ratio)
@@ -57,8 +152,6 @@ class PromptContext:
 
     Attributes:
         loaded: The chat, its cast, its books, its place in the tree.
-        widest: Stored tokens that the lines were read for; what is always sent may leave less.
-        line: What the user says, where somebody says something new.
         lines: The history as it is stored, oldest first, down to the leaf.
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
@@ -68,21 +161,8 @@ class PromptContext:
 
     loaded: LoadedChat
     window: PromptWindow
-    widest: int
-    line: str | None
     lines: SealedHistory
     history: History = field(default_factory=History)
     memories: Sequence[Memory] = ()
     by_meaning: bool = False
     notes: Sequence[str] = ()
-
-    @property
-    def summarised(self) -> int | None:
-        """Stored tokens from the root that the chat's summary covers; None without one."""
-        summary = self.loaded.summary
-        return summary.path_tokens if summary else None
-
-    @property
-    def path_tokens(self) -> int:
-        """Stored tokens of the whole path."""
-        return self.loaded.path_tokens

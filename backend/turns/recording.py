@@ -1,22 +1,32 @@
-"""From a built prompt to its record: what it is made of and why, in the model's tokens."""
+"""From a built prompt to its record, in the model's tokens, and on to the database, sealed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.context.assembly import LeftOut
 from backend.context.record import (
     ContextRecord,
+    RecordedBudget,
     RecordedHistory,
     RecordedLeftOut,
-    Totals,
     hash_prompt,
-    recorded_budget,
+    move_texts,
     recorded_item,
     recorded_left_out,
 )
+from backend.database.base import new_id, now, upsert
 from backend.reasons import Reason
 from backend.turns.assemble import Built
+from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
+from backend.turns.runs import TurnRun
+from backend.vault.sealing import digest
 
 MOST_LEFT_OUT = 200
 """Things left out that a record lists one by one."""
@@ -29,8 +39,8 @@ def record_of(built: Built) -> ContextRecord:
         model=built.window.spec.id,
         tokenizer=built.window.unit.tokenizer,
         ratio=round(built.window.ratio, 4),
-        budgets=recorded_budget(built.window.limits),
-        totals=Totals(**built.totals),
+        budgets=RecordedBudget(**asdict(built.window.limits)),
+        totals=built.totals,
         items=[recorded_item(item) for item in assembled.items],
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
@@ -109,3 +119,56 @@ def _to_real(record: ContextRecord, built: Built) -> None:
         left_out.tokens = built.window.to_model_tokens(left_out.tokens)
     if record.history is not None:
         record.history.tokens = built.window.to_model_tokens(record.history.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """A context record, and its texts by their keyed hashes, sealed for storing."""
+
+    record: bytes
+    texts: dict[bytes, tuple[UUID, bytes]]
+
+
+def seal_record(run: TurnRun) -> SealedRecord:
+    """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
+    record = record_of(run.built)
+    key = run.sealer.derived("context-texts")
+    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
+    sealed: dict[bytes, tuple[UUID, bytes]] = {}
+    for text_hash, text in texts.items():
+        text_id = new_id()
+        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
+    if run.reply_id is None:
+        raise ValueError("Only a reply has a record.")
+    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
+    return SealedRecord(blob, sealed)
+
+
+async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
+    """Store a record, and those of its texts that the chat does not have yet."""
+    values = {
+        "id": run.reply_id,
+        "user_id": run.user_id,
+        "chat_id": run.chat_id,
+        "sealed_record": sealed.record,
+        "created_at": now(),
+    }
+    known = set(
+        await session.scalars(
+            select(ContextText.digest).where(
+                ContextText.chat_id == run.chat_id, ContextText.digest.in_(list(sealed.texts))
+            )
+        )
+    )
+    for key, (text_id, blob) in sealed.texts.items():
+        if key not in known:
+            row = {
+                "id": text_id,
+                "user_id": run.user_id,
+                "chat_id": run.chat_id,
+                "digest": key,
+                "sealed_text": blob,
+                "created_at": now(),
+            }
+            await upsert(session, ContextText, row, key=["chat_id", "digest"], update={})
+    await upsert(session, StoredContextRecord, values, key=["id"], update=values)

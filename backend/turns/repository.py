@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import or_, select, tuple_, update
+from sqlalchemy import or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats import repository as chats
 from backend.chats.models import Message
 from backend.chronicles.models import ChronicleEvent
 from backend.lorebooks.models import LoreEntryRow
@@ -47,7 +48,7 @@ async def list_turns(
     after: UUID | None,
     limit: int,
 ) -> list[Turn]:
-    """Turns of a chat, newest first, from behind `after`. Clients may choose ids: time orders."""
+    """Turns of a chat after one of them, newest first. Clients may choose ids: time orders."""
     place = tuple_(Turn.created_at, Turn.id)
     query = (
         select(Turn)
@@ -58,10 +59,10 @@ async def list_turns(
     if state is not None:
         query = query.where(Turn.state == state)
     if after is not None:
-        behind = select(Turn.created_at, Turn.id).where(
+        last = select(Turn.created_at, Turn.id).where(
             Turn.id == after, Turn.chat_id == chat_id, Turn.user_id == owner_id
         )
-        query = query.where(place < behind.scalar_subquery())
+        query = query.where(place < last.scalar_subquery())
     return list(await session.scalars(query))
 
 
@@ -71,11 +72,6 @@ async def abandoned_turns(session: AsyncSession, *, before: datetime | None) -> 
     if before is not None:
         query = query.where(or_(Turn.lease_until.is_(None), Turn.lease_until < before))
     return list(await session.scalars(query))
-
-
-async def request_stop(session: AsyncSession, turn_id: UUID) -> None:
-    """Ask whichever process runs a turn to stop it."""
-    await session.execute(update(Turn).where(Turn.id == turn_id).values(stop_requested=True))
 
 
 async def find_record(
@@ -91,61 +87,50 @@ async def find_record(
 
 async def texts_of(
     session: AsyncSession, chat_id: UUID, digests: Sequence[bytes]
-) -> Sequence[ContextText]:
+) -> Iterable[ContextText]:
     """The kept texts of a chat with these hashes."""
-    return list(
-        await session.scalars(
-            select(ContextText).where(
-                ContextText.chat_id == chat_id, ContextText.digest.in_(digests)
-            )
-        )
+    return await session.scalars(
+        select(ContextText).where(ContextText.chat_id == chat_id, ContextText.digest.in_(digests))
     )
-
-
-async def with_records(
-    session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
-) -> set[UUID]:
-    """Which of the messages have a context record."""
-    query = select(StoredContextRecord.id).where(
-        StoredContextRecord.id.in_(message_ids), StoredContextRecord.user_id == owner_id
-    )
-    return set(await session.scalars(query))
 
 
 async def last_recorded(
     session: AsyncSession, leaf: Message, *, owner_id: UUID, look_back: int
 ) -> Message | None:
-    """The last message with a context record at or above one of the active path."""
-    return await session.scalar(
+    """The last message with a context record at or above `leaf`, of so many at most."""
+    query = (
         select(Message)
         .join(StoredContextRecord, StoredContextRecord.id == Message.id)
-        .where(
+        .where(Message.user_id == owner_id)
+        .order_by(Message.position.desc())
+        .limit(1)
+    )
+    if leaf.is_active:
+        query = query.where(
             Message.chat_id == leaf.chat_id,
-            Message.user_id == owner_id,
             Message.is_active,
             Message.position <= leaf.position,
             Message.position > leaf.position - look_back,
         )
-        .order_by(Message.position.desc())
-        .limit(1)
-    )
+    else:
+        path = (await chats.path_to(session, leaf))[-look_back:]
+        query = query.where(Message.id.in_([row.id for row in path]))
+    return await session.scalar(query)
 
 
 async def active_stretch(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, first: int, last: int
-) -> Sequence[Message]:
+) -> Iterable[Message]:
     """The active path's messages at positions `first` to `last`, hidden ones too."""
-    return list(
-        await session.scalars(
-            select(Message)
-            .where(
-                Message.chat_id == chat_id,
-                Message.user_id == owner_id,
-                Message.is_active,
-                Message.position.between(first, last),
-            )
-            .order_by(Message.position)
+    return await session.scalars(
+        select(Message)
+        .where(
+            Message.chat_id == chat_id,
+            Message.user_id == owner_id,
+            Message.is_active,
+            Message.position.between(first, last),
         )
+        .order_by(Message.position)
     )
 
 
@@ -166,20 +151,16 @@ async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -
 
 
 async def containers_of(
-    session: AsyncSession,
-    *,
-    entry_ids: Collection[UUID],
-    event_ids: Collection[UUID],
-    owner_id: UUID,
+    session: AsyncSession, source_ids: Collection[UUID], *, owner_id: UUID
 ) -> dict[UUID, UUID]:
-    """The lorebooks of entries and the chronicles of events, by the ids of these."""
-    found: dict[UUID, UUID] = {}
-    for row, container, ids in (
-        (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),
-        (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
-    ):
-        if not ids:
-            continue
-        query = select(row.id, container).where(row.id.in_(ids), row.user_id == owner_id)
-        found.update((source, holder) for source, holder in await session.execute(query))
-    return found
+    """The lorebooks of those that are entries, the chronicles of those that are events, by id."""
+    if not source_ids:
+        return {}
+    entries = select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
+        LoreEntryRow.id.in_(source_ids), LoreEntryRow.user_id == owner_id
+    )
+    events = select(ChronicleEvent.id, ChronicleEvent.chronicle_id).where(
+        ChronicleEvent.id.in_(source_ids), ChronicleEvent.user_id == owner_id
+    )
+    rows = await session.execute(entries.union_all(events))
+    return {row[0]: row[1] for row in rows}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from textwrap import shorten
 from uuid import UUID
@@ -20,14 +20,13 @@ from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search import Memory, SearchRequest
 from backend.reasons import Reason
-from backend.turns.load import EXCHANGE, HistoryStart, LoadedChat
-from backend.turns.lore_placement import PlacedLore
+from backend.turns.prompt_context import LoadedChat
 
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
 
-PINNED = 0
-"""The rank of what nobody looked for: real ones begin at 1."""
+EXCHANGE = 2
+"""Last lines that the search goes by, beside the user's."""
 
 _SECTION_TAG = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:long_term_memory|lorebook_entries)\b)", re.IGNORECASE
@@ -45,26 +44,10 @@ A line and its reply may be made in one moment.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """What a search brought back for a turn: lore by its entries, the rest as items by rank.
-
-    `positions` says of messages, by id, where in the chat they stand; of events whose
-    messages are all of this chat, where the first of them stands.
-    """
-
-    lore: Mapping[UUID, SemanticHit]
-    items: Sequence[tuple[int, Item]] = ()
-    positions: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
-    left_out: Sequence[LeftOut] = ()
-
-
-def ask_for(
-    identity: Identity, loaded: LoadedChat, line: str | None, start: HistoryStart
-) -> SearchRequest | None:
+def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> SearchRequest | None:
     """What to look for, and where; None where there is nothing to look in or for.
 
-    A chat's own messages are looked through only where they lie before `start`.
+    Of a chat's own messages only those are looked through that stand before position `before`.
     """
     chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
     limit = first_set(chain, "max_items", MAX_ITEMS)
@@ -81,17 +64,15 @@ def ask_for(
     if loaded.chat.chronicle_id is not None and weights.event:
         parts.append(ScopePart(containers=[loaded.chat.chronicle_id], kinds=("event",)))
         kinds.append("event")
-    if start.first_position and weights.message:
+    if before and weights.message:
         parts.append(
             ScopePart(
-                containers=[loaded.chat.id],
-                before_position=start.first_position,
-                kinds=("message", "scene"),
+                containers=[loaded.chat.id], before_position=before, kinds=("message", "scene")
             )
         )
         kinds.append("message")
     recent = [each.text for each in loaded.recent[-EXCHANGE:]]
-    text = line or (recent.pop() if recent else "")
+    text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
         return None
     return SearchRequest(
@@ -108,87 +89,67 @@ def ask_for(
     )
 
 
-def remembered(
+def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
+    """The lore among what was found, by its entries."""
+    return {
+        memory.recalled.source_id: SemanticHit(memory.score, memory.rank)
+        for memory in memories
+        if memory.recalled.kind == "lore"
+    }
+
+
+def memory_items(
     memories: Sequence[Memory],
     *,
-    chat_id: UUID,
     count: Callable[[str], int],
     pinned: Sequence[StoryEvent] = (),
-) -> Remembered:
-    """What was found, as a prompt takes it, and what is pinned.
-
-    `chat_id` is whose turn it is; `count` counts tokens of a text.
-    """
-    lore: dict[UUID, SemanticHit] = {}
-    items: list[tuple[int, Item]] = []
+) -> list[Item]:
+    """Pinned events, then what was found by its rank, but for lore: as a prompt takes them."""
+    items: list[Item] = []
     times: list[_Time] = []
-    positions: dict[UUID, int] = {}
     found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
         reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
-        items.append((PINNED, sized(_pinned(event, reasons), count)))
+        items.append(sized(_pinned(event, reasons), count))
         times.append((event.happened_at, event.place, event.id))
-    standing = {event.id for event in pinned}
+    pinned_ids = {event.id for event in pinned}
     for memory in memories:
-        if memory.recalled.source_id in standing:
-            continue
-        recalled = memory.recalled
-        if recalled.kind == "lore":
-            lore[recalled.source_id] = SemanticHit(memory.score, memory.rank)
-            continue
-        items.append((memory.rank, sized(_item(memory), count)))
-        times.append((recalled.said_at or _UNDATED, recalled.position, recalled.source_id))
-        if recalled.chat_id == chat_id:
-            positions[recalled.source_id] = recalled.position
+        source = memory.recalled
+        if source.kind != "lore" and source.source_id not in pinned_ids:
+            items.append(sized(_found(memory), count))
+            times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
-    ordered = [
-        (rank, replace(item, order=order[time]))
-        for (rank, item), time in zip(items, times, strict=True)
-    ]
-    return Remembered(lore=lore, items=ordered, positions=positions)
+    return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
 
 
-def beyond(found: Remembered, history: History) -> Remembered:
-    """The same without the lines that the kept history holds, and what was drawn from them."""
-    if not history.positions:
-        return found
-    first = history.positions[0]
-    kept: list[tuple[int, Item]] = []
+def by_rank(memories: Sequence[Item], lore: Sequence[Item]) -> list[Item]:
+    """What shares the memory's budget: what somebody asked for, then what was found."""
+    return sorted([*memories, *lore], key=lambda item: item.rank)
+
+
+def outside_history(
+    items: Sequence[Item], memories: Sequence[Memory], history: History, *, chat_id: UUID
+) -> tuple[list[Item], list[LeftOut]]:
+    """Items without the lines that the kept history holds, and what was drawn from them; and those.
+
+    Of an event whose messages are all of this chat, the first one's position counts.
+    """
+    first = history.positions[0] if history.positions else None
+    in_history = {
+        memory.recalled.source_id
+        for memory in memories
+        if first is not None
+        and memory.recalled.chat_id == chat_id
+        and memory.recalled.position >= first
+    }
+    kept: list[Item] = []
     left_out: list[LeftOut] = []
-    for rank, item in found.items:
-        position = found.positions.get(item.source_id) if item.source_id else None
-        if position is None or position < first:
-            kept.append((rank, item))
-            continue
-        left_out.append(
-            LeftOut(
-                kind=item.kind,
-                title=item.title,
-                tokens=item.tokens,
-                reasons=[Reason("in_history")],
-                source_id=item.source_id,
-            )
-        )
-    return replace(found, items=kept, left_out=left_out)
-
-
-def wanted(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]) -> list[Item]:
-    """What somebody asked for: pinned events, then lore whose keys were said."""
-    pinned = [item for rank, item in found.items if rank == PINNED]
-    by_key = (item for item in placed.ranked if item.source_id not in placed.semantic_ranks)
-    return [*pinned, *(sized(item, count) for item in by_key)]
-
-
-def ranked(placed: PlacedLore, found: Remembered, *, count: Callable[[str], int]) -> list[Item]:
-    """Everything that shares the memory's budget: what is wanted, then what was found, by rank."""
-    by_meaning = [(rank, item) for rank, item in found.items if rank != PINNED]
-    by_meaning += [
-        (rank, sized(item, count))
-        for item in placed.ranked
-        if item.source_id and (rank := placed.semantic_ranks.get(item.source_id)) is not None
-    ]
-    by_meaning.sort(key=lambda each: each[0])
-    return [*wanted(placed, found, count=count), *(item for _, item in by_meaning)]
+    for item in items:
+        if item.rank and item.source_id in in_history:
+            left_out.append(item.left_out(Reason("in_history")))
+        else:
+            kept.append(item)
+    return kept, left_out
 
 
 def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
@@ -209,20 +170,21 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
     return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
-def _item(memory: Memory) -> Item:
-    recalled = memory.recalled
-    said = f"{recalled.title}: {recalled.text}" if recalled.title else recalled.text
-    if recalled.kind == "message":
-        kind, title = "memory", f"message {recalled.position + 1}"
+def _found(memory: Memory) -> Item:
+    source = memory.recalled
+    text = f"{source.title}: {source.text}" if source.title else source.text
+    if source.kind == "message":
+        kind, title = "memory", f"message {source.position + 1}"
     else:
-        kind, title = recalled.kind, shorten(recalled.text, _TITLE, placeholder="...")
+        kind, title = source.kind, shorten(source.text, _TITLE, placeholder="...")
     return Item(
         kind=kind,
         title=title,
-        text=_dated(recalled.said_at, said),
+        text=_dated(source.said_at, text),
         place="memory",
         reasons=[memory.reason],
-        source_id=recalled.source_id,
+        source_id=source.source_id,
+        rank=memory.rank,
     )
 
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.context.macros import MacroContext
 from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import Activated, Outcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.scripting.service import KINDS, ready_scripts, running_scripts
-from backend.turns.load import LoadedChat, text_of
 from backend.turns.macro_fields import macros_of
+from backend.turns.prompt_context import LoadedChat
 
 
 async def scripts_of(
@@ -26,24 +25,28 @@ async def scripts_of(
     scripts = await running_scripts(session, identity, own)
     if not scripts:
         return None
-    return ready_scripts(engine, identity.user_id, scripts, _macros(loaded))
+    macros = macros_of(
+        speaker.card,
+        char=speaker.name,
+        user=loaded.user_name,
+        persona=loaded.persona,
+        chat_seed=0,
+        message_seed=0,
+    )
+    return ready_scripts(engine, identity.user_id, scripts, macros)
 
 
-def rewritten(identity: Identity, loaded: LoadedChat) -> LoadedChat:
+def rewritten(loaded: LoadedChat) -> LoadedChat:
     """What was loaded, with its texts as the scripts leave them. CPU-bound.
 
     The line that is to be stored is changed for good; that one, the line that is answered again,
     and the last messages are as the model gets them.
     """
-    scripts, target = loaded.scripts, loaded.target
+    scripts, line, said = loaded.scripts, loaded.line, loaded.said
     if scripts is None:
         return loaded
-    line = loaded.line
-    said = line
     if line is not None:
         line = said = scripts.run(line, "user", "stored", depth=0)
-    elif target.line is not None and target.line_kind == "user_line":
-        said = text_of(identity, target.line)
     if said is not None:
         said = scripts.run(said, "user", "prompt", depth=0)
     last = len(loaded.recent) - (said is None)
@@ -82,14 +85,3 @@ def sent_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], 
         return replace(entry, content=content, tokens=count(content))
 
     return replace(outcome, activated=[sent(entry) for entry in outcome.activated])
-
-
-def _macros(loaded: LoadedChat) -> MacroContext:
-    return macros_of(
-        loaded.speaker.card,
-        char=loaded.speaker.name,
-        user=loaded.user_name,
-        persona=loaded.persona,
-        chat_seed=0,
-        message_seed=0,
-    )

@@ -1,7 +1,7 @@
 """Turns that run in this process: each a task of its own, whoever listens.
 
-A client that hangs up changes nothing. What was said is stored every second, for all running turns
-in one transaction, and once more, with everything that belongs to the reply, when a turn is over.
+What was said is stored every second, for all running turns in one transaction, and once more, with
+everything that belongs to the reply, when a turn is over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 from prometheus_client import Counter
@@ -28,6 +27,7 @@ from backend.generation.model import (
     ThinkingPiece,
     TokenUsage,
 )
+from backend.generation.tokens import get_tokenizer
 from backend.logs import get_logger
 from backend.turns.assemble import Built
 from backend.turns.events import Progress, SegmentKind, TurnEvent
@@ -49,8 +49,8 @@ class TurnRun:
     """One running turn.
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model. `rewritten` are the text and the thoughts as regex scripts leave
-    them, once the model has ended. `finished` is set once what the turn leaves behind is stored.
+    `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
+    once the model has ended. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -121,11 +121,6 @@ class TurnRun:
         return runs
 
     @property
-    def is_dirty(self) -> bool:
-        """Whether something was said that is not stored."""
-        return self.stored_length != self.progress.transcript.length
-
-    @property
     def has_spoken(self) -> bool:
         """Whether anything was said beside thoughts."""
         return bool(self.progress.transcript.joined("text"))
@@ -135,6 +130,17 @@ class TurnRun:
         """What of the reply was said since it was stored last."""
         news = self.progress.transcript.since(max(0, self.stored_length))
         return "".join(text for kind, text, _ in news if kind == "text")
+
+    def spent_tokens(self) -> int:
+        """Tokens that it took, also if the provider reported none. CPU-bound."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        transcript = self.progress.transcript
+        if self.outcome == "failed" and not transcript.length:
+            return 0  # the provider refused it
+        said = transcript.joined("text") + transcript.joined("thinking")
+        tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
+        return self.built.assembled.tokens + tokenizer.count(said)
 
     def notify(self) -> None:
         """Wake everyone who listens."""
@@ -157,7 +163,7 @@ class TurnRun:
         return True
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
-        """Events behind `last_id` as they come; an empty list every `beat` seconds of silence."""
+        """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
         while True:
             is_over = self.progress.is_over
             batch = list(self.progress.events_after(last_id))
@@ -224,7 +230,7 @@ Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
 """Stores what running turns have said; gives back the ids of those that are to stop."""
 
 Conclude = Callable[[TurnRun], Awaitable[None]]
-"""Stores what a turn that is over leaves behind, and fills in its closing events."""
+"""Stores a turn that is over, and fills in its closing events."""
 
 
 class RunRegistry:
@@ -338,14 +344,3 @@ def _report(run: TurnRun) -> None:
         completion_tokens=usage.completion_tokens if usage else None,
         cached_tokens=usage.cached_tokens if usage else None,
     )
-
-
-def describe_usage(usage: TokenUsage, model_id: str) -> dict[str, Any]:
-    """The `usage` event's data."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "thinking_tokens": usage.thinking_tokens,
-        "model": model_id,
-    }

@@ -1,7 +1,7 @@
 """One turn, from the user's line to the stored reply.
 
-`prepare` and `start` are apart: what fails in `prepare` is an answer of its own, what fails later
-is an event of the stream. No database connection is held while the model talks.
+What fails before the model is asked is an answer of its own, what fails later is an event of the
+stream. No database connection is held while the model talks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
@@ -17,9 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import BudgetSettings
 from backend.chats.counting import recount
-from backend.chats.errors import EmptyMessageError, MessageNotFoundError
+from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.repository import get_chat
@@ -30,31 +28,26 @@ from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
+from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
 from backend.quotas.ledgers import add_tokens
-from backend.quotas.limits import ConcurrencyLimit
+from backend.quotas.service import Quotas
 from backend.turns import repository
-from backend.turns.assemble import Built
-from backend.turns.builder import Check, PromptBuilder
+from backend.turns.builder import PromptBuilder
 from backend.turns.errors import (
     ChatChangedError,
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
 )
-from backend.turns.events import Progress, TurnEvent
+from backend.turns.events import Progress, TurnEvent, stored_progress
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
-from backend.turns.progress import stored_progress
 from backend.turns.runs import RunRegistry, TurnRun
 from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
-from backend.turns.spending import tokens_of
 from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
 from backend.vault.sealing import Sealer, digest
 
 log = get_logger(__name__)
-
-NO_BUDGETS = BudgetSettings()
-"""All as the settings say."""
 
 ATTEMPTS = 3
 FOLLOW_EVERY = 0.5
@@ -66,26 +59,17 @@ SUGGESTION_SCHEMA = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A turn that is stored and may start; `run` is None for one that was there before."""
-
-    turn_id: UUID
-    run: TurnRun | None
-
-
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(  # the application hands it its parts
+    def __init__(
         self,
         database: Database,
         builder: PromptBuilder,
         registry: ModelRegistry,
         message_service: MessageService,
         store: TurnStore,
-        limit: ConcurrencyLimit,
-        *,
+        quotas: Quotas,
         pool: CpuPool,
     ) -> None:
         self._pool = pool
@@ -95,88 +79,49 @@ class TurnService:
         self._messages = message_service
         self._store = store
         self._starter = TurnStarter(database, registry, pool, store.participants)
-        self._limit = limit
+        self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
 
-    async def preview(
+    async def take(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> UUID:
+        """Build the prompt, store the user's line with a place for the reply, ask the model.
+
+        Gives back the turn's id; the turn goes on whoever listens. With a turn id that was used for
+        the same request it is that turn, and nothing is begun.
+
+        Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
+        and what `PromptBuilder.build` raises. Nothing is stored then.
+        """
+        turn_id, fingerprint = request.turn_id or new_id(), _fingerprint(identity, chat_id, request)
+        try:
+            await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
+            with self._quotas.turns.hold(identity.user_id) as permit:
+                run = await self._prepare(identity, chat_id, request, turn_id, fingerprint)
+                permit.until(run.finished)
+        except _ReplayError:
+            return turn_id
+        except QuotaExceededError:
+            # What is sent again takes nothing more: it gives back the same turn.
+            async with self._database.read() as session:
+                if await _is_replay(session, identity, turn_id, fingerprint):
+                    return turn_id
+            raise
+        self.runs.start(run)
+        self._recount_if_needed(run)
+        # The turn's task, and in it the model's, get to run before the answer's head is made.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        return turn_id
+
+    async def _prepare(
         self,
         identity: Identity,
         chat_id: UUID,
         request: TurnRequest,
-        *,
-        budgets: BudgetSettings = NO_BUDGETS,
-    ) -> Built:
-        """The prompt of the turn that would come now, with a line or without; nothing is stored.
-
-        `budgets` stand before what the settings say.
-
-        Raises what `PromptBuilder.build` raises.
-        """
-        return await self._build(identity, chat_id, request, tried=budgets)
-
-    async def _build(
-        self,
-        identity: Identity,
-        chat_id: UUID,
-        request: TurnRequest,
-        *,
-        check: Check | None = None,
-        tried: BudgetSettings | None = None,
-        suggestions: int = 0,
-    ) -> Built:
-        if request.text:
-            self._messages.check_text(request.text)
-        built = await self._builder.build(
-            identity,
-            chat_id,
-            request,
-            check=check,
-            tried=tried,
-            suggestions=suggestions,
-        )
-        line = built.loaded.line
-        if line is not None and line != request.text:
-            if not line.strip():
-                raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
-            self._messages.check_text(line)
-        return built
-
-    async def prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
-        """Build the prompt and store the user's line, with a place for the reply.
-
-        A turn id that was used for the same request gives back that turn.
-
-        Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`,
-        `ChatChangedError`, `EmptyMessageError`, `MessageTooLongError`, `NotContinuableError` and
-        what `PromptBuilder.build` raises. Nothing is stored then.
-        """
-        if request.text is not None:
-            self._messages.check_text(request.text)
-        with self._limit.hold(identity.user_id) as permit:
-            prepared = await self._prepare(identity, chat_id, request)
-            if prepared.run is not None:
-                # Counted until it is over.
-                permit.until(prepared.run.finished)
-            return prepared
-
-    async def find_again(
-        self, identity: Identity, chat_id: UUID, request: TurnRequest
-    ) -> Prepared | None:
-        """The turn that this very request began before; None where there is none.
-
-        Raises `TurnIdReusedError`.
-        """
-        if request.turn_id is None:
-            return None
-        fingerprint = _fingerprint(identity, chat_id, request)
-        async with self._database.read() as session:
-            is_known = await _is_replay(session, identity, request.turn_id, fingerprint)
-        return Prepared(request.turn_id, None) if is_known else None
-
-    async def _prepare(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> Prepared:
-        turn_id = request.turn_id or new_id()
-        fingerprint = _fingerprint(identity, chat_id, request)
+        turn_id: UUID,
+        fingerprint: bytes,
+    ) -> TurnRun:
+        """The turn, stored and ready to run. Raises `_ReplayError` if it was started before."""
 
         async def check(session: AsyncSession) -> None:
             """Look for this very turn, and for another one that runs."""
@@ -186,35 +131,27 @@ class TurnService:
             if running is not None:
                 raise TurnInProgressError(running.id)
 
-        try:
-            for attempt in range(ATTEMPTS):
-                # A new line without an id needs no look: the index on running turns refuses a
-                # second one. Whatever else goes by the last message has to know that none runs.
-                look = check if attempt or request.turn_id or request.text is None else None
-                built = await self._build(identity, chat_id, request, check=look)
-                try:
-                    run = await self._starter.start(identity, built, turn_id, fingerprint)
-                except IntegrityError:
-                    # Another turn came first, and the next look will say which.
-                    continue
-                if run is not None:
-                    return Prepared(turn_id, run)
-        except _ReplayError:
-            return Prepared(turn_id, None)
+        for attempt in range(ATTEMPTS):
+            # A new line without an id needs no look: the index on running turns refuses a second
+            # one. Whatever else goes by the last message has to know that none runs.
+            look = check if attempt or request.turn_id or request.text is None else None
+            built = await self._builder.build(identity, chat_id, request, check=look)
+            try:
+                run = await self._starter.start(identity, built, turn_id, fingerprint)
+            except IntegrityError:
+                # A turn that came first has the place of the running one, or this one's id. The
+                # next look says which, and raises.
+                log.info("turn.outrun", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
+                continue
+            if run is not None:
+                return run
+            log.info("turn.chat_changed", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Look at it again, and send the line once more.")
-
-    async def start(self, run: TurnRun) -> None:
-        """Let the model speak; the turn goes on whoever listens."""
-        self.runs.start(run)
-        self._recount_if_needed(run)
-        # The turn's task, and in it the model's, get to run before the answer's head is made.
-        for _ in range(2):
-            await asyncio.sleep(0)
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
     ) -> AsyncIterator[list[TurnEvent]]:
-        """A turn's events behind `last_id`, wherever it runs or ran; empty lists in silence.
+        """A turn's events after `last_id`, wherever it runs or ran; empty lists in silence.
 
         Raises `TurnNotFoundError` before the first.
         """
@@ -287,7 +224,7 @@ class TurnService:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             if turn.state != "running":
                 return
-            await repository.request_stop(session, turn.id)
+            turn.stop_requested = True  # for whichever process runs it
         if run := self.runs.get(turn_id):
             run.stop()
 
@@ -295,13 +232,16 @@ class TurnService:
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
     ) -> list[str]:
         """Lines that the user could say next, made by the model of the same prompt."""
-        with self._limit.hold(identity.user_id):
-            built = await self._build(
+        await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
+        with self._quotas.turns.hold(identity.user_id):
+            built = await self._builder.build(
                 identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
             )
             model = self._registry.get(built.window.spec.id)
             answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.window.sampling)
-        spent = tokens_of(answer.usage, counted=built.assembled.tokens)
+        spent, usage = built.assembled.tokens, answer.usage
+        if usage is not None:
+            spent = usage.prompt_tokens + usage.completion_tokens
         async with self._database.write() as session:
             await add_tokens(session, identity.user_id, spent)
         try:
@@ -332,7 +272,7 @@ class TurnService:
         return stored_progress(identity.sealer, turn, reply)
 
     def _recount_if_needed(self, run: TurnRun) -> None:
-        """Move a chat's stored counts to its model's vocabulary, behind the scenes."""
+        """Move a chat's stored counts to its model's vocabulary, beside the turn."""
         if not run.built.window.is_estimated:
             return
         task = asyncio.create_task(self._recount(run))

@@ -7,15 +7,24 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.models import USER_VARIABLES, User
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
 from backend.chats.events import tell_path_moved
-from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.models import (
+    CHAT_VARIABLES,
+    MESSAGE_CONTENT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+)
+from backend.context.macros import Variables
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -23,11 +32,11 @@ from backend.events import Participants
 from backend.generation.registry import ModelRegistry
 from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
-from backend.turns.events import Progress
+from backend.turns.events import Progress, started_event
 from backend.turns.models import Turn
-from backend.turns.progress import started_event
 from backend.turns.runs import TurnRun
-from backend.turns.store import LEASE, save_variables
+from backend.turns.store import LEASE
+from backend.vault.sealing import Sealer
 
 
 class TurnStarter:
@@ -85,7 +94,7 @@ class TurnStarter:
                 turn.user_message_id = line.id
                 moved = await tree.attach(session, chat, line, parent=parent)
                 await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
-                await save_variables(
+                await _save_variables(
                     session, identity.sealer, chat, loaded.variables, built.variables
                 )
             reply = await self._reply_row(session, identity, chat, built, line or parent)
@@ -177,6 +186,22 @@ class TurnStarter:
             prefix=prefix,
             prefix_thinking=thinking,
             status_before=continued.status if continued else "streaming",
+        )
+
+
+async def _save_variables(
+    session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
+) -> None:
+    """Keep what macros wrote; `assemble.within_limits` has seen to the limits."""
+    if after.local is not before.local:
+        data = msgspec.json.encode(dict(after.local))
+        chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)
+    if after.global_ is not before.global_:
+        data = msgspec.json.encode(dict(after.global_))
+        await session.execute(
+            update(User)
+            .where(User.id == sealer.user_id)
+            .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
         )
 
 

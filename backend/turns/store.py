@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,13 +13,12 @@ import msgspec
 from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import USER_VARIABLES, User
+from backend.accounts.models import User
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import opens_scene
 from backend.chats.events import tell_path_moved
 from backend.chats.models import (
-    CHAT_VARIABLES,
     MESSAGE_CONTENT,
     MESSAGE_THINKING,
     Chat,
@@ -26,7 +26,6 @@ from backend.chats.models import (
     MessageStatus,
 )
 from backend.chats.service import read_settings
-from backend.context.macros import Variables
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
@@ -36,13 +35,12 @@ from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
 from backend.turns import repository
+from backend.turns.events import completed_event, cut_off
 from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.progress import completed_event, cut_off
-from backend.turns.record_store import seal_record, store_record
-from backend.turns.runs import TurnRun, describe_usage
-from backend.turns.spending import spent_tokens
-from backend.vault.sealing import OVERHEAD, Sealer
+from backend.turns.recording import SealedRecord, seal_record, store_record
+from backend.turns.runs import TurnRun
+from backend.vault.sealing import OVERHEAD
 
 LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
@@ -99,7 +97,11 @@ class TurnStore:
         turns = [
             {"key": run.turn_id, "lease": lease_until, "lengths": _segments(run)} for run in runs
         ]
-        dirty = [run for run in runs if run.reply_id is not None and run.is_dirty]
+        dirty = [
+            run
+            for run in runs
+            if run.reply_id is not None and run.stored_length != run.progress.transcript.length
+        ]
         lengths = {run.turn_id: run.progress.transcript.length for run in dirty}
         replies = {run.turn_id: _progress_row(run) for run in dirty}
         records = {
@@ -133,19 +135,11 @@ class TurnStore:
         """Store the reply with everything that belongs to it, and fill in the closing events.
 
         One transaction: the reply's text, its counts, its context record, what was learned of the
-        model's counts, and the turn's end. A reply without a word leaves no message behind. Where
+        model's counts, and the turn's end. A reply without a word leaves no message. Where
         the turn is this process's no longer (see `store_progress`) nothing is stored.
         """
-        outcome = run.outcome
-        await asyncio.to_thread(run.apply_scripts)
-        text = run.text
-        is_reply = run.reply_id is not None and bool(text.strip())
-        counts = await asyncio.to_thread(_count_reply, run, text) if is_reply else {}
-        record = await asyncio.to_thread(seal_record, run) if is_reply else None
-        problem = _problem(run)
-        usage = describe_usage(run.usage, run.built.window.spec.id) if run.usage else None
-        saved = False
-        spent = await asyncio.to_thread(spent_tokens, run)
+        outcome, problem, usage, saved = run.outcome, _problem(run), _usage(run), False
+        counts, record, spent = await asyncio.to_thread(_finish, run)
         async with self._database.write() as session:
             chat = await session.get(Chat, run.chat_id, with_for_update=True)
             turn = await session.get(Turn, run.turn_id, with_for_update=True)
@@ -161,8 +155,8 @@ class TurnStore:
                     if problem
                     else None
                 )
-                if run.reply_id is None and text:
-                    turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, text)
+                if run.reply_id is None and run.text:
+                    turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
                 saved = await self._conclude_reply(session, run, chat, turn, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
                 saved = saved and run.has_spoken
@@ -292,22 +286,6 @@ class TurnStore:
         )
 
 
-async def save_variables(
-    session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
-) -> None:
-    """Keep what macros wrote; `assemble.within_limits` has seen to the limits."""
-    if after.local is not before.local:
-        data = msgspec.json.encode(dict(after.local))
-        chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)
-    if after.global_ is not before.global_:
-        data = msgspec.json.encode(dict(after.global_))
-        await session.execute(
-            update(User)
-            .where(User.id == sealer.user_id)
-            .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
-        )
-
-
 async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
     """Keep changes of these chats' trees waiting.
 
@@ -320,6 +298,11 @@ async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
         .order_by(Chat.id)
         .with_for_update(read=True, key_share=True)
     )
+
+
+def _usage(run: TurnRun) -> dict[str, Any] | None:
+    """The `usage` event's data: what the provider reported."""
+    return {**asdict(run.usage), "model": run.built.window.spec.id} if run.usage else None
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:
@@ -363,8 +346,15 @@ def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
     }
 
 
-def _count_reply(run: TurnRun, text: str) -> dict[str, int]:
-    """Counts of the reply in the unit of its prompt and in that of its chat."""
-    units = {str(run.built.window.unit), run.built.loaded.chat.count_unit}
-    name = run.built.loaded.speaker.name
-    return {unit: CountUnit.parse(unit).count(name, text) for unit in units}
+def _finish(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """Regex scripts applied; the reply's counts by unit, its record, what the turn took. CPU-bound.
+
+    Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
+    """
+    run.apply_scripts()
+    if run.reply_id is None or not run.text.strip():
+        return {}, None, run.spent_tokens()
+    loaded = run.built.loaded
+    units = {str(run.built.window.unit), loaded.chat.count_unit}
+    counts = {unit: CountUnit.parse(unit).count(loaded.speaker.name, run.text) for unit in units}
+    return counts, seal_record(run), run.spent_tokens()

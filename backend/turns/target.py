@@ -37,87 +37,89 @@ class Target:
     spoken_by: UUID | None = None
 
 
-class TargetFinder:
-    """Finds the place that a request means. A preview need not have anything to answer."""
+async def find_target(
+    session: AsyncSession,
+    chat: Chat,
+    leaf: Message | None,
+    request: TurnRequest,
+    *,
+    is_preview: bool,
+) -> Target:
+    """The place in a chat's tree that a request means; `leaf` ends its active path.
 
-    def __init__(self, session: AsyncSession, *, owner_id: UUID, is_preview: bool) -> None:
-        self._session = session
-        self._owner_id = owner_id
-        self._is_preview = is_preview
-
-    async def find(self, chat: Chat, leaf: Message | None, request: TurnRequest) -> Target:
-        """The place in a chat's tree that a request means; `leaf` ends its active path.
-
-        Raises `MessageNotFoundError`, `NothingToAnswerError`, `NotContinuableError`,
-        `ValidationError`.
-        """
-        _check_request(request)
-        if request.regenerate_of is not None:
-            return await self._regeneration(chat, request.regenerate_of)
-        if leaf is not None and leaf.status == "streaming":
-            # What was said so far is no line to build on yet; whoever stores will get the 409.
-            leaf = await self._parent(leaf)
-        if request.continue_:
-            if leaf is None or leaf.role != "assistant":
-                raise NotContinuableError("The last message is not a character's.")
-            return Target(
-                kind="continue",
-                line_kind="continue",
-                leaf=leaf,
-                continued=leaf,
-                spoken_by=leaf.character_id,
-            )
-        if request.impersonate:
-            return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
-        if request.text is not None:
-            return Target(kind="reply", line_kind="user_line", leaf=leaf)
-        return await self._unanswered(leaf, request)
-
-    async def _unanswered(self, leaf: Message | None, request: TurnRequest) -> Target:
-        """What a reply without a new line answers."""
-        if leaf is not None and leaf.role == "user":
-            above = await self._parent(leaf)
-            return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
-        if leaf is None:
-            return Target(kind="reply", line_kind="opening", leaf=None)
-        if self._is_preview:
-            # Nothing typed yet: the same prompt, with no line in it.
-            return Target(kind="reply", line_kind="user_line", leaf=leaf)
-        if request.speaker is None:
-            raise NothingToAnswerError(
-                "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
-                "`speaker` to let a character speak."
-            )
-        return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
-
-    async def _regeneration(self, chat: Chat, message_id: UUID) -> Target:
-        message = await chats.get_message(self._session, message_id, owner_id=self._owner_id)
-        if message.chat_id != chat.id:
-            raise ValidationError("regenerate_of is a message of another chat.")
-        if message.role != "assistant":
-            raise ValidationError("regenerate_of is not a character's message.")
-        if not message.is_active:
-            raise ValidationError(
-                "regenerate_of is on another branch. Activate it first: the prompt is made of the "
-                "active path."
-            )
-        parent = await self._parent(message)
-        answers = parent is not None and parent.role == "user"
-        line_kind: LineKind = "user_line" if answers else "next" if parent else "opening"
+    A preview need not have anything to answer. Raises `MessageNotFoundError`,
+    `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
+    """
+    _check_request(request)
+    if request.regenerate_of is not None:
+        return await _regeneration(session, chat, request.regenerate_of)
+    if leaf is not None and leaf.status == "streaming":
+        # What was said so far is no line to build on yet; whoever stores will get the 409.
+        leaf = await _parent(session, leaf)
+    if request.continue_:
+        if leaf is None or leaf.role != "assistant":
+            raise NotContinuableError("The last message is not a character's.")
         return Target(
-            kind="regenerate",
-            line_kind=line_kind,
-            leaf=await self._parent(parent) if answers else parent,
-            line=parent if answers else None,
-            parent=parent,
-            spoken_by=message.character_id,
+            kind="continue",
+            line_kind="continue",
+            leaf=leaf,
+            continued=leaf,
+            spoken_by=leaf.character_id,
         )
+    if request.impersonate:
+        return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
+    if request.text is not None:
+        return Target(kind="reply", line_kind="user_line", leaf=leaf)
+    return await _unanswered(session, leaf, request, is_preview=is_preview)
 
-    async def _parent(self, message: Message | None) -> Message | None:
-        """The message above one."""
-        if message is None or message.parent_id is None:
-            return None
-        return await self._session.get(Message, message.parent_id)
+
+async def _unanswered(
+    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
+) -> Target:
+    """What a reply without a new line answers."""
+    if leaf is None:
+        return Target(kind="reply", line_kind="opening", leaf=None)
+    if leaf.role == "user":
+        above = await _parent(session, leaf)
+        return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
+    if is_preview:
+        # Nothing typed yet: the same prompt, with no line in it.
+        return Target(kind="reply", line_kind="user_line", leaf=leaf)
+    if request.speaker is None:
+        raise NothingToAnswerError(
+            "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
+            "`speaker` to let a character speak."
+        )
+    return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+
+
+async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> Target:
+    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
+    if message.chat_id != chat.id:
+        raise ValidationError("regenerate_of is a message of another chat.")
+    if message.role != "assistant":
+        raise ValidationError("regenerate_of is not a character's message.")
+    if not message.is_active:
+        raise ValidationError(
+            "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+            "active path."
+        )
+    parent = await _parent(session, message)
+    answers = parent is not None and parent.role == "user"
+    return Target(
+        kind="regenerate",
+        line_kind="user_line" if answers else "next" if parent else "opening",
+        leaf=await _parent(session, parent) if answers else parent,
+        line=parent if answers else None,
+        parent=parent,
+        spoken_by=message.character_id,
+    )
+
+
+async def _parent(session: AsyncSession, message: Message | None) -> Message | None:
+    if message is None or message.parent_id is None:
+        return None
+    return await session.get(Message, message.parent_id)
 
 
 def _check_request(request: TurnRequest) -> None:

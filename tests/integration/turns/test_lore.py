@@ -163,8 +163,9 @@ async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -
     assert rest[around + 1].startswith("<lorebook_entries>\nBY KEY\n")
     assert rest[-1] == "Three."
     assert "UNREAD" not in whole(context)
-    (unread,) = [each for each in context["left_out"] if each["title"] == "nobody"]
+    (unread,) = [each for each in context["left_out"] if "outlet" in each["reason"]]
     assert unread["reason"] == 'no field reads the outlet "nobody"'
+    assert unread["title"] == "i"
     sent = [message["content"] for message in model.requests[-1].body["messages"]]
     assert sent == said(context)
 

@@ -9,8 +9,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from backend.context.assembly import Assembled, History, Item, assemble, plan
-from backend.context.budget import Budget
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import Budget, ContextOverflowError
 from backend.context.record import hash_prompt
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from backend.chats.repository import SealedHistory
 from backend.context.assembly import History, Item, Plan, assemble
-from backend.context.budget import Budget, eviction_point, joined, step_of
-from backend.context.errors import ContextOverflowError
+from backend.context.budget import Budget, ContextOverflowError, eviction_point, joined, step_of
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason
-from backend.turns.history import fit, reading_from
+from backend.turns.history import fit, read_from
 from backend.turns.prompt_context import PromptContext
 
 
@@ -65,27 +64,21 @@ class Scene:
 
 def read(scene: Scene) -> PromptContext:
     """What a turn reads of a scene, as `PromptBuilder` does."""
-    widest = math.floor(scene.budget.for_history(0) / scene.scale)
-    begin = eviction_point(scene.path_tokens, widest)
-    if scene.summarised is not None:
-        begin = reading_from(
-            begin,
-            summarised=scene.summarised,
-            path_tokens=scene.path_tokens,
-            budget=scene.budget,
-            scale=scene.scale,
-        )
+    summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
+    loaded: Any = SimpleNamespace(summary=summary, path_tokens=scene.path_tokens)
+
+    def to_stored(count: int) -> int:
+        return math.floor(count / scene.scale)
+
+    widest = to_stored(scene.budget.for_history(0))
+    window: Any = SimpleNamespace(budget=scene.budget, to_stored=to_stored, widest=widest)
+    begin = read_from(loaded, window)
     lines = [line for line in scene.lines if not line.hidden and line.start >= begin]
     positions, counted = [line.position for line in lines], [line.counted for line in lines]
     messages = [PromptMessage("user", str(line.position)) for line in lines]
-    summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
-    loaded: Any = SimpleNamespace(summary=summary, path_tokens=scene.path_tokens)
-    window: Any = SimpleNamespace(budget=scene.budget, scale=scene.scale)
     return PromptContext(
         loaded=loaded,
         window=window,
-        widest=widest,
-        line=None,
         lines=SealedHistory(positions=positions, tokens=[line.tokens for line in lines]),
         history=History(messages, counted, positions),
     )

@@ -6,20 +6,26 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
-from backend.context.sections import Note
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.search import Memory
 from backend.memory.sources import Recalled
 from backend.reasons import FoundIn, Reason, told
 from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.retrieval import beyond, memory_texts, ranked, remembered
+from backend.turns.retrieval import (
+    by_rank,
+    memory_items,
+    memory_texts,
+    outside_history,
+    semantic_hits,
+)
 
-NOTE = Note(text="It rains.", depth=3, role="user")
+NOTE = AuthorsNote(text="It rains.", depth=3, role="user")
 CHAT = uuid4()
 
 
@@ -59,7 +65,7 @@ def placed(
         notes=[],
         tokens=0,
     )
-    return place(outcome, NOTE, as_written=as_written)
+    return place(outcome, NOTE, note_is_due=True, as_written=as_written)
 
 
 def count(text: str) -> int:
@@ -112,26 +118,26 @@ def titles(items: Any) -> list[str]:
 
 def test_constant_lore_of_the_head_stays_in_the_head() -> None:
     found = placed(entry("Before", is_constant=True), entry("After", position="after_character"))
-    assert titles(found.slots.before_character) == ["Before"]
-    assert found.slots.before_character[0].place == "head"
-    assert found.slots.after_character == []
+    assert titles(found.slots["before_character"]) == ["Before"]
+    assert found.slots["before_character"][0].place == "head"
+    assert not found.slots.get("after_character")
     assert titles(found.ranked) == ["After"]
 
 
 def test_lore_at_a_depth_keeps_depth_and_role() -> None:
     found = placed(entry("Deep", position="at_depth", depth=2, role="assistant"))
-    (item,) = found.slots.at_depth
+    (item,) = found.slots["at_depth"]
     assert (item.place, item.depth, item.role, item.from_start) == ("depth", 2, "assistant", False)
 
 
 def test_a_depth_from_the_start_counts_from_the_start() -> None:
-    (item,) = placed(entry("Early", from_start=1)).slots.at_depth
+    (item,) = placed(entry("Early", from_start=1)).slots["at_depth"]
     assert (item.depth, item.from_start) == (1, True)
 
 
 def test_lore_at_the_author_s_note_stands_where_the_note_does() -> None:
     found = placed(entry("Top", position="note_top"), entry("Bottom", position="note_bottom"))
-    for (item,) in (found.slots.note_top, found.slots.note_bottom):
+    for (item,) in (found.slots["note_top"], found.slots["note_bottom"]):
         assert (item.place, item.depth, item.role) == ("depth", 3, "user")
 
 
@@ -141,7 +147,8 @@ def test_what_shares_an_outlet_is_joined_and_being_read_is_noticed() -> None:
         entry("Two", position="outlet", outlet="weather"),
         entry("Other", position="outlet", outlet="food"),
     )
-    outlets = Outlets(found.slots.outlets)
+    outlets = Outlets(found.slots["outlet"])
+    assert titles(found.slots["outlet"]) == ["Other", "Two", "One"]
     assert outlets.get("weather", "") == "About Two.\nAbout One."
     assert outlets.get("nothing", "") == ""
     assert outlets.read == {"weather"}
@@ -157,8 +164,8 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
         rank=1,
     )
     found = placed(by_meaning, by_key, both)
-    memories = remembered([memory(1), memory(3)], chat_id=CHAT, count=count)
-    assert titles(ranked(found, memories, count=count)) == [
+    memories = memory_items([memory(1), memory(3)], count=count)
+    assert titles(by_rank(memories, found.ranked)) == [
         "Both",
         "Said",
         "message 2",
@@ -181,8 +188,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
 
 
 def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
-    found = remembered([memory(1), memory(2), memory(3)], chat_id=CHAT, count=count)
-    texts = memory_texts([item for _, item in found.items])
+    texts = memory_texts(memory_items([memory(1), memory(2), memory(3)], count=count))
     assert [text.split("]")[0] for text in texts["memories"]] == [
         "[9 March 2026",
         "[10 March 2026",
@@ -193,9 +199,10 @@ def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
 
 def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
     history = History(positions=[5, 6, 7])
-    found = beyond(remembered([memory(5), memory(2)], chat_id=CHAT, count=count), history)
-    assert titles(item for _, item in found.items) == ["message 3"]
-    assert [each.reasons for each in found.left_out] == [[Reason("in_history")]]
+    found = [memory(5), memory(2)]
+    kept, left_out = outside_history(memory_items(found, count=count), found, history, chat_id=CHAT)
+    assert titles(kept) == ["message 3"]
+    assert [each.reasons for each in left_out] == [[Reason("in_history")]]
 
 
 def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> None:
@@ -206,24 +213,25 @@ def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> Non
         memory(3, kind="event", title="", text="From another chat.", position=6, chat_id=uuid4()),
         memory(4, kind="event", title="", text="Written by hand.", position=0, chat_id=None),
     ]
-    found = beyond(remembered(events, chat_id=CHAT, count=count), history)
-    assert titles(item for _, item in found.items) == [
+    kept, left_out = outside_history(
+        memory_items(events, count=count), events, history, chat_id=CHAT
+    )
+    assert titles(kept) == [
         "From before.",
         "From another chat.",
         "Written by hand.",
     ]
-    assert [each.title for each in found.left_out] == ["From the kept lines."]
+    assert titles(left_out) == ["From the kept lines."]
 
 
 def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
     event = pinned("Mara lost her lamp.")
-    found = remembered(
+    found = memory_items(
         [memory(1), memory(2, kind="event", source_id=event.id, title="", chat_id=None)],
-        chat_id=CHAT,
         count=count,
         pinned=[event],
     )
-    shared = ranked(placed(entry("Said")), found, count=count)
+    shared = by_rank(found, placed(entry("Said")).ranked)
     assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
     assert told(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
     assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
@@ -231,9 +239,9 @@ def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
 
 def test_lore_found_by_meaning_is_handed_to_the_scan() -> None:
     lore_id = uuid4()
-    found = remembered([memory(1, kind="lore", source_id=lore_id)], chat_id=CHAT, count=count)
-    assert found.items == []
-    assert found.lore[lore_id].rank == 1
+    found = [memory(1, kind="lore", source_id=lore_id)]
+    assert memory_items(found, count=count) == []
+    assert semantic_hits(found)[lore_id].rank == 1
 
 
 def test_what_one_entry_writes_the_next_one_reads() -> None:

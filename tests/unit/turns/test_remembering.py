@@ -12,7 +12,7 @@ from backend.memory.search import Memory
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts
 from backend.reasons import Reason
-from backend.turns.retrieval import memory_texts, remembered
+from backend.turns.retrieval import memory_items, memory_texts
 
 
 def item(kind: str, text: str) -> Item:
@@ -68,6 +68,6 @@ def test_events_stand_in_story_order_also_within_one_moment_and_place() -> None:
         event("first", at, place=1, number=6),
     ]
     for found in (memories, memories[::-1]):
-        items = [item for _, item in remembered(found, chat_id=uuid4(), count=len).items]
+        items = memory_items(found, count=len)
         told = [line.rpartition(" ")[2] for line in memory_texts(items)["memories"]]
         assert told == ["first", "second", "third", "fourth", "fifth", "sixth"]
