@@ -21,6 +21,7 @@ from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedItem,
+    RecordedLeftOut,
     RecordError,
     rebuild,
     restore_texts,
@@ -202,9 +203,15 @@ class ContextService:
         async with self._database.read() as session:
             view.containers = await repository.containers_of(
                 session,
-                {each.source_id for each in named if each.source_id is not None},
+                entry_ids=_sources(named, "lore"),
+                event_ids=_sources(named, "event"),
                 owner_id=identity.user_id,
             )
+
+
+def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
+    """What pieces of one kind come from."""
+    return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
 
 
 async def _lines(

@@ -151,16 +151,20 @@ async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -
 
 
 async def containers_of(
-    session: AsyncSession, source_ids: Collection[UUID], *, owner_id: UUID
+    session: AsyncSession,
+    *,
+    entry_ids: Collection[UUID],
+    event_ids: Collection[UUID],
+    owner_id: UUID,
 ) -> dict[UUID, UUID]:
-    """The lorebooks of those that are entries, the chronicles of those that are events, by id."""
-    if not source_ids:
-        return {}
-    entries = select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
-        LoreEntryRow.id.in_(source_ids), LoreEntryRow.user_id == owner_id
-    )
-    events = select(ChronicleEvent.id, ChronicleEvent.chronicle_id).where(
-        ChronicleEvent.id.in_(source_ids), ChronicleEvent.user_id == owner_id
-    )
-    rows = await session.execute(entries.union_all(events))
-    return {row[0]: row[1] for row in rows}
+    """The lorebooks of entries and the chronicles of events, by the ids of these."""
+    found: dict[UUID, UUID] = {}
+    for row, container, ids in (
+        (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),
+        (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
+    ):
+        if not ids:
+            continue
+        query = select(row.id, container).where(row.id.in_(ids), row.user_id == owner_id)
+        found.update((source, holder) for source, holder in await session.execute(query))
+    return found
