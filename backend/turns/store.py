@@ -40,7 +40,7 @@ from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.recording import SealedRecord, seal_record, store_record
 from backend.turns.runs import TurnRun
-from backend.vault.sealing import OVERHEAD
+from backend.vault.sealing import OVERHEAD, Sealer
 
 LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
