@@ -16,9 +16,12 @@ from backend.accounts.second_factor.service import SecondFactorService
 from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService, SessionWatch
 from backend.accounts.throttle import Throttle
+from backend.campaigns.history import HistoryService
+from backend.campaigns.item_service import ItemService
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
-from backend.campaigns.situations import NameCache, SituationService
+from backend.campaigns.situations import SituationService
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -150,6 +153,8 @@ class Services:
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)
 
         self.campaigns = CampaignService(database)
+        self.campaign_items = ItemService(database)
+        self.campaign_history = HistoryService(database)
         names = NameCache()
         self.situations = SituationService(database, names)
         joining = ChatChronicles(index)

@@ -1,8 +1,5 @@
 """Campaigns: `/campaigns`."""
 
-# pyright: reportUnknownParameterType=false
-# The views of items are made from their structs, which pyright does not follow.
-
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -14,26 +11,24 @@ from backend.accounts.identity import Identity
 from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
     CampaignFullError,
-    CampaignItemNotFoundError,
     CampaignNotFoundError,
     CampaignVersionNotFoundError,
 )
-from backend.campaigns.items import STRUCTS, Kind
+from backend.campaigns.history import HistoryService
+from backend.campaigns.item_controller import ITEM_CONTROLLERS
 from backend.campaigns.schemas import (
-    VIEWS,
     CampaignView,
     ChangePage,
     ChangeView,
     Comparison,
     ContextView,
-    ItemPage,
     NewCampaign,
     Restore,
     StateView,
     VersionPage,
     WorldPatch,
 )
-from backend.campaigns.service import CampaignService, ItemFilter, ItemKey
+from backend.campaigns.service import CampaignService
 from backend.campaigns.situations import SituationService
 from backend.chats.errors import ChatNotFoundError
 from backend.errors import PreconditionFailedError
@@ -41,17 +36,6 @@ from backend.wire import EXAMPLE, MAX_INTEGER, PATCHES, RAISES, Page, PageSize, 
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
-
-ITEM_PATHS: dict[Kind, str] = {
-    "entity": "entities",
-    "thread": "threads",
-    "clock": "clocks",
-    "fact": "facts",
-    "relation": "relations",
-    "scene": "scenes",
-    "echo": "echoes",
-    "term": "glossary",
-}
 
 
 class CampaignController(Controller):
@@ -184,12 +168,12 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaigns: NamedDependency[CampaignService],
+        campaign_history: NamedDependency[HistoryService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
     ) -> ChangePage:
         """Changes, newest first; each says who made it, and whether it counts."""
-        return await campaigns.changes(identity, campaign_id, limit=limit, before=before)
+        return await campaign_history.changes(identity, campaign_id, limit=limit, before=before)
 
     @post(
         "/{campaign_id:uuid}/changes/{change_id:uuid}/undo",
@@ -203,10 +187,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         change_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaigns: NamedDependency[CampaignService],
+        campaign_history: NamedDependency[HistoryService],
     ) -> ChangeView:
         """Let a change count no longer. What was changed after it stays."""
-        return await campaigns.undo(identity, campaign_id, change_id)
+        return await campaign_history.undo(identity, campaign_id, change_id)
 
     @get(
         "/{campaign_id:uuid}/versions",
@@ -218,12 +202,12 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaigns: NamedDependency[CampaignService],
+        campaign_history: NamedDependency[HistoryService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
     ) -> VersionPage:
         """Versions, newest first: changes that were made together."""
-        return await campaigns.versions(identity, campaign_id, limit=limit, before=before)
+        return await campaign_history.versions(identity, campaign_id, limit=limit, before=before)
 
     @get(
         "/{campaign_id:uuid}/comparison",
@@ -235,11 +219,11 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaigns: NamedDependency[CampaignService],
+        campaign_history: NamedDependency[HistoryService],
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
     ) -> Comparison:
         """What each item that changed since was in that version, and what it is now."""
-        return await campaigns.compare(identity, campaign_id, version)
+        return await campaign_history.compare(identity, campaign_id, version)
 
     @post(
         "/{campaign_id:uuid}/restore",
@@ -256,140 +240,17 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         data: JSONBody[Restore],
         identity: NamedDependency[Identity],
-        campaigns: NamedDependency[CampaignService],
+        campaign_history: NamedDependency[HistoryService],
     ) -> Response[CampaignView]:
         """Make the world what it was in a version. This is a change too, and can be undone."""
-        return _tagged(await campaigns.restore(identity, campaign_id, data.version))
-
-
-def items_controller(kind: Kind) -> type[Controller]:
-    """The routes of one kind of item: all kinds have the same."""
-    struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
-    one = struct.__name__
-    names = plural.title()
-
-    class ItemController(Controller):
-        path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
-        tags = TAGS
-
-        @get(
-            opt={RAISES: (CampaignNotFoundError,)},
-            operation_id=f"listCampaign{names}",
-            summary=f"List {plural}",
-        )
-        async def list_items(  # noqa: PLR0913, PLR0917  # the query is what can be asked
-            self,
-            campaign_id: FromPath[UUID],
-            identity: NamedDependency[Identity],
-            campaigns: NamedDependency[CampaignService],
-            subkind: Annotated[str | None, QueryParameter(name="kind")] = None,
-            at: FromQuery[UUID | None] = None,
-            status: FromQuery[str | None] = None,
-            q: FromQuery[str | None] = None,
-            limit: PageSize = 100,
-            after: FromQuery[UUID | None] = None,
-        ) -> ItemPage:
-            """Items in the order they were made; `q` is looked for in names and texts."""
-            asked = ItemFilter(subkind, at, status, q)
-            return await campaigns.list_items(
-                identity, campaign_id, kind, asked, limit=limit, after=after
-            )
-
-        @post(
-            opt={RAISES: (CampaignNotFoundError, CampaignFullError), PATCHES: struct},
-            operation_id=f"createCampaign{one}",
-            summary=f"Add to {plural}",
-        )
-        async def create_item(
-            self,
-            campaign_id: FromPath[UUID],
-            data: JSONBody[dict[str, Any]],
-            identity: NamedDependency[Identity],
-            campaigns: NamedDependency[CampaignService],
-        ) -> Response[view]:  # type: ignore[valid-type]
-            """Add an item, as a change of the ledger."""
-            return _tagged_item(await campaigns.create_item(identity, campaign_id, kind, data))
-
-        @get(
-            "/{item_id:uuid}",
-            opt={RAISES: (CampaignItemNotFoundError,)},
-            operation_id=f"getCampaign{one}",
-            summary=f"Read one of {plural}",
-        )
-        async def get_item(
-            self,
-            campaign_id: FromPath[UUID],
-            item_id: FromPath[UUID],
-            identity: NamedDependency[Identity],
-            campaigns: NamedDependency[CampaignService],
-        ) -> Response[view]:  # type: ignore[valid-type]
-            """An item as the changes that count leave it."""
-            key = ItemKey(campaign_id, kind, item_id)
-            return _tagged_item(await campaigns.get_item(identity, key))
-
-        @patch(
-            "/{item_id:uuid}",
-            opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    PreconditionFailedError,
-                ),
-                PATCHES: struct,
-            },
-            operation_id=f"patchCampaign{one}",
-            summary=f"Change one of {plural}",
-        )
-        async def patch_item(
-            self,
-            request: AnyRequest,
-            campaign_id: FromPath[UUID],
-            item_id: FromPath[UUID],
-            data: JSONBody[dict[str, Any]],
-            identity: NamedDependency[Identity],
-            campaigns: NamedDependency[CampaignService],
-        ) -> Response[view]:  # type: ignore[valid-type]
-            """Merge into an item; what differs is one change of the ledger."""
-            key = ItemKey(campaign_id, kind, item_id)
-            if_match = request.headers.get("if-match")
-            return _tagged_item(await campaigns.patch_item(identity, key, data, if_match=if_match))
-
-        @delete(
-            "/{item_id:uuid}",
-            opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    PreconditionFailedError,
-                )
-            },
-            operation_id=f"deleteCampaign{one}",
-            summary=f"Delete one of {plural}",
-        )
-        async def delete_item(
-            self,
-            request: AnyRequest,
-            campaign_id: FromPath[UUID],
-            item_id: FromPath[UUID],
-            identity: NamedDependency[Identity],
-            campaigns: NamedDependency[CampaignService],
-        ) -> None:
-            """Delete an item. It is a change of the ledger, and can be undone there."""
-            key = ItemKey(campaign_id, kind, item_id)
-            await campaigns.delete_item(identity, key, if_match=request.headers.get("if-match"))
-
-    return ItemController
+        return _tagged(await campaign_history.restore(identity, campaign_id, data.version))
 
 
 CONTROLLERS: tuple[type[Controller], ...] = (
     CampaignController,
-    *(items_controller(kind) for kind in ITEM_PATHS),
+    *ITEM_CONTROLLERS,
 )
 
 
 def _tagged(view: CampaignView) -> Response[CampaignView]:
     return Response(view, headers={"ETag": etag(view.version)})
-
-
-def _tagged_item(view: Any) -> Response[Any]:
-    return Response(view, headers={"ETag": etag(view.revision)})

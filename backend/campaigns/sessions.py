@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_store
 from backend.campaigns.models import Campaign, ChangeSource
-from backend.campaigns.service import get_campaign
+from backend.campaigns.records import get_campaign
 from backend.chats.events import CampaignChosen, ChatCopied, PathMoved
 from backend.chats.models import Chat
 from backend.database.base import chunks

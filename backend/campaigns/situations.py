@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -12,7 +11,6 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.accounts.events import UserSignedOut
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_store
 from backend.campaigns.context import (
@@ -27,11 +25,11 @@ from backend.campaigns.context import (
 )
 from backend.campaigns.items import Clock, Echo, Entity, Fact, Item, Kind, Relation, Scene, Thread
 from backend.campaigns.ledger import item_of
-from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.name_cache import NameCache, Names
+from backend.campaigns.records import get_campaign, open_campaign, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import ContextView, StateView
-from backend.campaigns.service import get_campaign, open_campaign, view_item
 from backend.chats import repository as chats
 from backend.chats.models import Chat
 from backend.chronicles.reading import current_events
@@ -50,65 +48,6 @@ MAX_HOT = 100
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
-CAMPAIGNS_KEPT = 64
-
-
-class NameCache(UserSignedOut):
-    """The names of campaigns' entities, compiled; what changed since is read and put in."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[UUID, _Names] = OrderedDict()
-
-    async def names(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> _Names:
-        """The names as of the version that `session` sees."""
-        kept = self._kept.pop(campaign.id, None)
-        if kept is None or kept.version > campaign.version:
-            kept = _Names(sealer.user_id)
-        if kept.version < campaign.version:
-            kept = await kept.updated(session, sealer, campaign)
-        self._kept[campaign.id] = kept
-        while len(self._kept) > CAMPAIGNS_KEPT:
-            self._kept.popitem(last=False)
-        return kept
-
-    def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept of a user."""
-        for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
-            del self._kept[key]
-
-
-class _Names:
-    """Entities' names and aliases at one version of a campaign."""
-
-    def __init__(self, user_id: UUID) -> None:
-        self.user_id = user_id
-        self.version = -1
-        self.by_id: dict[UUID, tuple[str, ...]] = {}
-        self.index = NameIndex([])
-
-    async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> _Names:
-        query = select(CampaignItem.id, CampaignItem.exists, CampaignItem.sealed_state).where(
-            CampaignItem.campaign_id == campaign.id,
-            CampaignItem.kind == "entity",
-            CampaignItem.version > self.version,
-        )
-        by_id = dict(self.by_id)
-        for row in await session.execute(query):
-            state = ledger_store.read_state(sealer, row.id, row.sealed_state)
-            by_id.pop(row.id, None)
-            if row.exists:
-                by_id[row.id] = (state["name"], *state.get("aliases", []))
-        new = _Names(self.user_id)
-        new.version, new.by_id = campaign.version, by_id
-        same = by_id == self.by_id
-        new.index = (
-            self.index
-            if same
-            else NameIndex(
-                (entity_id, name) for entity_id, names in by_id.items() for name in names
-            )
-        )
-        return new
 
 
 class SituationService:
@@ -289,7 +228,7 @@ class _Reader:
         return found
 
     async def situation(
-        self, names: _Names, text: str, *, spoke: Sequence[UUID], chat: Chat | None
+        self, names: Names, text: str, *, spoke: Sequence[UUID], chat: Chat | None
     ) -> Situation:
         fields = open_campaign(self._sealer, self._campaign)
         world = await self.world()

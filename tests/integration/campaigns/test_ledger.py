@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from backend.campaigns import ledger_store
+from backend.campaigns.history import HistoryService
 from backend.campaigns.items import Clock, Entity
 from backend.campaigns.ledger import DELETION, EXISTS, Operations, creation, fold
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import CampaignChange, CampaignItem
+from backend.campaigns.records import get_campaign
 from backend.campaigns.schemas import NewCampaign
-from backend.campaigns.service import CampaignService, get_campaign
+from backend.campaigns.service import CampaignService
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -179,7 +181,7 @@ async def take(world: World, name: str, which: int, place: int, *, flag: bool) -
             await world.write(item, kind, operations(kind, place, flag=flag), message)
     elif name == "undo" and world.lines:
         line = world.lines[place % len(world.lines)]
-        await CampaignService(world.database).undo(world.identity, world.campaign_id, line.id)
+        await HistoryService(world.database).undo(world.identity, world.campaign_id, line.id)
         line.undone = True
     elif name == "restore" and world.lines:
         await restore(world, world.lines[place % len(world.lines)].version)
@@ -214,7 +216,7 @@ async def restore(world: World, version: int) -> None:
         item: fold(kind, [x.operations for x in world.counting(through=version) if x.item == item])  # type: ignore[arg-type]
         for item, kind in world.items.items()
     }
-    await CampaignService(world.database).restore(world.identity, world.campaign_id, version)
+    await HistoryService(world.database).restore(world.identity, world.campaign_id, version)
     known = {line.id for line in world.lines}
     async with world.database.read() as session:
         query = select(CampaignChange).where(CampaignChange.campaign_id == world.campaign_id)

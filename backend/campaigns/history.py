@@ -1,0 +1,260 @@
+"""What became of a campaign: its ledger, its versions, undoing and restoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.errors import (
+    CampaignChangeNotFoundError,
+    CampaignVersionNotFoundError,
+)
+from backend.campaigns.items import Kind
+from backend.campaigns.ledger import (
+    DELETION,
+    EXISTS,
+    State,
+    difference,
+    exists,
+    fold,
+)
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import (
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    ChangeSource,
+)
+from backend.campaigns.records import (
+    campaign_views,
+    get_campaign,
+)
+from backend.campaigns.schemas import (
+    CampaignView,
+    ChangePage,
+    ChangeView,
+    Comparison,
+    Difference,
+    Target,
+    VersionPage,
+    VersionView,
+)
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.vault.sealing import Sealer
+
+
+class HistoryService:
+    """Shows the ledger, and takes changes back."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def changes(
+        self, identity: Identity, campaign_id: UUID, *, limit: int, before: int | None
+    ) -> ChangePage:
+        """The ledger, newest first. Raises `CampaignNotFoundError`."""
+        query = (
+            select(CampaignChange, CampaignItem)
+            .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+            .where(
+                CampaignChange.campaign_id == campaign_id,
+                CampaignChange.user_id == identity.user_id,
+            )
+            .order_by(CampaignChange.seq.desc())
+            .limit(limit + 1)
+        )
+        if before is not None:
+            query = query.where(CampaignChange.seq < before)
+        async with self._database.read() as session:
+            await get_campaign(session, identity, campaign_id)
+            rows = [(row[0], row[1]) for row in await session.execute(query)]
+            sources = await _first_sources(session, [change.id for change, _ in rows])
+        items = [
+            _view_change(identity.sealer, change, item, sources.get(change.id))
+            for change, item in rows[:limit]
+        ]
+        return ChangePage(items=items, next=items[-1].seq if len(rows) > limit else None)
+
+    async def undo(self, identity: Identity, campaign_id: UUID, change_id: UUID) -> ChangeView:
+        """Let a change count no longer; where it was undone already, nothing changes.
+
+        Raises `CampaignNotFoundError`, `CampaignChangeNotFoundError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            change = await session.scalar(
+                select(CampaignChange).where(
+                    CampaignChange.id == change_id,
+                    CampaignChange.campaign_id == campaign_id,
+                    CampaignChange.user_id == identity.user_id,
+                )
+            )
+            if change is None:
+                raise CampaignChangeNotFoundError
+            if not change.is_undone:
+                change.is_undone = True
+                campaign.version += 1
+                campaign.edits += 1
+                campaign.updated_at = now()
+                await session.flush()
+                await ledger_store.refold(session, identity.sealer, campaign, [change.item_id])
+            item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
+            sources = await _first_sources(session, [change.id])
+            return _view_change(identity.sealer, change, item, sources.get(change.id))
+
+    async def versions(
+        self, identity: Identity, campaign_id: UUID, *, limit: int, before: int | None
+    ) -> VersionPage:
+        """Versions, newest first: changes that were written together.
+
+        Raises `CampaignNotFoundError`.
+        """
+        query = (
+            select(
+                CampaignChange.version,
+                func.min(CampaignChange.actor),
+                func.count(),
+                func.min(CampaignChange.created_at),
+            )
+            .where(
+                CampaignChange.campaign_id == campaign_id,
+                CampaignChange.user_id == identity.user_id,
+            )
+            .group_by(CampaignChange.version)
+            .order_by(CampaignChange.version.desc())
+            .limit(limit + 1)
+        )
+        if before is not None:
+            query = query.where(CampaignChange.version < before)
+        async with self._database.read() as session:
+            await get_campaign(session, identity, campaign_id)
+            rows = (await session.execute(query)).all()
+        items = [
+            VersionView(version=row[0], actor=row[1], changes=row[2], created_at=row[3])
+            for row in rows[:limit]
+        ]
+        return VersionPage(items=items, next=items[-1].version if len(rows) > limit else None)
+
+    async def compare(self, identity: Identity, campaign_id: UUID, version: int) -> Comparison:
+        """What differs between a version and now.
+
+        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
+        """
+        async with self._database.read() as session:
+            campaign = await get_campaign(session, identity, campaign_id)
+            differing = await _since(session, identity.sealer, campaign, version)
+        items = [
+            Difference(
+                target=Target(kind=row.kind, id=row.id, name=_name(row.kind, then, current)),
+                then=_public(then),
+                now=_public(current),
+            )
+            for row, then, current in differing
+        ]
+        return Comparison(version=version, current=campaign.version, differences=items)
+
+    async def restore(self, identity: Identity, campaign_id: UUID, version: int) -> CampaignView:
+        """Make of every item what it was in a version, by changes that can be undone.
+
+        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
+        """
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            differing = await _since(session, sealer, campaign, version)
+            changes = [
+                Change(row.kind, row.id, difference(current, then) if exists(then) else DELETION)
+                for row, then, current in differing
+            ]
+            if changes:
+                await ledger_store.append(session, sealer, campaign, changes, actor="user")
+            await session.flush()
+            [view] = await campaign_views(session, sealer, [campaign])
+        return view
+
+
+async def _first_sources(session: AsyncSession, change_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+    """The message that made each change: of copies in forks, the oldest."""
+    query = (
+        select(ChangeSource.change_id, ChangeSource.message_id)
+        .where(ChangeSource.change_id.in_(change_ids))
+        .order_by(ChangeSource.message_id.desc())
+    )
+    return {row.change_id: row.message_id for row in await session.execute(query)}
+
+
+def _view_change(
+    sealer: Sealer, change: CampaignChange, item: CampaignItem, message_id: UUID | None
+) -> ChangeView:
+    operations = ledger_store.read_operations(sealer, change.id, change.sealed_operations)
+    state = ledger_store.read_state(sealer, item.id, item.sealed_state)
+    return ChangeView(
+        id=change.id,
+        seq=change.seq,
+        version=change.version,
+        actor=change.actor,
+        message_id=message_id,
+        turn_id=change.turn_id,
+        target=Target(kind=item.kind, id=item.id, name=_name(item.kind, state, operations.set)),
+        set=operations.set,
+        add=operations.add,
+        remove=operations.remove,
+        counts=change.is_on_path and not change.is_undone,
+        undone=change.is_undone,
+        created_at=change.created_at,
+    )
+
+
+async def _since(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, version: int
+) -> list[tuple[CampaignItem, State, State]]:
+    """Items that a later version changed: (row, its state then, its state now)."""
+    first = await session.scalar(
+        select(func.min(CampaignChange.version)).where(CampaignChange.campaign_id == campaign.id)
+    )
+    if first is None or not first <= version <= campaign.version:
+        raise CampaignVersionNotFoundError(
+            f"The campaign has the versions {first} to {campaign.version}."
+        )
+    later = (
+        select(CampaignChange.item_id)
+        .where(CampaignChange.campaign_id == campaign.id, CampaignChange.version > version)
+        .distinct()
+    )
+    rows = (
+        await session.scalars(
+            select(CampaignItem).where(CampaignItem.id.in_(later)).order_by(CampaignItem.id)
+        )
+    ).all()
+    lines = await ledger_store.lines_of(session, sealer, [row.id for row in rows], through=version)
+    found: list[tuple[CampaignItem, State, State]] = []
+    for row in rows:
+        then = fold(row.kind, [operations for _, operations in lines[row.id]])
+        current = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        if then != current and (exists(then) or exists(current)):
+            found.append((row, then, current))
+    return found
+
+
+def _name(kind: Kind, *states: State) -> str:
+    """What an item is called, of the first state that says so."""
+    if kind == "world":
+        return "world"
+    for state in states:
+        for field in ("name", "title", "term", "text", "note"):
+            if isinstance(value := state.get(field), str) and value:
+                return value[:200]
+    return ""
+
+
+def _public(state: State) -> dict[str, Any] | None:
+    if not exists(state):
+        return None
+    return {key: value for key, value in state.items() if key != EXISTS}

@@ -1,0 +1,194 @@
+"""Rows of campaigns and their items: found by owner, unsealed, shown, edited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.errors import (
+    CampaignItemNotFoundError,
+    CampaignNotFoundError,
+)
+from backend.campaigns.items import STRUCTS, Item, Kind, Relation, World, relation_label
+from backend.campaigns.ledger import (
+    EXISTS,
+    difference,
+    item_of,
+)
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import (
+    CAMPAIGN,
+    Campaign,
+    CampaignItem,
+)
+from backend.campaigns.schemas import (
+    VIEWS,
+    CampaignFields,
+    CampaignView,
+)
+from backend.chats.models import Chat
+from backend.errors import ValidationError
+from backend.vault.sealing import Sealer
+from backend.wire import merge_patch, reject_unknown
+
+_FIELDS = msgspec.json.Decoder(CampaignFields)
+_REFERENCES = ("location_id", "from_id", "to_id", "giver_id", "clock_id", "linked_id", "about_id")
+
+
+class ItemKey(NamedTuple):
+    """Which item is meant."""
+
+    campaign_id: UUID
+    kind: Kind
+    item_id: UUID
+
+
+async def get_campaign(
+    session: AsyncSession, identity: Identity, campaign_id: UUID, *, lock: bool = False
+) -> Campaign:
+    """Raises `CampaignNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change the campaign.
+    """
+    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == identity.user_id)
+    campaign = await session.scalar(query.with_for_update() if lock else query)
+    if campaign is None:
+        raise CampaignNotFoundError
+    return campaign
+
+
+def open_campaign(sealer: Sealer, campaign: Campaign) -> CampaignFields:
+    """What a campaign's row says."""
+    return _FIELDS.decode(sealer.open_bytes(CAMPAIGN, campaign.id, campaign.sealed_campaign))
+
+
+def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) -> None:
+    """Put what a campaign says of itself into its row."""
+    campaign.rules = fields.rules
+    campaign.sealed_campaign = sealer.seal_bytes(CAMPAIGN, campaign.id, msgspec.json.encode(fields))
+
+
+async def campaign_views(
+    session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
+) -> list[CampaignView]:
+    """Campaigns as the API shows them."""
+    ids = [campaign.id for campaign in campaigns]
+    worlds = {
+        row.id: row.sealed_state
+        for row in await session.execute(
+            select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.id.in_(ids))
+        )
+    }
+    chats: dict[UUID, list[UUID]] = {}
+    query = select(Chat.campaign_id, Chat.id).where(Chat.campaign_id.in_(ids)).order_by(Chat.id)
+    for campaign_id, chat_id in await session.execute(query):
+        if campaign_id is not None:
+            chats.setdefault(campaign_id, []).append(chat_id)
+    views: list[CampaignView] = []
+    for campaign in campaigns:
+        fields = open_campaign(sealer, campaign)
+        world = item_of("world", ledger_store.read_state(sealer, campaign.id, worlds[campaign.id]))
+        assert isinstance(world, World)  # noqa: S101
+        views.append(
+            CampaignView(
+                id=campaign.id,
+                name=fields.name,
+                rules=fields.rules,
+                brief=fields.brief,
+                settings=fields.settings,
+                day=world.day,
+                time_of_day=world.time_of_day,
+                flags=world.flags,
+                chat_ids=chats.get(campaign.id, []),
+                version=campaign.version,
+                created_at=campaign.created_at,
+                updated_at=campaign.updated_at,
+            )
+        )
+    return views
+
+
+def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
+    """An item as the API shows it."""
+    more: dict[str, Any] = (
+        {"label": relation_label(item.score)} if isinstance(item, Relation) else {}
+    )
+    return VIEWS[row.kind](
+        id=row.id,
+        revision=row.seq,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        **{name: getattr(item, name) for name in item.__struct_fields__},
+        **more,
+    )
+
+
+def open_item(sealer: Sealer, row: CampaignItem) -> Item:
+    """The item of a row."""
+    return item_of(row.kind, ledger_store.read_state(sealer, row.id, row.sealed_state))
+
+
+async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) -> CampaignItem:
+    """Raises `CampaignItemNotFoundError`: absent, deleted, elsewhere, or someone else's."""
+    row = await session.scalar(
+        select(CampaignItem)
+        .where(
+            CampaignItem.id == key.item_id,
+            CampaignItem.campaign_id == key.campaign_id,
+            CampaignItem.user_id == identity.user_id,
+            CampaignItem.kind == key.kind,
+            CampaignItem.exists,
+        )
+        .execution_options(populate_existing=True)
+    )
+    if row is None:
+        raise CampaignItemNotFoundError
+    return row
+
+
+async def edit_item(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, key: ItemKey, patch: dict[str, Any]
+) -> None:
+    """Write what a merge patch changes of an item as one change of the user's."""
+    struct = STRUCTS[key.kind]
+    reject_unknown(patch, struct)
+    blob = await session.scalar(
+        select(CampaignItem.sealed_state).where(CampaignItem.id == key.item_id)
+    )
+    if blob is None:
+        raise CampaignItemNotFoundError
+    before = ledger_store.read_state(sealer, key.item_id, blob)
+    item = merge_patch(item_of(key.kind, before), patch)
+    await check_references(session, campaign.id, item)
+    change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})
+    if change.fields():
+        await ledger_store.append(
+            session, sealer, campaign, [Change(key.kind, key.item_id, change)], actor="user"
+        )
+
+
+async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
+    """Raise `ValidationError` where an item names one that its campaign has not."""
+    named = {name: getattr(item, name, None) for name in _REFERENCES}
+    wanted: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
+    for name in ("present", "audience"):
+        value = getattr(item, name, None)
+        if isinstance(value, list) and value:
+            wanted[name] = value
+    ids = {each for group in wanted.values() for each in group}
+    if not ids:
+        return
+    query = select(CampaignItem.id).where(
+        CampaignItem.campaign_id == campaign_id, CampaignItem.id.in_(ids)
+    )
+    missing = ids - set(await session.scalars(query))
+    for name, group in wanted.items():
+        if lost := [each for each in group if each in missing]:
+            raise ValidationError(f"`{name}` names {lost[0]}, which the campaign does not have.")
