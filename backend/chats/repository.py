@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -35,6 +35,20 @@ async def get_chat(
     if chat is None:
         raise ChatNotFoundError
     return chat
+
+
+async def lock_trees(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
+    """Keep changes of these chats' trees waiting.
+
+    All changes of a chat lock it first, so that no two wait for each other. SQLite has one writer
+    at a time and no such locks.
+    """
+    await session.execute(
+        select(Chat.id)
+        .where(Chat.id.in_(chat_ids))
+        .order_by(Chat.id)
+        .with_for_update(read=True, key_share=True)
+    )
 
 
 async def leaf_position(session: AsyncSession, chat: Chat) -> int | None:

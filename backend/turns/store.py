@@ -25,6 +25,7 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
+from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
 from backend.database.base import Base, now
 from backend.database.engine import Database
@@ -110,7 +111,7 @@ class TurnStore:
             if run.has_spoken and not run.record_stored
         }
         async with self._database.write() as session:
-            await _lock_chats(session, {run.chat_id for run in runs})
+            await lock_trees(session, {run.chat_id for run in runs})
             connection = await session.connection()
             await connection.execute(_RENEW, turns)
             rows = await session.execute(
@@ -284,20 +285,6 @@ class TurnStore:
         await self._index.changed(
             session, run, kind="message", container_id=turn.chat_id, source_ids=said
         )
-
-
-async def _lock_chats(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
-    """Keep changes of these chats' trees waiting.
-
-    All changes of a chat lock it first, so that no two wait for each other. SQLite has one writer
-    at a time and no such locks.
-    """
-    await session.execute(
-        select(Chat.id)
-        .where(Chat.id.in_(chat_ids))
-        .order_by(Chat.id)
-        .with_for_update(read=True, key_share=True)
-    )
 
 
 def _usage(run: TurnRun) -> dict[str, Any] | None:
