@@ -46,14 +46,13 @@ class HealthController(Controller):
     tags = ("Operation",)
     opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
 
-    @get("/health", operation_id="health", summary="Alive")
+    @get("/health", summary="Alive")
     async def health(self) -> dict[str, str]:
         """The process answers."""
         return {"status": "alive"}
 
     @get(
         "/ready",
-        operation_id="ready",
         summary="Ready",
         status_code=200,
         responses={
@@ -85,7 +84,7 @@ class HealthController(Controller):
         ready = all(part.ready for part in parts if part.needed)
         return Response(Readiness(ready=ready, parts=parts), status_code=200 if ready else 503)
 
-    @get("/metrics", operation_id="metrics", summary="Metrics", include_in_schema=False)
+    @get("/metrics", summary="Metrics", include_in_schema=False)
     async def metrics(
         self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
     ) -> Response[bytes]:

@@ -148,7 +148,6 @@ class OpeningController(Controller):
             ),
             EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
         },
-        operation_id="openChat",
         summary="Open a chat",
     )
     async def open_chat(
@@ -173,7 +172,6 @@ class OpeningController(Controller):
             PATCHES: ChatPatch,
             EXAMPLE: {"title": "The storm", "persona_id": None},
         },
-        operation_id="patchChat",
         summary="Change a chat",
     )
     async def patch_chat(

@@ -111,11 +111,7 @@ class SearchController(Controller):
     path = "/search"
     tags = ("Memory",)
 
-    @get(
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="search",
-        summary="Search events, lore and messages",
-    )
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Search events, lore and messages")
     async def search(
         self,
         identity: NamedDependency[Identity],

@@ -123,7 +123,7 @@ class AdministrationController(Controller):
     guards = (administrators_only,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get("/users", operation_id="listUsers", summary="List accounts")
+    @get("/users", summary="List accounts")
     async def list_users(
         self,
         administration: NamedDependency[AdministrationService],
@@ -136,7 +136,6 @@ class AdministrationController(Controller):
     @patch(
         "/users/{user_id:uuid}",
         opt={RAISES: (UserNotFoundError, LastAdministratorError)},
-        operation_id="changeUser",
         summary="Change an account",
     )
     async def change_user(
@@ -148,7 +147,7 @@ class AdministrationController(Controller):
         """Make somebody an administrator, or keep somebody out. Disabling ends the sessions."""
         return await administration.change_user(user_id, data)
 
-    @get("/invitations", operation_id="listInvitations", summary="List invitations")
+    @get("/invitations", summary="List invitations")
     async def list_invitations(
         self,
         administration: NamedDependency[AdministrationService],
@@ -158,7 +157,7 @@ class AdministrationController(Controller):
         """All invitations, newest first; the codes are not kept."""
         return await administration.list_invitations(after=after, limit=limit)
 
-    @post("/invitations", opt={SHOWN_ONCE: True}, operation_id="invite", summary="Invite somebody")
+    @post("/invitations", opt={SHOWN_ONCE: True}, summary="Invite somebody")
     async def invite(
         self,
         data: JSONBody[NewInvitation],

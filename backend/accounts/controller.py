@@ -56,7 +56,7 @@ class InstanceController(Controller):
     path = "/instance"
     tags = ("Accounts",)
 
-    @get(opt={PUBLIC: True}, operation_id="getInstance", summary="This installation")
+    @get(opt={PUBLIC: True}, summary="This installation")
     async def get_instance(
         self,
         request: Request[Identity | None, Any, Any],
@@ -91,7 +91,6 @@ class DoorController(Controller):
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
-        operation_id="signUp",
         summary="Sign up",
     )
     async def sign_up(
@@ -125,7 +124,6 @@ class DoorController(Controller):
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
-        operation_id="logIn",
         summary="Log in",
     )
     async def log_in(
@@ -155,7 +153,6 @@ class DoorController(Controller):
             PUBLIC: True,
             RAISES: (WrongRecoveryCodeError, WeakPasswordError, *ENTERING),
         },
-        operation_id="recover",
         summary="Recover an account",
     )
     async def recover(

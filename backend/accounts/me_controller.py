@@ -47,7 +47,7 @@ class MeController(Controller):
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(opt={NEEDS: "read"}, operation_id="getMe", summary="Who am I")
+    @get(opt={NEEDS: "read"}, summary="Who am I")
     async def get_me(
         self, identity: NamedDependency[Identity], accounts: NamedDependency[AccountService]
     ) -> UserView:
@@ -56,7 +56,6 @@ class MeController(Controller):
 
     @patch(
         opt={PATCHES: AccountPatch, RAISES: (KeysChangedError, TooManyDataKeysError)},
-        operation_id="changeMe",
         summary="Change the key mode",
     )
     async def change_me(
@@ -80,11 +79,7 @@ class MeController(Controller):
             await activity.note(request, "key_mode_changed", detail=user.key_mode)
         return UserView.of(user, accounts.name_of(identity))
 
-    @delete(
-        opt={RAISES: (*CONFIRMED, LastAdministratorError)},
-        operation_id="deleteMe",
-        summary="Delete the account",
-    )
+    @delete(opt={RAISES: (*CONFIRMED, LastAdministratorError)}, summary="Delete the account")
     async def delete_me(
         self,
         request: AnyRequest,
@@ -101,7 +96,6 @@ class MeController(Controller):
         "/password",
         status_code=204,
         opt={RAISES: (*CONFIRMED, WeakPasswordError, KeysChangedError)},
-        operation_id="changePassword",
         summary="Change password",
     )
     async def change_password(
@@ -120,7 +114,6 @@ class MeController(Controller):
         "/rotate-key",
         status_code=204,
         opt={RAISES: (*CONFIRMED, TooManyDataKeysError, KeysChangedError)},
-        operation_id="changeKeys",
         summary="Change the keys",
     )
     async def change_keys(
@@ -146,7 +139,6 @@ class MeController(Controller):
     @post(
         "/recovery-code",
         opt={SHOWN_ONCE: True, RAISES: (*CONFIRMED, KeysChangedError)},
-        operation_id="newRecoveryCode",
         summary="New recovery code",
     )
     async def new_recovery_code(
@@ -162,7 +154,7 @@ class MeController(Controller):
         await activity.note(request, "recovery_code_made")
         return RecoveryCode(recovery_code=code)
 
-    @get("/settings", opt={NEEDS: "read"}, operation_id="getSettings", summary="Read settings")
+    @get("/settings", opt={NEEDS: "read"}, summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
         """Defaults of the account's chats."""
         return Response(identity.settings, headers={"ETag": etag(identity.user.settings_revision)})
@@ -174,7 +166,6 @@ class MeController(Controller):
             PATCHES: UserSettings,
             EXAMPLE: {"model": "demo", "sampling": {"temperature": 0.9}},
         },
-        operation_id="patchSettings",
         summary="Change settings",
     )
     async def patch_settings(
@@ -198,7 +189,7 @@ class ActivityController(Controller):
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(operation_id="listActivity", summary="List recent activity")
+    @get(summary="List recent activity")
     async def list_activity(
         self,
         identity: NamedDependency[Identity],

@@ -29,7 +29,7 @@ class SessionController(Controller):
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(operation_id="listSessions", summary="List sessions")
+    @get(summary="List sessions")
     async def list_sessions(
         self,
         identity: NamedDependency[Identity],
@@ -54,12 +54,7 @@ class SessionController(Controller):
             ],
         )
 
-    @delete(
-        "/{session_id:str}",
-        opt={RAISES: (SessionNotFoundError,)},
-        operation_id="endSession",
-        summary="End a session",
-    )
+    @delete("/{session_id:str}", opt={RAISES: (SessionNotFoundError,)}, summary="End a session")
     async def end_session(
         self,
         request: AnyRequest,

@@ -44,7 +44,7 @@ class CampaignController(Controller):
     path = "/campaigns"
     tags = TAGS
 
-    @get(operation_id="listCampaigns", summary="List campaigns")
+    @get(summary="List campaigns")
     async def list_campaigns(
         self,
         identity: NamedDependency[Identity],
@@ -55,11 +55,7 @@ class CampaignController(Controller):
         """Campaigns, newest first, with the chats that are their sessions."""
         return await campaigns.list_page(identity, limit=limit, after=after)
 
-    @post(
-        opt={RAISES: (CampaignFullError,)},
-        operation_id="createCampaign",
-        summary="Make a campaign",
-    )
+    @post(opt={RAISES: (CampaignFullError,)}, summary="Make a campaign")
     async def create_campaign(
         self,
         data: JSONBody[NewCampaign],
@@ -69,12 +65,7 @@ class CampaignController(Controller):
         """Make a campaign without people or places. A chat joins it by its `campaign_id`."""
         return _tagged(await campaigns.create(identity, data))
 
-    @get(
-        "/{campaign_id:uuid}",
-        opt={RAISES: (CampaignNotFoundError,)},
-        operation_id="getCampaign",
-        summary="Read a campaign",
-    )
+    @get("/{campaign_id:uuid}", opt={RAISES: (CampaignNotFoundError,)}, summary="Read a campaign")
     async def get_campaign(
         self,
         campaign_id: FromPath[UUID],
@@ -91,7 +82,6 @@ class CampaignController(Controller):
             PATCHES: WorldPatch,
             EXAMPLE: {"day": 6, "time_of_day": "dusk", "settings": {"memory_interval": 6}},
         },
-        operation_id="patchCampaign",
         summary="Change a campaign",
     )
     async def patch_campaign(
@@ -112,7 +102,6 @@ class CampaignController(Controller):
     @delete(
         "/{campaign_id:uuid}",
         opt={RAISES: (CampaignNotFoundError, PreconditionFailedError)},
-        operation_id="deleteCampaign",
         summary="Delete a campaign",
     )
     async def delete_campaign(

@@ -50,7 +50,7 @@ class CharacterController(Controller):
     path = "/characters"
     tags = ("Characters",)
 
-    @get(operation_id="listCharacters", summary="List and search characters")
+    @get(summary="List and search characters")
     async def list_characters(
         self,
         identity: NamedDependency[Identity],
@@ -66,11 +66,7 @@ class CharacterController(Controller):
         """
         return await characters.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(
-        opt={RAISES: (CardError, CardLimitError)},
-        operation_id="createCharacter",
-        summary="Make a character",
-    )
+    @post(opt={RAISES: (CardError, CardLimitError)}, summary="Make a character")
     async def create_character(
         self,
         data: JSONBody[NewCharacter],
@@ -83,7 +79,6 @@ class CharacterController(Controller):
     @post(
         "/import",
         opt={RAISES: (CardError, NoCardError, CardLimitError)},
-        operation_id="importCharacter",
         summary="Import a card file",
         operation_class=FileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,
@@ -102,10 +97,7 @@ class CharacterController(Controller):
         return await characters.import_file(identity, await read_file(request))
 
     @get(
-        "/{character_id:uuid}",
-        opt={RAISES: (CharacterNotFoundError,)},
-        operation_id="getCharacter",
-        summary="Read a character",
+        "/{character_id:uuid}", opt={RAISES: (CharacterNotFoundError,)}, summary="Read a character"
     )
     async def get_character(
         self,
@@ -128,7 +120,6 @@ class CharacterController(Controller):
             ),
             PATCHES: Card,
         },
-        operation_id="patchCharacter",
         summary="Change a character",
     )
     async def patch_character(
@@ -148,7 +139,6 @@ class CharacterController(Controller):
     @delete(
         "/{character_id:uuid}",
         opt={RAISES: (CharacterNotFoundError, PreconditionFailedError)},
-        operation_id="deleteCharacter",
         summary="Delete a character",
     )
     async def delete_character(
@@ -187,7 +177,6 @@ class CharacterController(Controller):
             RAISES: (CharacterNotFoundError,),
             FILES: ("image/png", "application/json", "application/zip"),
         },
-        operation_id="exportCharacter",
         summary="Export a card file",
         media_type="image/png",
     )

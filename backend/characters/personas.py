@@ -129,7 +129,7 @@ class PersonaController(Controller):
     path = "/personas"
     tags = ("Personas",)
 
-    @get(operation_id="listPersonas", summary="List personas")
+    @get(summary="List personas")
     async def list_personas(
         self,
         identity: NamedDependency[Identity],
@@ -140,7 +140,7 @@ class PersonaController(Controller):
         """Personas, newest first."""
         return await personas.list_page(identity, limit=limit, after=after)
 
-    @post(operation_id="createPersona", summary="Make a persona")
+    @post(summary="Make a persona")
     async def create_persona(
         self,
         data: JSONBody[PersonaFields],
@@ -150,12 +150,7 @@ class PersonaController(Controller):
         """Make a persona: who the user is in a chat."""
         return _tagged(await personas.create(identity, data))
 
-    @get(
-        "/{persona_id:uuid}",
-        opt={RAISES: (PersonaNotFoundError,)},
-        operation_id="getPersona",
-        summary="Read a persona",
-    )
+    @get("/{persona_id:uuid}", opt={RAISES: (PersonaNotFoundError,)}, summary="Read a persona")
     async def get_persona(
         self,
         persona_id: FromPath[UUID],
@@ -168,7 +163,6 @@ class PersonaController(Controller):
     @patch(
         "/{persona_id:uuid}",
         opt={RAISES: (PersonaNotFoundError, PreconditionFailedError), PATCHES: PersonaFields},
-        operation_id="patchPersona",
         summary="Change a persona",
     )
     async def patch_persona(
@@ -188,7 +182,6 @@ class PersonaController(Controller):
     @delete(
         "/{persona_id:uuid}",
         opt={RAISES: (PersonaNotFoundError, PreconditionFailedError)},
-        operation_id="deletePersona",
         summary="Delete a persona",
     )
     async def delete_persona(

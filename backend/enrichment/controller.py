@@ -49,11 +49,7 @@ class EnrichmentController(Controller):
     path = "/chats/{chat_id:uuid}/enrichment"
     tags = TAGS
 
-    @get(
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="getEnrichment",
-        summary="Look at the work behind the replies",
-    )
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Look at the work behind the replies")
     async def get_enrichment(
         self,
         chat_id: FromPath[UUID],
@@ -75,7 +71,7 @@ class RunController(Controller):
     path = "/enrichment/runs/{run_id:uuid}"
     tags = TAGS
 
-    @get(opt={RAISES: (RunNotFoundError,)}, operation_id="getRun", summary="Read a run")
+    @get(opt={RAISES: (RunNotFoundError,)}, summary="Read a run")
     async def get_run(
         self,
         run_id: FromPath[UUID],
@@ -98,7 +94,6 @@ class RunController(Controller):
                 LorebookFullError,
             ),
         },
-        operation_id="undoRun",
         summary="Undo a run",
     )
     async def undo_run(
@@ -188,7 +183,6 @@ class SummaryController(Controller):
     @get(
         "/summary",
         opt={PREVIEWS: True, RAISES: (ChatNotFoundError, SummaryNotFoundError)},
-        operation_id="getSummary",
         summary="Read the summary",
     )
     async def get_summary(
@@ -213,7 +207,6 @@ class SummaryController(Controller):
                 PreconditionFailedError,
             ),
         },
-        operation_id="putSummary",
         summary="Write the summary",
     )
     async def put_summary(
@@ -237,7 +230,6 @@ class SummaryController(Controller):
     @delete(
         "/summary",
         opt={RAISES: (ChatNotFoundError, SummaryNotFoundError, PreconditionFailedError)},
-        operation_id="deleteSummary",
         summary="Drop the summary",
     )
     async def delete_summary(
@@ -250,12 +242,7 @@ class SummaryController(Controller):
         """Drop the current summary; the one before it, if any, is the current one again."""
         await summaries.delete(identity, chat_id, if_match=request.headers.get("if-match"))
 
-    @get(
-        "/summaries",
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="listSummaries",
-        summary="List summaries",
-    )
+    @get("/summaries", opt={RAISES: (ChatNotFoundError,)}, summary="List summaries")
     async def list_summaries(
         self,
         chat_id: FromPath[UUID],

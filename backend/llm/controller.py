@@ -61,7 +61,7 @@ class ModelController(Controller):
     path = "/models"
     tags = ("Models",)
 
-    @get(operation_id="listModels", summary="List models")
+    @get(summary="List models")
     async def list_models(
         self, identity: NamedDependency[Identity], registry: NamedDependency[ModelRegistry]
     ) -> Page[ModelView]:
@@ -98,7 +98,6 @@ class TokenController(Controller):
             RAISES: (UnknownModelError,),
             EXAMPLE: {"texts": ["The door creaks open.", ""]},
         },
-        operation_id="countTokens",
         summary="Count tokens",
     )
     async def count_tokens(

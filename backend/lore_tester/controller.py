@@ -38,7 +38,6 @@ class LoreTesterController(Controller):
             ),
             EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
         },
-        operation_id="testLorebook",
         summary="Try a lorebook on a text",
     )
     async def test_lorebook(

@@ -49,7 +49,7 @@ class LorebookController(Controller):
     path = "/lorebooks"
     tags = ("Lorebooks",)
 
-    @get(operation_id="listLorebooks", summary="List and search lorebooks")
+    @get(summary="List and search lorebooks")
     async def list_lorebooks(
         self,
         identity: NamedDependency[Identity],
@@ -65,11 +65,7 @@ class LorebookController(Controller):
         """
         return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(
-        opt={RAISES: (LorebookFullError,)},
-        operation_id="createLorebook",
-        summary="Make a lorebook",
-    )
+    @post(opt={RAISES: (LorebookFullError,)}, summary="Make a lorebook")
     async def create_lorebook(
         self,
         data: JSONBody[NewLorebook],
@@ -82,7 +78,6 @@ class LorebookController(Controller):
     @post(
         "/import",
         opt={RAISES: (LoreFileError, LoreLimitError, LorebookFullError)},
-        operation_id="importLorebook",
         summary="Import a lorebook file",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,
@@ -104,12 +99,7 @@ class LorebookController(Controller):
         upload = await read_upload(request)
         return await lorebooks.import_file(identity, upload.data, _name(upload))
 
-    @get(
-        "/{lorebook_id:uuid}",
-        opt={RAISES: (LorebookNotFoundError,)},
-        operation_id="getLorebook",
-        summary="Read a lorebook",
-    )
+    @get("/{lorebook_id:uuid}", opt={RAISES: (LorebookNotFoundError,)}, summary="Read a lorebook")
     async def get_lorebook(
         self,
         lorebook_id: FromPath[UUID],
@@ -122,7 +112,6 @@ class LorebookController(Controller):
     @patch(
         "/{lorebook_id:uuid}",
         opt={RAISES: (LorebookNotFoundError, PreconditionFailedError), PATCHES: LorebookFields},
-        operation_id="patchLorebook",
         summary="Change a lorebook",
     )
     async def patch_lorebook(
@@ -142,7 +131,6 @@ class LorebookController(Controller):
     @delete(
         "/{lorebook_id:uuid}",
         opt={RAISES: (LorebookNotFoundError, PreconditionFailedError)},
-        operation_id="deleteLorebook",
         summary="Delete a lorebook",
     )
     async def delete_lorebook(
@@ -158,7 +146,6 @@ class LorebookController(Controller):
     @get(
         "/{lorebook_id:uuid}/export",
         opt={RAISES: (LorebookNotFoundError,), FILES: ("application/json",)},
-        operation_id="exportLorebook",
         summary="Export a lorebook file",
         media_type="application/json",
     )

@@ -20,7 +20,7 @@ class UsageController(Controller):
     path = "/me/usage"
     tags = ("Accounts",)
 
-    @get(operation_id="getUsage", summary="Read usage")
+    @get(summary="Read usage")
     async def get_usage(
         self, identity: NamedDependency[Identity], quotas: NamedDependency[Quotas]
     ) -> AccountUsage:
@@ -39,11 +39,7 @@ class AccountUsageController(Controller):
     guards = (administrators_only,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(
-        opt={RAISES: (UserNotFoundError,)},
-        operation_id="getUserUsage",
-        summary="Read an account's usage",
-    )
+    @get(opt={RAISES: (UserNotFoundError,)}, summary="Read an account's usage")
     async def get_user_usage(
         self, user_id: FromPath[UUID], quotas: NamedDependency[Quotas]
     ) -> AccountUsage:

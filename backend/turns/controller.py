@@ -100,7 +100,6 @@ class TurnController(Controller):
             STREAMS: EVENTS,
             EXAMPLE: {"text": "Is anyone there?"},
         },
-        operation_id="takeTurn",
         summary="Take a turn",
     )
     async def take_turn(
@@ -124,12 +123,7 @@ class TurnController(Controller):
             return Response(await turns.get(identity, turn_id))
         return _stream(turns, watch, identity, turn_id, last_id=0)
 
-    @get(
-        "/turns",
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="listTurns",
-        summary="List turns",
-    )
+    @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
         self,
         chat_id: FromPath[UUID],
@@ -150,7 +144,6 @@ class TurnController(Controller):
         "/suggestions",
         status_code=200,
         opt={STORES: False, RAISES: (*PREPARING, ModelError)},
-        operation_id="suggest",
         summary="Suggest next lines",
     )
     async def suggest(
@@ -193,7 +186,6 @@ class TurnController(Controller):
             RAISES: (*PREPARING, MessageTooLongError),
             EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
         },
-        operation_id="tryContext",
         summary="Preview the context with other budgets",
     )
     async def try_context(
@@ -217,7 +209,7 @@ class RunningTurnController(Controller):
     path = "/turns/{turn_id:uuid}"
     tags = ("Turns",)
 
-    @get(opt={RAISES: (TurnNotFoundError,)}, operation_id="getTurn", summary="Read a turn")
+    @get(opt={RAISES: (TurnNotFoundError,)}, summary="Read a turn")
     async def get_turn(
         self,
         turn_id: FromPath[UUID],
@@ -271,7 +263,6 @@ class MessageContextController(Controller):
 
     @get(
         opt={RAISES: (MessageNotFoundError, ContextNotFoundError, RecordError)},
-        operation_id="getContext",
         summary="Read a reply's context",
     )
     async def get_context(

@@ -78,12 +78,7 @@ class SecondFactorController(Controller):
         """What a sign-in needs beside the password. API keys need none of it."""
         return await second_factors.show(identity)
 
-    @post(
-        "/totp",
-        opt={SHOWN_ONCE: True, RAISES: CONFIRMED},
-        operation_id="beginTotp",
-        summary="Set up an authenticator app",
-    )
+    @post("/totp", opt={SHOWN_ONCE: True, RAISES: CONFIRMED}, summary="Set up an authenticator app")
     async def begin_totp(
         self,
         request: AnyRequest,
@@ -107,7 +102,6 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (WrongSecondFactorError, SecondFactorOffError, TamperedAccountError),
         },
-        operation_id="finishTotp",
         summary="Switch the authenticator app on",
     )
     async def finish_totp(
@@ -130,7 +124,6 @@ class SecondFactorController(Controller):
     @delete(
         "/totp",
         opt={RAISES: (*CONFIRMED, SecondFactorOffError)},
-        operation_id="removeTotp",
         summary="Switch the authenticator app off",
     )
     async def remove_totp(
@@ -174,7 +167,6 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (*CONFIRMED, PasskeyUnavailableError, TooManyPasskeysError),
         },
-        operation_id="beginPasskey",
         summary="Begin to add a passkey",
     )
     async def begin_passkey(
@@ -207,7 +199,6 @@ class SecondFactorController(Controller):
                 TamperedAccountError,
             ),
         },
-        operation_id="finishPasskey",
         summary="Add the passkey",
     )
     async def finish_passkey(
@@ -233,7 +224,6 @@ class SecondFactorController(Controller):
     @patch(
         "/passkeys/{passkey_id:uuid}",
         opt={RAISES: (PasskeyNotFoundError,)},
-        operation_id="renamePasskey",
         summary="Rename a passkey",
     )
     async def rename_passkey(
@@ -249,7 +239,6 @@ class SecondFactorController(Controller):
     @delete(
         "/passkeys/{passkey_id:uuid}",
         opt={RAISES: (*CONFIRMED, PasskeyNotFoundError)},
-        operation_id="removePasskey",
         summary="Remove a passkey",
     )
     async def remove_passkey(
