@@ -25,6 +25,7 @@ from backend.chats.models import Chat, Message
 from backend.database.base import new_id
 from backend.database.engine import Database
 from tests.integration.chats.trees import Grove, sign_up
+from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -255,7 +256,9 @@ async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> N
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=rounds(10, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
 async def test_the_state_is_what_a_fold_from_scratch_says(
@@ -266,7 +269,9 @@ async def test_the_state_is_what_a_fold_from_scratch_says(
 
 @pytest.mark.postgres
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=rounds(3, 20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
 async def test_the_state_is_what_a_fold_from_scratch_says_on_postgresql_too(
