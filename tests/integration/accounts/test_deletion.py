@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from sqlalchemy import Table, select
 
+from backend.campaigns.models import ChangeSource
 from backend.database.base import Base, now
 from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
@@ -71,6 +72,25 @@ async def keep_a_vector(server: Running, account: Account) -> None:
         )
 
 
+async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
+    """A campaign with a session, and a change that a message of it made, as a turn would."""
+    client = account.client
+    campaign = ok(await client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
+    body = {"campaign_id": campaign["id"]}
+    ok(await client.patch(f"/api/v1/chats/{chat_id}", json=body))
+    (change,) = ok(await client.get(f"/api/v1/campaigns/{campaign['id']}/changes"))["items"]
+    newest = (await account.messages(chat_id))[-1]
+    async with server.parts.database.write() as session:
+        session.add(
+            ChangeSource(
+                change_id=UUID(change["id"]),
+                message_id=UUID(newest["id"]),
+                chat_id=UUID(chat_id),
+                position=newest["position"],
+            )
+        )
+
+
 async def live(account: Account) -> str:
     """Leave a row in every table that has room for one; gives back the chat's id."""
     client = account.client
@@ -115,7 +135,7 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
         await settled(either)
         before = await rows(either)
         async with either.account("Cleo") as cleo, either.signed_in("Cleo") as other:
-            await live(cleo)
+            await keep_a_campaign(either, cleo, await live(cleo))
             await keep_a_vector(either, cleo)
             await settled(either)
             cleos = {

@@ -21,8 +21,6 @@ COUNTED = {
 }
 """Columns whose bytes count towards what a user may store."""
 
-CHATS_COUNTED = ("sealed_title", "sealed_settings", "sealed_variables")
-
 
 def upgrade() -> None:
     op.create_table(
@@ -102,10 +100,10 @@ def upgrade() -> None:
     )
     connection = op.get_bind()
     kind = Id().compile(dialect=connection.dialect)
-    # In SQL of our own: Alembic would make the table anew on SQLite, without its triggers.
+    # In SQL of our own: Alembic would make the table again on SQLite, without its triggers.
     op.execute(
         f"ALTER TABLE chats ADD COLUMN campaign_id {kind}"
-        " CONSTRAINT fk_chats_campaign_id_campaigns REFERENCES campaigns (id) ON DELETE SET NULL"
+        " CONSTRAINT fk_chats_campaign_id REFERENCES campaigns (id) ON DELETE SET NULL"
     )
     op.create_index("ix_chats_campaign_id", "chats", ["campaign_id"])
     for table, columns in COUNTED.items():
@@ -117,11 +115,7 @@ def downgrade() -> None:
     for table in COUNTED:
         stop_counting(connection, table)
     op.drop_index("ix_chats_campaign_id", "chats")
-    stop_counting(connection, "chats")
-    with op.batch_alter_table("chats") as chats:
-        chats.drop_constraint("fk_chats_campaign_id_campaigns", type_="foreignkey")
-        chats.drop_column("campaign_id")
-    count_table(connection, "chats", CHATS_COUNTED)
+    op.drop_column("chats", "campaign_id")
     for table in (
         "campaign_change_sources",
         "campaign_changes",
