@@ -34,6 +34,7 @@ from backend.campaigns.models import (
 from backend.campaigns.records import (
     campaign_views,
     get_campaign,
+    reading,
 )
 from backend.campaigns.schemas import (
     CampaignView,
@@ -72,8 +73,7 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.seq < before)
-        async with self._database.read() as session:
-            await get_campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, _):
             rows = [(row[0], row[1]) for row in await session.execute(query)]
             sources = await _first_sources(session, [change.id for change, _ in rows])
         items = [
@@ -133,8 +133,7 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.version < before)
-        async with self._database.read() as session:
-            await get_campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, _):
             rows = (await session.execute(query)).all()
         items = [
             VersionView(version=row[0], actor=row[1], changes=row[2], created_at=row[3])
@@ -147,8 +146,7 @@ class HistoryService:
 
         Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
         """
-        async with self._database.read() as session:
-            campaign = await get_campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
             differing = await _since(session, identity.sealer, campaign, version)
         items = [
             Difference(

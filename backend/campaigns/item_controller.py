@@ -91,7 +91,7 @@ def items_controller(kind: Kind) -> type[Controller]:
 
         @get(
             "/{item_id:uuid}",
-            opt={RAISES: (CampaignItemNotFoundError,)},
+            opt={RAISES: (CampaignNotFoundError, CampaignItemNotFoundError)},
             operation_id=f"getCampaign{one}",
             summary=f"Read one of {plural}",
         )

@@ -31,6 +31,7 @@ from backend.campaigns.records import (
     get_campaign,
     get_item_row,
     open_item,
+    reading,
     view_item,
 )
 from backend.campaigns.schemas import (
@@ -97,8 +98,7 @@ class ItemService:
             query = query.where(CampaignItem.place_id == asked.at)
         found: list[Any] = []
         following: UUID | None = after
-        async with self._database.read() as session:
-            await get_campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, _):
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)
                 rows = (await session.scalars(part.order_by(CampaignItem.id).limit(AT_ONCE))).all()
@@ -124,8 +124,8 @@ class ItemService:
             return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
     async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
-        """Raises `CampaignItemNotFoundError`."""
-        async with self._database.read() as session:
+        """Raises `CampaignNotFoundError`, `CampaignItemNotFoundError`."""
+        async with reading(self._database, identity, key.campaign_id) as (session, _):
             return await _shown(session, identity, key)
 
     async def patch_item(

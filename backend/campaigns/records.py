@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -34,12 +35,22 @@ from backend.campaigns.schemas import (
     CampaignView,
 )
 from backend.chats.models import Chat
+from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 from backend.wire import merge_patch, reject_unknown
 
 _FIELDS = msgspec.json.Decoder(CampaignFields)
-_REFERENCES = ("location_id", "from_id", "to_id", "giver_id", "clock_id", "linked_id", "about_id")
+_REFERENCES = (
+    "location_id",
+    "from_id",
+    "to_id",
+    "giver_id",
+    "clock_id",
+    "linked_id",
+    "about_id",
+    "superseded_by",
+)
 
 
 class ItemKey(NamedTuple):
@@ -55,13 +66,31 @@ async def get_campaign(
 ) -> Campaign:
     """Raises `CampaignNotFoundError`, both when absent and when someone else's.
 
-    `lock` lets one transaction at a time change the campaign.
+    `lock` lets one transaction at a time change the campaign, and folds what is stale.
     """
     query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == identity.user_id)
     campaign = await session.scalar(query.with_for_update() if lock else query)
     if campaign is None:
         raise CampaignNotFoundError
+    if lock and campaign.is_stale:
+        await ledger_store.refold_stale(session, identity.sealer, campaign)
     return campaign
+
+
+@asynccontextmanager
+async def reading(
+    database: Database, identity: Identity, campaign_id: UUID
+) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
+    """A session to read a campaign in, all its items folded. Raises `CampaignNotFoundError`."""
+    async with database.read() as session:
+        campaign = await get_campaign(session, identity, campaign_id)
+        if not campaign.is_stale:
+            yield session, campaign
+            return
+    async with database.write() as session:
+        await get_campaign(session, identity, campaign_id, lock=True)
+    async with database.read() as session:
+        yield session, await get_campaign(session, identity, campaign_id)
 
 
 def open_campaign(sealer: Sealer, campaign: Campaign) -> CampaignFields:

@@ -27,6 +27,7 @@ from backend.campaigns.records import (
     edit_item,
     get_campaign,
     open_campaign,
+    reading,
     seal_campaign,
 )
 from backend.campaigns.rules import check_rules
@@ -62,7 +63,11 @@ class CampaignService:
         async with self._database.read() as session:
             rows = await session.scalars(query.order_by(Campaign.id.desc()).limit(limit + 1))
             page, following = page_of(rows.all(), limit)
-            return Page(items=await campaign_views(session, identity.sealer, page), next=following)
+            views = await campaign_views(session, identity.sealer, page)
+        for place, row in enumerate(page):
+            if row.is_stale:
+                views[place] = await self.get(identity, row.id)
+        return Page(items=views, next=following)
 
     async def create(self, identity: Identity, new: NewCampaign) -> CampaignView:
         """Make a campaign without items. Raises `CampaignFullError`, `ValidationError`."""
@@ -75,8 +80,7 @@ class CampaignService:
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignView:
         """Raises `CampaignNotFoundError`."""
-        async with self._database.read() as session:
-            campaign = await get_campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
             [view] = await campaign_views(session, identity.sealer, [campaign])
         return view
 

@@ -27,7 +27,7 @@ from backend.campaigns.items import Clock, Echo, Entity, Fact, Item, Kind, Relat
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache, Names
-from backend.campaigns.records import get_campaign, open_campaign, view_item
+from backend.campaigns.records import open_campaign, reading, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import ContextView, StateView
 from backend.chats import repository as chats
@@ -59,8 +59,7 @@ class SituationService:
 
     async def state(self, identity: Identity, campaign_id: UUID) -> StateView:
         """Raises `CampaignNotFoundError`."""
-        async with self._database.read() as session:
-            campaign = await self._campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
             reader = _Reader(session, identity.sealer, campaign, EVERYTHING)
             world = await reader.world()
             scene = await reader.scene()
@@ -89,8 +88,7 @@ class SituationService:
 
         Raises `CampaignNotFoundError`, `ChatNotFoundError`.
         """
-        async with self._database.read() as session:
-            campaign = await self._campaign(session, identity, campaign_id)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
             chat = (
                 await chats.get_chat(session, chat_id, owner_id=identity.user_id)
                 if chat_id
@@ -140,18 +138,6 @@ class SituationService:
             light=light_line(situation),
             shown=now,
         )
-
-    async def _campaign(
-        self, session: AsyncSession, identity: Identity, campaign_id: UUID
-    ) -> Campaign:
-        """A campaign whose items are all folded."""
-        campaign = await get_campaign(session, identity, campaign_id)
-        if campaign.is_stale:
-            async with self._database.write() as writing:
-                locked = await get_campaign(writing, identity, campaign_id, lock=True)
-                if locked.is_stale:
-                    await ledger_store.refold_stale(writing, identity.sealer, locked)
-        return campaign
 
 
 class Block(msgspec.Struct, kw_only=True, frozen=True):

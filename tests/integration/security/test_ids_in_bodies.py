@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.integration.security.test_someone_elses import API, BODIES, scene
+from tests.support.routes import filled
 from tests.support.server import Running, ok, problem
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +66,7 @@ async def test_each_id_that_a_body_may_have_is_looked_at(server: Running) -> Non
                         continue
                     answer = await owner.client.request(
                         method,
-                        path.format_map(ids),
+                        filled(path, ids),
                         json={**whole, **with_id(body, str(uuid4()))},
                     )
                     assert answer.status_code in {404, 422}, (name, member, answer.text)
