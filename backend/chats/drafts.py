@@ -17,6 +17,7 @@ from backend.chats.counting import CountUnit
 from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
+    MESSAGE_CONTEXT,
     MESSAGE_THINKING,
     Message,
     MessageStatus,
@@ -92,7 +93,7 @@ def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]
     copy_id = copied[row.id] = new_id()
     sealed = {
         column.name: resealed(sealer, column, row.id, getattr(row, column.name), copy_id)
-        for column in (MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING)
+        for column in (MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, MESSAGE_CONTEXT)
     }
     return {
         **row._asdict(),

@@ -78,6 +78,8 @@ class Message(Base):
     `tokens` is what it costs as it is sent, in the chat's `count_unit`; `path_tokens` the sum from
     the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
     `scene_id` is the message that opens its scene, and `scene_place` how far into it this one is.
+    `audience` says who may know it: `public`, `gm`, or ids of a campaign's entities between blanks.
+    `sealed_injected_context` is what the campaign put into the prompt of this reply.
     """
 
     __tablename__ = "messages"
@@ -122,6 +124,8 @@ class Message(Base):
     sealed_author: Mapped[bytes]
     sealed_content: Mapped[bytes]
     sealed_thinking: Mapped[bytes | None]
+    sealed_injected_context: Mapped[bytes | None] = mapped_column(deferred=True)
+    audience: Mapped[str] = mapped_column(default="public", server_default="public")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 
@@ -129,3 +133,4 @@ class Message(Base):
 MESSAGE_AUTHOR = Column("messages", "sealed_author")
 MESSAGE_CONTENT = Column("messages", "sealed_content")
 MESSAGE_THINKING = Column("messages", "sealed_thinking")
+MESSAGE_CONTEXT = Column("messages", "sealed_injected_context")

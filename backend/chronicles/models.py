@@ -73,6 +73,7 @@ class ChronicleEvent(Base):
     run_id: Mapped[UUID | None]
     sealed_event: Mapped[bytes]
     revision: Mapped[int] = mapped_column(default=1)
+    audience: Mapped[str] = mapped_column(default="public", server_default="public")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 

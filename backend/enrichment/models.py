@@ -84,6 +84,7 @@ class ChatSummary(Base):
     is_edited: Mapped[bool] = mapped_column(default=False)
     sealed_summary: Mapped[bytes]
     revision: Mapped[int] = mapped_column(default=1)
+    audience: Mapped[str] = mapped_column(default="public", server_default="public")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 
