@@ -38,6 +38,8 @@ from backend.campaigns.schemas import (
     WorldPatch,
 )
 from backend.chats.models import Chat
+from backend.chronicles.events import ChronicleFields
+from backend.chronicles.repository import make_chronicle
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -70,7 +72,10 @@ class CampaignService:
         return Page(items=views, next=following)
 
     async def create(self, identity: Identity, new: NewCampaign) -> CampaignView:
-        """Make a campaign without items. Raises `CampaignFullError`, `ValidationError`."""
+        """Make a campaign without items, and its chronicle.
+
+        Raises `CampaignFullError`, `ChronicleFullError`, `ValidationError`.
+        """
         _check_name(new.name)
         check_rules(new.rules)
         async with self._database.write() as session:
@@ -116,7 +121,9 @@ class CampaignService:
         return view
 
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
-        """Delete a campaign with its items and its ledger; its chats stay, as plain chats.
+        """Delete a campaign with its items and its ledger.
+
+        Its chats stay, as plain chats, and so does its chronicle, which they may use.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
@@ -132,15 +139,25 @@ class CampaignService:
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:
-    """Make a campaign without items. Raises `CampaignFullError`."""
+    """Make a campaign without items, with a chronicle of its own that is named after it.
+
+    Raises `CampaignFullError`, `ChronicleFullError`.
+    """
     count = select(func.count()).where(Campaign.user_id == identity.user_id)
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(
             f"An account holds {MAX_CAMPAIGNS} campaigns. Delete some first.",
             extra={"limit": "campaigns", "allowed": MAX_CAMPAIGNS},
         )
+    chronicle = await make_chronicle(session, identity, ChronicleFields(name=new.name))
     campaign = Campaign(
-        id=new_id(), user_id=identity.user_id, rules=new.rules, version=0, last_seq=0, edits=0
+        id=new_id(),
+        user_id=identity.user_id,
+        rules=new.rules,
+        chronicle_id=chronicle.id,
+        version=0,
+        last_seq=0,
+        edits=0,
     )
     fields = CampaignFields(name=new.name, rules=new.rules, brief=new.brief, settings=new.settings)
     seal_campaign(identity.sealer, campaign, fields)
