@@ -22,7 +22,6 @@ from backend.campaigns.ledger import (
     State,
     difference,
     exists,
-    fold,
 )
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import (
@@ -46,6 +45,7 @@ from backend.campaigns.schemas import (
     VersionPage,
     VersionView,
 )
+from backend.cpu_pool import unhurried
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
@@ -150,11 +150,11 @@ class HistoryService:
             differing = await _since(session, identity.sealer, campaign, version)
         items = [
             Difference(
-                target=Target(kind=row.kind, id=row.id, name=_name(row.kind, then, current)),
+                target=Target(kind=kind, id=item_id, name=_name(kind, then, current)),
                 then=_public(then),
                 now=_public(current),
             )
-            for row, then, current in differing
+            for kind, item_id, then, current in differing
         ]
         return Comparison(version=version, current=campaign.version, differences=items)
 
@@ -168,8 +168,8 @@ class HistoryService:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             differing = await _since(session, sealer, campaign, version)
             changes = [
-                Change(row.kind, row.id, difference(current, then) if exists(then) else DELETION)
-                for row, then, current in differing
+                Change(kind, item_id, difference(current, then) if exists(then) else DELETION)
+                async for kind, item_id, then, current in unhurried(differing)
             ]
             if changes:
                 await ledger_store.append(session, sealer, campaign, changes, actor="user")
@@ -212,8 +212,8 @@ def _view_change(
 
 async def _since(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, version: int
-) -> list[tuple[CampaignItem, State, State]]:
-    """Items that a later version changed: (row, its state then, its state now)."""
+) -> list[tuple[Kind, UUID, State, State]]:
+    """Items that a later version changed: (kind, id, its state then, its state now)."""
     first = await session.scalar(
         select(func.min(CampaignChange.version)).where(CampaignChange.campaign_id == campaign.id)
     )
@@ -226,18 +226,20 @@ async def _since(
         .where(CampaignChange.campaign_id == campaign.id, CampaignChange.version > version)
         .distinct()
     )
-    rows = (
-        await session.scalars(
-            select(CampaignItem).where(CampaignItem.id.in_(later)).order_by(CampaignItem.id)
-        )
-    ).all()
-    lines = await ledger_store.lines_of(session, sealer, [row.id for row in rows], through=version)
-    found: list[tuple[CampaignItem, State, State]] = []
-    for row in rows:
-        then = fold(row.kind, [operations for _, operations in lines[row.id]])
+    query = (
+        select(CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
+        .where(CampaignItem.id.in_(later))
+        .order_by(CampaignItem.id)
+    )
+    rows = (await session.execute(query)).all()
+    kinds = {row.id: row.kind for row in rows}
+    folded = await ledger_store.fold_items(session, sealer, kinds, through=version)
+    found: list[tuple[Kind, UUID, State, State]] = []
+    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        then, _ = folded[row.id]
         current = ledger_store.read_state(sealer, row.id, row.sealed_state)
         if then != current and (exists(then) or exists(current)):
-            found.append((row, then, current))
+            found.append((row.kind, row.id, then, current))
     return found
 
 

@@ -37,6 +37,7 @@ from backend.campaigns.records import (
 from backend.campaigns.schemas import (
     ItemPage,
 )
+from backend.cpu_pool import unhurried
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.wire import check_revision
@@ -98,13 +99,16 @@ class ItemService:
             query = query.where(CampaignItem.place_id == asked.at)
         found: list[Any] = []
         following: UUID | None = after
+        at_once = AT_ONCE if asked.status is not None or asked.text else limit + 1
         async with reading(self._database, identity, campaign_id) as (session, _):
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)
-                rows = (await session.scalars(part.order_by(CampaignItem.id).limit(AT_ONCE))).all()
-                opened = [(row, open_item(identity.sealer, row)) for row in rows]
-                found += [view_item(row, item) for row, item in opened if asked.lets_in(item)]
-                if len(rows) < AT_ONCE:
+                rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
+                async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+                    item = open_item(identity.sealer, row)
+                    if asked.lets_in(item):
+                        found.append(view_item(row, item))
+                if len(rows) < at_once:
                     break
                 following = rows[-1].id
         more = len(found) > limit

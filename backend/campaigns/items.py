@@ -4,7 +4,7 @@ An item's state is a dictionary in JSON's types, as `ledger` folds it; these str
 give it its defaults.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -20,6 +20,30 @@ Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_leng
 
 MAX_DAY = 1_000_000
 
+MAX_MEMBERS = 200
+MAX_ATTRIBUTE_BYTES = 64_000
+_MAX_NUMBER = 10**15
+
+Flags = Annotated[dict[Name, bool], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Scalar = (
+    Line
+    | Annotated[int, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+    | Annotated[float, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+    | bool
+    | None
+)
+_Value = (
+    _Scalar
+    | Annotated[list[_Scalar], msgspec.Meta(max_length=MAX_MEMBERS)]
+    | Annotated[dict[Name, _Scalar], msgspec.Meta(max_length=MAX_MEMBERS)]
+)
+Attribute = (
+    _Scalar
+    | Annotated[list[_Value], msgspec.Meta(max_length=MAX_MEMBERS)]
+    | Annotated[dict[Name, _Value], msgspec.Meta(max_length=MAX_MEMBERS)]
+)
+"""A value of JSON that nests no deeper than a list of objects, as an inventory may be."""
+
 
 class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What all items have. A locked field is changed by users alone."""
@@ -32,7 +56,7 @@ class World(Item, kw_only=True):
 
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
     time_of_day: Line = ""
-    flags: dict[Name, bool] = {}
+    flags: Flags = {}
 
 
 class Entity(Item, kw_only=True):
@@ -49,8 +73,16 @@ class Entity(Item, kw_only=True):
     voice: Lines = []
     wants: Line = ""
     location_id: UUID | None = None
-    attributes: dict[Name, Any] = {}
+    attributes: Annotated[dict[Name, Attribute], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
     audience: Audience = "public"
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where the attributes are too long together."""
+        size = len(msgspec.json.encode(self.attributes))
+        if size > MAX_ATTRIBUTE_BYTES:
+            raise ValueError(
+                f"`attributes` take {size:,} bytes as JSON; {MAX_ATTRIBUTE_BYTES:,} are allowed"
+            )
 
 
 class Relation(Item, kw_only=True):

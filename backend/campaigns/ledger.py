@@ -39,13 +39,13 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
         return frozenset(key.partition(".")[0] for key in named if key != EXISTS)
 
 
-def fold(kind: Kind, changes: Iterable[Operations]) -> State:
-    """The state that `changes` lead to, in order.
+def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:
+    """The state that `changes` lead to, in order, from `before` or from nothing.
 
     One that would make of the item what its kind can't be changes nothing: what it built on may
     have stopped counting.
     """
-    state: State = {}
+    state = before or {}
     for change in changes:
         try:
             state = applied(kind, state, change)

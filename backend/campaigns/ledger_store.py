@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, bindparam, insert, select, update
+from sqlalchemy import Select, and_, bindparam, insert, select, update
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -26,6 +25,7 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.rules import rules_of
 from backend.chats.models import Message
+from backend.cpu_pool import unhurried
 from backend.database.base import chunks, new_id, now
 from backend.vault.sealing import Sealer
 
@@ -67,7 +67,7 @@ async def append(
     states = await _states(session, sealer, {change.item_id: change.kind for change in changes})
     new_ids = {change.item_id for change in changes} - states.keys()
     ledger: list[dict[str, Any]] = []
-    for change in changes:
+    async for change in unhurried(changes):
         state = states.get(change.item_id, {})
         after = states[change.item_id] = applied(change.kind, state, change.operations)
         if change.kind == "entity" and exists(after):
@@ -95,7 +95,7 @@ async def append(
     }
     rows = [
         _row(sealer, campaign, item_id, kind, states[item_id], seq)
-        for item_id, (kind, seq) in last.items()
+        async for item_id, (kind, seq) in unhurried(last.items())
     ]
     await _write(
         session,
@@ -171,36 +171,35 @@ async def refold(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Iterable[UUID]
 ) -> None:
     """Fold items again from their changes that count."""
-    for part in chunks(sorted(item_ids)):
-        kinds = dict(
-            (
-                await session.execute(
-                    select(CampaignItem.id, CampaignItem.kind).where(CampaignItem.id.in_(part))
-                )
-            ).all()
-        )
-        lines = await lines_of(session, sealer, part)
+    for part in chunks(sorted(item_ids), AT_ONCE):
+        query = select(CampaignItem.id, CampaignItem.kind).where(CampaignItem.id.in_(part))
+        kinds = {row.id: row.kind for row in await session.execute(query)}
+        folded = await fold_items(session, sealer, kinds)
         rows = [
-            _row(
-                sealer,
-                campaign,
-                item_id,
-                kind,
-                fold(kind, [operations for _, operations in lines[item_id]]),
-                lines[item_id][-1][0] if lines[item_id] else 0,
-            )
-            for item_id, kind in kinds.items()
+            _row(sealer, campaign, item_id, kinds[item_id], state, seq)
+            async for item_id, (state, seq) in unhurried(folded.items())
         ]
         await _write(session, rows, [])
 
 
-async def lines_of(
-    session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID], *, through: int | None = None
-) -> defaultdict[UUID, list[tuple[int, Operations]]]:
-    """The changes of items that count, in order, each with its number.
+async def fold_items(
+    session: AsyncSession, sealer: Sealer, kinds: Mapping[UUID, Kind], *, through: int | None = None
+) -> dict[UUID, tuple[State, int]]:
+    """What the changes of items that count come to, each with the number of its last one.
 
-    `through` leaves out those of later versions.
+    An item without one has an empty state and 0. `through` leaves out changes of later versions.
     """
+    found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
+    for part in chunks(list(kinds), AT_ONCE):
+        rows = (await session.execute(_counted(part, through))).all()
+        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+            operations = read_operations(sealer, row.id, row.sealed_operations)
+            before, _ = found[row.item_id]
+            found[row.item_id] = fold(kinds[row.item_id], [operations], before), row.seq
+    return found
+
+
+def _counted(item_ids: Sequence[UUID], through: int | None) -> Select[UUID, int, UUID, bytes]:
     query = select(
         CampaignChange.item_id,
         CampaignChange.seq,
@@ -213,10 +212,7 @@ async def lines_of(
     )
     if through is not None:
         query = query.where(CampaignChange.version <= through)
-    found: defaultdict[UUID, list[tuple[int, Operations]]] = defaultdict(list)
-    for row in await session.execute(query.order_by(CampaignChange.seq)):
-        found[row.item_id].append((row.seq, read_operations(sealer, row.id, row.sealed_operations)))
-    return found
+    return query.order_by(CampaignChange.seq)
 
 
 def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
@@ -234,9 +230,10 @@ async def _states(
     session: AsyncSession, sealer: Sealer, items: dict[UUID, Kind]
 ) -> dict[UUID, State]:
     found: dict[UUID, State] = {}
-    for part in chunks(list(items)):
+    for part in chunks(list(items), AT_ONCE):
         query = select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.id.in_(part))
-        for row in await session.execute(query):
+        rows = (await session.execute(query)).all()
+        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
             found[row.id] = read_state(sealer, row.id, row.sealed_state)
     return found
 

@@ -13,21 +13,6 @@ from backend.text_forms import normalized
 MAX_TEXT = 50_000
 """Characters of a text that are read."""
 
-_ARTICLES = (
-    "the ",
-    "a ",
-    "an ",
-    "der ",
-    "die ",
-    "das ",
-    "le ",
-    "la ",
-    "les ",
-    "el ",
-    "los ",
-    "las ",
-)
-
 
 class NameIndex:
     """The names and aliases of a campaign's entities, found in one pass over a text."""
@@ -62,12 +47,6 @@ def slug(name: str) -> str:
     """A name as one word for a status line, and as a file name: `the-salty-sigil`."""
     words = "".join(char if char.isalnum() else " " for char in normalized("NFC", name)).split()
     return "-".join(words).lower() or "unnamed"
-
-
-def without_article(name: str) -> str:
-    """A name in the form in which two spellings of it are compared."""
-    folded = _folded(name).strip()
-    return next((folded[len(a) :] for a in _ARTICLES if folded.startswith(a)), folded)
 
 
 def _folded(text: str) -> str:

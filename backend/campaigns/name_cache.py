@@ -12,6 +12,7 @@ from backend.accounts.events import UserSignedOut
 from backend.campaigns import ledger_store
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
 CAMPAIGNS_KEPT = 64
@@ -58,7 +59,8 @@ class Names:
             CampaignItem.version > self.version,
         )
         by_id = dict(self.by_id)
-        for row in await session.execute(query):
+        rows = (await session.execute(query)).all()
+        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
             state = ledger_store.read_state(sealer, row.id, row.sealed_state)
             by_id.pop(row.id, None)
             if row.exists:

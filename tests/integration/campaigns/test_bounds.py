@@ -1,0 +1,60 @@
+"""What a campaign takes in, and gives out, at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.server import Account, ok, problem
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture
+async def path(ada: Account) -> str:
+    """A campaign's path."""
+    made = ok(await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
+    return f"/api/v1/campaigns/{made['id']}"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({f"n{number}": number for number in range(201)}, "length <= 200 - at `$.attributes`"),
+        ({"inventory": ["coin"] * 201}, "length <= 200 - at `$.attributes[...]`"),
+        ({"inventory": [{"in": [{"a": "box"}]}]}, "got `array` - at `$.attributes[...][0][...]`"),
+        ({"gold": 10**16}, "<= 1000000000000000 - at `$.attributes[...]`"),
+        ({"notes": "n" * 1_001}, "length <= 1000 - at `$.attributes[...]`"),
+        ({f"n{number}": "n" * 900 for number in range(100)}, "64,000 are allowed"),
+    ],
+)
+async def test_attributes_are_bounded(
+    ada: Account, path: str, attributes: dict[str, Any], said: str
+) -> None:
+    body = {"kind": "npc", "name": "Holt"}
+    holt = ok(await ada.client.post(f"{path}/entities", json=body), 201)
+    before = ok(await ada.client.get(path))["version"]
+    for answer in (
+        await ada.client.post(f"{path}/entities", json=body | {"attributes": attributes}),
+        await ada.client.patch(f"{path}/entities/{holt['id']}", json={"attributes": attributes}),
+    ):
+        assert said in problem(answer, 422, "validation-failed")["detail"]
+    assert ok(await ada.client.get(path))["version"] == before
+
+
+async def test_attributes_may_hold_things_with_members_of_their_own(
+    ada: Account, path: str
+) -> None:
+    attributes = {"inventory": [{"name": "rope", "feet": 50}, "fork"], "luck": 0.5, "cursed": True}
+    body = {"kind": "npc", "name": "Holt", "attributes": attributes}
+    holt = ok(await ada.client.post(f"{path}/entities", json=body), 201)
+    assert holt["attributes"] == attributes
+
+
+async def test_flags_are_bounded(ada: Account, path: str) -> None:
+    flags = {f"flag {number}": True for number in range(201)}
+    refused = problem(await ada.client.patch(path, json={"flags": flags}), 422, "validation-failed")
+    assert "length <= 200 - at `$.flags`" in refused["detail"]
+    flags.popitem()
+    assert ok(await ada.client.patch(path, json={"flags": flags}))["flags"] == flags
