@@ -193,7 +193,7 @@ class Services:
             longest_message=settings.max_message_chars,
         )
 
-        prompts = load_prompts()
+        prompts, enrichment_outbox = load_prompts(), EnrichmentOutbox(queue)
         builder = PromptBuilder(
             database,
             prompts,
@@ -203,6 +203,8 @@ class Services:
             memory.search,
             engine,
             pool,
+            situations=self.situations,
+            enrichment=enrichment_outbox,
             chats=self.chats,
             messages=self.messages,
             accounts=self.accounts,
@@ -212,7 +214,7 @@ class Services:
             builder,
             registry,
             self.messages,
-            TurnStore(database, index, EnrichmentOutbox(queue), participants),
+            TurnStore(database, index, enrichment_outbox, participants),
             self.quotas,
             pool,
         )

@@ -19,6 +19,8 @@ ReasonKind = Literal[
     "card",
     "persona",
     "summary",
+    "campaign",
+    "state",
     "turn",
     "opening",
     "continue",
@@ -31,6 +33,7 @@ ReasonKind = Literal[
     "semantic",
     "words",
     "pinned",
+    "named",
     "constant",
     "sticky",
     "activate",
@@ -108,7 +111,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: What decided.
         key: The key that was said, as it was written.
         found_in: What it was said in.
-        name: Of a group, a lorebook, an outlet, or the limit that macros went beyond.
+        name: Of a group, a lorebook, an outlet, an entity, or the limit that macros went beyond;
+            why the state block has its form.
         winner: The title of the entry that came in instead.
         count: Messages or replies left; the level of recursion; the last message of a summary,
             from 1; the most that macros may do.
@@ -131,6 +135,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 _WORDS: Final[Mapping[ReasonKind, str]] = {
     "chat_settings": "chat settings",
     "summary": "summary through message {count}",
+    "state": "state block: {name}",
+    "named": "named: {name}",
     "key": "key {key}{place}",
     "secondary_key": "secondary key {key}{place}",
     "semantic": "semantic {score:.2f}, rank {rank}",

@@ -1,14 +1,16 @@
 """What a campaign puts into a prompt: the full block, the light line, and which of the two.
 
-Everything here is text from values that were read before: see `view` for where they come from.
+Everything here is text from values that were read before: `reader` reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from uuid import UUID
+
+import msgspec
 
 from backend.campaigns.items import Clock, Entity, Relation, Thread, relation_label
 from backend.campaigns.mentions import slug
@@ -41,11 +43,34 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Known:
+    """An entity that the last lines name, where it is, and the facts about it with their ids."""
+
+    id: UUID
+    entity: Entity
+    facts: Sequence[tuple[UUID, str]] = ()
+    place: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is known, in a few lines."""
+        entity = self.entity
+        place = f"at {self.place}" if self.place else ""
+        head = ", ".join(filter(None, [entity.role, entity.status, entity.disposition, place]))
+        about = [entity.description, entity.personality, *(text for _, text in self.facts)]
+        if entity.kind == "pc":
+            about.append(" ".join(_player(entity, self.place)))
+        return f"{entity.name} ({head}): {' '.join(filter(None, about))}".removesuffix(": ")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Situation:
     """What the story's present moment is, as one speaker may know it.
 
-    `present` are the people at the place, the nearest to the story first. `mentioned` are others
-    that the text names, with the facts that are known about them.
+    `present` are the people at the place, the nearest to the story first. `facts` are about them,
+    the players and the place. `named` are those whom the last lines name, wherever they are. `told`
+    are the ids of whatever a full block says something of. `places` are the names of the places
+    where the players are.
     """
 
     name: str
@@ -64,20 +89,68 @@ class Situation:
     events: Sequence[str] = ()
     echoes: Sequence[str] = ()
     facts: Sequence[str] = ()
-    mentioned: Sequence[tuple[Placed, Sequence[str]]] = ()
-    known_names: dict[UUID, str] = field(default_factory=dict[UUID, str])
+    named: Sequence[Known] = ()
+    told: frozenset[UUID] = frozenset()
+    places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What the last full block of a chat said of the moment; kept with the message that had it."""
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What a full block said of the moment."""
 
-    scene_id: str | None
-    location_id: str | None
+    scene_id: UUID | None
+    location_id: UUID | None
     day: int
-    present: list[str]
+    present: list[UUID]
     edits: int
     compactions: int
+
+
+class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The block that a reply's prompt had, kept sealed with the reply.
+
+    `shown` is what the last full block up to here said.
+    """
+
+    form: Form
+    text: str
+    shown: Shown
+
+
+class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A state block in both forms, which of them a turn gets, and why."""
+
+    form: Form
+    why: str
+    full: str
+    light: str
+    injected: InjectedContext
+
+
+def state_block(
+    line: str, now: Situation, shown: Shown, last: Shown | None, *, is_first: bool
+) -> StateBlock:
+    """The block of a turn.
+
+    Args:
+        line: What the user says.
+        now: The situation.
+        shown: What a full block would say of it.
+        last: What the last full block of the chat said; None where there was none.
+        is_first: Nobody has said anything in the chat yet.
+    """
+    form, why = choose_form(line, last, shown, first=is_first)
+    full, light = full_block(now), light_line(now)
+    return StateBlock(
+        form=form,
+        why=why,
+        full=full,
+        light=light,
+        injected=(
+            InjectedContext(form="light", text=light, shown=last)
+            if form == "light" and last
+            else InjectedContext(form="full", text=full, shown=shown)
+        ),
+    )
 
 
 def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tuple[Form, str]:
@@ -115,7 +188,6 @@ def full_block(now: Situation) -> str:
         ),
         _section("Current location", _location(now)),
         _section("NPCs present", _people(now)),
-        _section("Also mentioned", _mentioned(now)),
         _section("Known facts", [f"- {fact}" for fact in now.facts]),
         _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
         _section("Clocks", [_clock(clock) for clock in now.clocks]),
@@ -191,31 +263,32 @@ def _session(now: Situation) -> str:
 
 
 def _players(now: Situation) -> list[str]:
-    lines: list[str] = []
-    for player in now.players:
-        attributes = player.entity.attributes
-        said = [f"**{player.entity.name}**"]
-        if kind := attributes.get("class") or player.entity.role:
-            said.append(str(kind))
-        if attributes.get("hp") is not None:
-            said.append(player_line(player.entity).removeprefix(player.entity.name).strip())
-        if (
-            place := now.known_names.get(player.entity.location_id)
-            if player.entity.location_id
-            else None
-        ):
-            said.append(f"at {place}")
-        if attributes.get("gold") is not None:
-            said.append(f"{attributes['gold']} gold")
-        if conditions := _listed(attributes.get("conditions")):
-            said.append(f"conditions: {conditions}")
-        lines.append(" | ".join(said))
-        if inventory := _listed(attributes.get("inventory")):
-            lines.append(f"Inventory: {inventory}")
-        lines += [
-            f"{name}: {_plain(value)}" for name, value in attributes.items() if name not in _KNOWN
-        ]
-    return lines
+    return [
+        line
+        for player in now.players
+        for line in _player(player.entity, now.places.get(player.id, ""))
+    ]
+
+
+def _player(player: Entity, place: str) -> list[str]:
+    attributes = player.attributes
+    said = [f"**{player.name}**"]
+    if kind := attributes.get("class") or player.role:
+        said.append(str(kind))
+    if attributes.get("hp") is not None:
+        said.append(player_line(player).removeprefix(player.name).strip())
+    if place:
+        said.append(f"at {place}")
+    if attributes.get("gold") is not None:
+        said.append(f"{attributes['gold']} gold")
+    if conditions := _listed(attributes.get("conditions")):
+        said.append(f"conditions: {conditions}")
+    lines = [" | ".join(said)]
+    if inventory := _listed(attributes.get("inventory")):
+        lines.append(f"Inventory: {inventory}")
+    return lines + [
+        f"{name}: {_plain(value)}" for name, value in attributes.items() if name not in _KNOWN
+    ]
 
 
 _KNOWN = frozenset({"class", "hp", "hp_max", "gold", "conditions", "inventory"})
@@ -247,16 +320,6 @@ def _person(person: Placed, score: int | None = None) -> str:
     feeling = entity.disposition or (relation_label(score) if score is not None else "")
     said = f"**{entity.name}**" + (f" [{entity.status}]" if entity.status else "")
     return said + (f" - {feeling}" if feeling else "")
-
-
-def _mentioned(now: Situation) -> list[str]:
-    lines: list[str] = []
-    for person, facts in now.mentioned:
-        about = [person.entity.description, *facts]
-        lines.append(
-            "- " + ": ".join([_person(person), " ".join(one for one in about if one)]).rstrip(": ")
-        )
-    return lines
 
 
 def _by_tension(threads: Iterable[Thread]) -> list[Thread]:

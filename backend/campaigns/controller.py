@@ -17,11 +17,11 @@ from backend.campaigns.errors import (
 from backend.campaigns.history import HistoryService
 from backend.campaigns.item_controller import ITEM_CONTROLLERS
 from backend.campaigns.schemas import (
+    CampaignContextView,
     CampaignView,
     ChangePage,
     ChangeView,
     Comparison,
-    ContextView,
     NewCampaign,
     Restore,
     StateView,
@@ -143,7 +143,7 @@ class CampaignController(Controller):
         situations: NamedDependency[SituationService],
         chat_id: FromQuery[UUID | None] = None,
         text: FromQuery[str] = "",
-    ) -> ContextView:
+    ) -> CampaignContextView:
         """Both forms of the state block, and which of them a turn with this text would get."""
         return await situations.context(identity, campaign_id, chat_id=chat_id, text=text)
 

@@ -23,8 +23,12 @@ class Brief(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a campaign is remembered. Intervals count rounds."""
+    """How a campaign is remembered. Intervals count rounds.
 
+    With `summaries`, its chats have a rolling summary, written anew every `memory_interval` rounds.
+    """
+
+    summaries: bool = True
     memory_interval: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     compaction_interval: Annotated[int, msgspec.Meta(ge=1, le=100)] = 5
     scene_beats: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
@@ -168,7 +172,7 @@ class StateView(msgspec.Struct, kw_only=True):
     precarity: dict[str, Any] | None
 
 
-class ContextView(msgspec.Struct, kw_only=True):
+class CampaignContextView(msgspec.Struct, kw_only=True):
     """Both forms of the situation as a turn would get it, which of them it would be, and why."""
 
     form: Literal["full", "light"]

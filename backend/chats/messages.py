@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -15,7 +16,14 @@ from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
 from backend.chats.events import MessageShown, tell_path_moved
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.models import (
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    MESSAGE_CONTEXT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+)
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
@@ -225,11 +233,23 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
+        injected_context=_injected_text(sealer, row),
         sibling=sibling,
         sibling_count=sibling_count,
         shown=None,
         shown_thinking=None,
     )
+
+
+def _injected_text(sealer: Sealer, row: Message) -> str | None:
+    if row.sealed_injected_context is None:
+        return None
+    data = sealer.open_bytes(MESSAGE_CONTEXT, row.id, row.sealed_injected_context)
+    return msgspec.json.decode(data, type=_Injected).text
+
+
+class _Injected(msgspec.Struct):
+    text: str
 
 
 async def _locked(

@@ -124,7 +124,7 @@ class Message(Base):
     sealed_author: Mapped[bytes]
     sealed_content: Mapped[bytes]
     sealed_thinking: Mapped[bytes | None]
-    sealed_injected_context: Mapped[bytes | None] = mapped_column(deferred=True)
+    sealed_injected_context: Mapped[bytes | None]
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]

@@ -147,6 +147,26 @@ async def count_said(session: AsyncSession, leaf: Message, role: Role) -> int:
     return await session.scalar(query) or 0
 
 
+async def round_starts(session: AsyncSession, leaf: Message, *, limit: int) -> list[int]:
+    """Stored tokens from the root to where each of the last rounds begins, the last one first.
+
+    A round is a line of the user's and all replies to it.
+    """
+    query = (
+        select(Message.path_tokens - Message.tokens)
+        .where(
+            Message.chat_id == leaf.chat_id,
+            Message.is_active,
+            Message.position <= leaf.position,
+            Message.role == "user",
+            ~Message.hidden,
+        )
+        .order_by(Message.position.desc())
+        .limit(limit)
+    )
+    return list(await session.scalars(query))
+
+
 async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
     """Which of its first messages a chat was opened with, from 0; None for an empty chat."""
     query = (

@@ -56,7 +56,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
-    null where they change nothing.
+    null where they change nothing. `injected_context` is what a campaign put into the prompt of
+    the reply.
     """
 
     id: UUID
@@ -79,6 +80,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     updated_at: datetime
     shown: str | None = None
     shown_thinking: str | None = None
+    injected_context: str | None = None
 
 
 class MessagePage(msgspec.Struct, kw_only=True):

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from uuid import UUID, uuid5
 
-from sqlalchemy import delete
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.enrichment.models import EnrichmentMark
+from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.outbox import KeyHolder
 
 TURN = "enrichment.turn"
 REBUILD = "enrichment.rebuild"
 SUMMARY = "enrichment.summary"
+
+SUMMARY_WAIT = 30.0
+LOOK_SECONDS = 0.1
+
+_UNFINISHED = select(Job.state, Job.attempts).where(
+    Job.lane == bindparam("in_lane"),
+    Job.kind == SUMMARY,
+    Job.state.in_(["queued", "running"]),
+)
 
 _LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
 
@@ -44,29 +56,70 @@ class EnrichmentOutbox:
         path_tokens: int,
         history_budget: int,
         count_unit: str,
+        is_summary_due: bool = False,
     ) -> None:
         """A reply was stored. Tokens are counted in `count_unit`, the chat's of the prompt.
 
+        With `is_summary_due` so many rounds of a campaign are told that its summary goes on.
         Without consent there is no job: this is where the opt-in is enforced.
         """
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self.study(session, holder, chat.id, chat.chronicle_id)
-        if settings.summary.enabled and is_summary_due(path_tokens, history_budget):
-            await self._queue.enqueue(
-                session,
-                NewJob(
-                    kind=SUMMARY,
-                    user_id=holder.sealer.user_id,
-                    lane=lane_of(chat.id),
-                    payload={
-                        "chat_id": str(chat.id),
-                        "history_budget": history_budget,
-                        "count_unit": count_unit,
-                    },
-                    dedupe_key=f"{SUMMARY}/{chat.id}",
-                ),
-                key=self._queue.grant(holder.sealer, holder.key_mode),
+        wanted = settings.summary.enabled and is_nearly_full(path_tokens, history_budget)
+        if wanted or is_summary_due:
+            await self.summarise(
+                session, holder, chat.id, history_budget=history_budget, count_unit=count_unit
             )
+
+    async def summarise(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        chat_id: UUID,
+        *,
+        history_budget: int,
+        count_unit: str,
+    ) -> None:
+        """Have a chat's summary brought as far as its history needs it."""
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=SUMMARY,
+                user_id=holder.sealer.user_id,
+                lane=lane_of(chat_id),
+                payload={
+                    "chat_id": str(chat_id),
+                    "history_budget": history_budget,
+                    "count_unit": count_unit,
+                },
+                dedupe_key=f"{SUMMARY}/{chat_id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def summarise_now(
+        self, holder: KeyHolder, chat_id: UUID, *, history_budget: int, count_unit: str
+    ) -> bool:
+        """The same for a turn that waits for it; whether it was done.
+
+        Waits for one attempt, and `SUMMARY_WAIT` seconds at most.
+        """
+        database, lane = self._queue.database, lane_of(chat_id)
+        async with database.write() as session:
+            await self.summarise(
+                session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
+            )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SUMMARY_WAIT):
+                while True:
+                    async with database.read() as session:
+                        waiting = (await session.execute(_UNFINISHED, {"in_lane": lane})).all()
+                    if not waiting:
+                        return True
+                    if not any(row.state == "running" or not row.attempts for row in waiting):
+                        return False
+                    await asyncio.sleep(LOOK_SECONDS)
+        return False
 
     async def study(
         self, session: AsyncSession, holder: KeyHolder, chat_id: UUID, chronicle_id: UUID
@@ -97,6 +150,6 @@ def _study(user_id: UUID, chat_id: UUID, chronicle_id: UUID) -> NewJob:
     )
 
 
-def is_summary_due(path_tokens: int, history_budget: int) -> bool:
+def is_nearly_full(path_tokens: int, history_budget: int) -> bool:
     """Whether the history is about to lose its beginning, or has lost it already."""
     return 5 * path_tokens >= 4 * history_budget

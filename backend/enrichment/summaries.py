@@ -15,9 +15,13 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.campaigns.models import Campaign
+from backend.campaigns.records import open_campaign
 from backend.chats.events import ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
 from backend.chats.repository import first_behind
+from backend.chats.schemas import SummarySettings
+from backend.chats.service import read_settings
 from backend.chats.tree import subtree
 from backend.context.budget import eviction_point, step_of
 from backend.database.base import Base, now, upsert
@@ -29,6 +33,12 @@ from backend.wire import struct_from
 MAX_SUMMARY_CHARS = 20_000
 """Characters of a summary, whoever wrote it."""
 
+
+CAMPAIGN_WORDS = 150
+"""About how long the summary of a campaign's chat is."""
+
+HOT_ROUNDS = 4
+"""The last rounds of a campaign's chat: they stand in its history and are not summed up."""
 
 _LEAST_BETWEEN = 4
 """Messages, two exchanges: however small the history is, no summary is asked for more often."""
@@ -186,6 +196,35 @@ async def find_goal(
     least = min(_LEAST_BETWEEN, interval)
     goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))
     return goal if goal - reached >= least else None
+
+
+async def find_round_goal(
+    session: AsyncSession, chat: Chat, current: StoredSummary | None, *, interval: int
+) -> int | None:
+    """The same for a campaign's chat: all but the last `HOT_ROUNDS`, every `interval` rounds."""
+    query = (
+        select(Message.position)
+        .where(readable(chat), Message.role == "user")
+        .order_by(Message.position.desc())
+        .limit(HOT_ROUNDS + interval)
+    )
+    begins = list(await session.scalars(query))
+    reached = current.position if current else -1
+    if sum(begin > reached for begin in begins) < HOT_ROUNDS + interval:
+        return None
+    return begins[HOT_ROUNDS - 1] - 1
+
+
+async def wanted_summary(session: AsyncSession, sealer: Sealer, chat: Chat) -> SummarySettings:
+    """How a chat is summed up: as it says itself, or as its campaign does."""
+    own = read_settings(sealer, chat).summary
+    if chat.campaign_id is None:
+        return own
+    campaign = await session.get_one(Campaign, chat.campaign_id)
+    settings = open_campaign(sealer, campaign).settings
+    if not settings.summaries:
+        return own
+    return SummarySettings(enabled=True, words=CAMPAIGN_WORDS, interval=settings.memory_interval)
 
 
 class ChatSummaries(ChatCopied, MessageShown):

@@ -119,7 +119,8 @@ class SummaryService:
 
     async def _is_used(self, identity: Identity, chat: Chat) -> bool:
         settings = read_settings(identity.sealer, chat)
-        return settings.summary.enabled and await self._in_prompt(identity, chat.id)
+        is_wanted = settings.summary.enabled or chat.campaign_id is not None
+        return is_wanted and await self._in_prompt(identity, chat.id)
 
 
 async def _through(

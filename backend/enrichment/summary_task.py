@@ -13,7 +13,6 @@ from sqlalchemy import Row, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.service import read_settings
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.cleaning import shown, without_tags
 from backend.enrichment.pipeline import (
@@ -31,7 +30,9 @@ from backend.enrichment.summaries import (
     StoredSummary,
     current_summary,
     find_goal,
+    find_round_goal,
     store_summary,
+    wanted_summary,
 )
 from backend.generation.model import (
     ModelBlockedError,
@@ -104,7 +105,7 @@ class SummaryTask(Task[SummaryWork, str]):
         None, too, where the chat's tokens are counted in another unit by now: the budget of the job
         says nothing then, that of the next reply's will.
         """
-        payload, wanted = self.job.payload, read_settings(self.sealer, chat).summary
+        payload, wanted = self.job.payload, await wanted_summary(session, self.sealer, chat)
         if not wanted.enabled or chat.count_unit != payload["count_unit"]:
             return None
         current = await current_summary(session, self.sealer, chat)
@@ -116,6 +117,9 @@ class SummaryTask(Task[SummaryWork, str]):
             interval=wanted.interval,
             is_begun=self._is_begun,
         )
+        if chat.campaign_id is not None:
+            rounds = await find_round_goal(session, chat, current, interval=wanted.interval)
+            goal = max((each for each in (goal, rounds) if each is not None), default=None)
         if goal is None:
             return None
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
@@ -223,7 +227,7 @@ class SummaryTask(Task[SummaryWork, str]):
         message = await session.get(Message, work.message_ids[-1])
         if (
             message is None
-            or not read_settings(self.sealer, chat).summary.enabled
+            or not (await wanted_summary(session, self.sealer, chat)).enabled
             or _version(current) != _version(work.previous)
             or not await _is_as_read(session, chat, work)
         ):

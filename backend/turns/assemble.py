@@ -32,6 +32,7 @@ from backend.turns.retrieval import (
     by_rank,
     memory_items,
     memory_texts,
+    named_items,
     outside_history,
     semantic_hits,
     sized,
@@ -39,6 +40,8 @@ from backend.turns.retrieval import (
 from backend.turns.rewriting import sent_lore
 from backend.turns.schemas import TurnRequest
 from backend.turns.sections import SectionBuilder
+
+LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,11 @@ class Built:
             total=limits.total,
             messages=len(assembled.messages),
         )
+
+    @property
+    def loses_rounds(self) -> bool:
+        """Whether lines of a campaign stand neither in the history nor in its summary."""
+        return _loses_rounds(self.loaded, self.assembled)
 
     @property
     def history_budget(self) -> int:
@@ -128,7 +136,8 @@ class PromptAssembler:
         )
         items, unread = _read_outlets(sections.build(suggestions=suggestions), outlets)
         memories = memory_items(context.memories, count=count, pinned=loaded.pinned)
-        found = by_rank(memories, [sized(item, count) for item in placed.ranked])
+        named = named_items(loaded, count=count)
+        found = by_rank([*named, *memories], [sized(item, count) for item in placed.ranked])
         with _in_model_tokens(window.ratio):
             reserved = self._reserved(context, [item for item in found if not item.rank], count)
             fixed, history, unsaid = fit(context, items, count=count, reserved=reserved)
@@ -160,6 +169,7 @@ class PromptAssembler:
             timed=placed.timed,
             notes=[
                 *context.notes,
+                *([LOST_ROUNDS] if _loses_rounds(loaded, assembled) else ()),
                 *placed.notes,
                 *unkept,
                 *_ignored(macro_budget),
@@ -236,6 +246,15 @@ def _size(context: PromptContext) -> int | None:
     found = sum(len(memory.recalled.text) for memory in context.memories)
     lines = _LINE_SIZE * len(context.lines.ids)
     return lines + (expanded_size(texts) + found) // _COUNTED_ONCE
+
+
+def _loses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
+    campaign, leaf = loaded.campaign, loaded.target.leaf
+    if campaign is None or leaf is None or not campaign.fields.settings.summaries:
+        return False
+    kept = assembled.history.positions
+    first = kept[0] if kept else leaf.position + 1
+    return first > (loaded.summary.position + 1 if loaded.summary else 0)
 
 
 def _ignored(macros: MacroBudget) -> list[str]:

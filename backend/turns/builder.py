@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
+from backend.campaigns.situations import SituationService, StaleCampaignError
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
@@ -20,6 +21,7 @@ from backend.chats.service import ChatService
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
+from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
@@ -62,6 +64,8 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        situations: SituationService,
+        enrichment: EnrichmentOutbox,
         chats: ChatService,
         messages: MessageService,
         accounts: AccountService,
@@ -72,6 +76,8 @@ class PromptBuilder:
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
+        self._situations = situations
+        self._enrichment = enrichment
         self._search = search
         self._database = database
         self._settings = settings
@@ -92,7 +98,8 @@ class PromptBuilder:
 
         `check` looks first, in the same view of the database, whether the turn may come at all.
         `tried` makes it a preview, which need not have a line, with budgets that stand before what
-        the settings say.
+        the settings say. Otherwise, where a campaign's history would lose rounds that its summary
+        does not tell, the summary is made first.
 
         Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
         `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
@@ -111,7 +118,23 @@ class PromptBuilder:
                 identity, context, request, suggestions=suggestions
             )
 
-        return await self._lore.with_books(identity, attempt)
+        try:
+            built = await self._lore.with_books(identity, attempt)
+        except StaleCampaignError as stale:
+            await self._situations.fold(identity, stale.campaign_id)
+            built = await self._lore.with_books(identity, attempt)
+        if built.loses_rounds and tried is None and await self._summarise(identity, built):
+            built = await self._lore.with_books(identity, attempt)
+        return built
+
+    async def _summarise(self, identity: Identity, built: Built) -> bool:
+        """Have the summary tell what the history has no room for; whether that was done."""
+        return await self._enrichment.summarise_now(
+            identity,
+            built.loaded.chat.id,
+            history_budget=built.history_budget,
+            count_unit=built.loaded.chat.count_unit,
+        )
 
     async def _load(
         self,
@@ -135,6 +158,7 @@ class PromptBuilder:
                 identity,
                 user_name=self._accounts.name_of(identity),
                 lore=self._lore,
+                situations=self._situations,
                 is_preview=tried is not None,
             )
             loaded = await loader.load(chat_id, request)

@@ -43,6 +43,7 @@ from backend.turns.schemas import (
     ContextView,
     Difference,
     HistoryView,
+    Layers,
     ShownMessage,
     TurnRequest,
     TurnUsage,
@@ -51,6 +52,9 @@ from backend.vault.sealing import Sealer
 
 MANY = frozenset({"lore", "event", "memory"})
 """Kinds of which a prompt holds several pieces."""
+
+COLD = frozenset({"summary", "scenes"})
+"""Kinds of sections that tell of what is over."""
 
 LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
@@ -285,7 +289,18 @@ def _view(record: ContextRecord) -> ContextView:
         notes=record.notes,
         prompt_files=record.prompt_files,
         prompt_hash=record.prompt_hash,
+        layers=_layers(record),
     )
+
+
+def _layers(record: ContextRecord) -> Layers | None:
+    """The layers of a campaign's prompt; None where there is no campaign."""
+    if not any(item.kind == "campaign" for item in record.items):
+        return None
+    cold = sum(item.tokens for item in record.items if item.kind in COLD)
+    frozen = sum(item.tokens for item in record.items if item.place == "head") - cold
+    rest = record.totals.prompt - record.totals.retrieved - frozen - cold
+    return Layers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
 
 
 def _shown(messages: Sequence[PromptMessage]) -> list[ShownMessage]:

@@ -25,8 +25,8 @@ def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
     They are as many as history may take beside nothing else, and what a summary needs of those
     before. They are cut when it is known what is always sent.
     """
-    begin = eviction_point(loaded.path_tokens, window.widest)
-    if loaded.summary is None:
+    begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
+    if loaded.summary is None or loaded.campaign is not None:
         return begin
     reached = joined(
         begin,
@@ -71,14 +71,15 @@ def fit(
 
     The lines leave `reserved` tokens to others, unless they have to reach back to a summary. A
     summary that the kept lines do not follow on from is left out, as is one that would leave no
-    room for what has to be sent.
+    room for what has to be sent; but a campaign's stays, and its history holds what it does not
+    tell.
 
     Raises:
         ContextOverflowError: What is always sent is over the budget by itself.
     """
     budget, summarised = context.window.budget, context.loaded.summary
     summary = next((item for item in items if item.kind == SUMMARY), None)
-    if summary is None or summarised is None:
+    if summary is None or summarised is None or context.loaded.campaign is not None:
         fixed = plan(items, budget=budget, count=count)
         return fixed, _after(context, _begin(context, fixed, reserved)), []
     kind: ReasonKind = "summary_no_room"
@@ -102,7 +103,7 @@ def _begin(context: PromptContext, fixed: Plan, reserved: int) -> int:
     """Stored tokens from the root after which history fits beside what is always sent."""
     window = context.window
     fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved))
-    return eviction_point(context.loaded.path_tokens, fits)
+    return max(eviction_point(context.loaded.path_tokens, fits), context.loaded.summed_up)
 
 
 def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:

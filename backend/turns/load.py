@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
+from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
@@ -25,7 +26,7 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
-from backend.enrichment.summaries import current_summary
+from backend.enrichment.summaries import HOT_ROUNDS, current_summary
 from backend.lorebooks.chat_books import books_for_chat
 from backend.reasons import ReasonKind
 from backend.turns.lore import LoreReader
@@ -47,7 +48,7 @@ RECENT_MACROS = ("last", "idle")
 class ChatLoader:
     """Reads what a turn needs, through a session of the caller's, for one user.
 
-    A preview need not have anything to answer.
+    A preview need not have anything to answer. Without `situations`, a campaign is left out.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class ChatLoader:
         *,
         user_name: str,
         lore: LoreReader,
+        situations: SituationService | None = None,
         is_preview: bool = False,
     ) -> None:
         self._lore = lore
+        self._situations = situations
         self._session = session
         self._identity = identity
         self._user_name = user_name
@@ -135,14 +138,34 @@ class ChatLoader:
                 await current_summary(
                     self._session, sealer, chat, up_to_position=target.leaf.position
                 )
-                if target.leaf and settings.summary.enabled
+                if target.leaf and (settings.summary.enabled or chat.campaign_id)
                 else None
             ),
             line=request.text,
             said=self._said(target, request),
         )
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
-        return replace(loaded, recent=await self._recent(target, max(quoted, lore.depth)))
+        recent = await self._recent(target, max(quoted, lore.depth, RECENT_LINES))
+        return await self._with_campaign(replace(loaded, recent=recent))
+
+    async def _with_campaign(self, loaded: LoadedChat) -> LoadedChat:
+        """The same with what its campaign says, where it has one."""
+        leaf = loaded.target.leaf
+        if self._situations is None:
+            return loaded
+        campaign = await self._situations.layers(
+            self._session,
+            self._identity,
+            loaded.chat,
+            leaf,
+            line=loaded.said or "",
+            recent=[each.text for each in loaded.recent],
+        )
+        if campaign is None:
+            return loaded
+        limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
+        rounds = await chats.round_starts(self._session, leaf, limit=limit) if leaf else ()
+        return replace(loaded, campaign=campaign, rounds=rounds)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""
@@ -164,7 +187,7 @@ class ChatLoader:
         None where the whole path does.
         """
         leaf = loaded.target.leaf
-        begin = eviction_point(loaded.path_tokens, budget)
+        begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
         if leaf is None or begin == 0:
             return None
         first = await chats.first_behind(self._session, loaded.chat.id, from_sum=begin)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from backend.campaigns.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
 from backend.chats.models import Chat
@@ -17,7 +18,7 @@ from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
 from backend.context.budget import Budget
 from backend.context.macros import Variables
-from backend.enrichment.summaries import StoredSummary
+from backend.enrichment.summaries import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
@@ -60,6 +61,9 @@ class LoadedChat:
         line: What the user says now, as it is stored.
         said: What is answered, as the model gets it: that line, or one that is stored already; None
             where nobody says anything new.
+        campaign: What the chat's campaign says now; None in a chat of none.
+        rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
+            begins, the last one first.
     """
 
     chat: Chat
@@ -84,6 +88,24 @@ class LoadedChat:
     line: str | None = None
     said: str | None = None
     scripts: Scripts | None = None
+    campaign: CampaignLayers | None = None
+    rounds: Sequence[int] = ()
+
+    @property
+    def summed_up(self) -> int:
+        """Stored tokens from the root that a campaign's history leaves to its summary."""
+        if self.campaign is None or self.summary is None or len(self.rounds) < HOT_ROUNDS:
+            return 0
+        return min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
+
+    @property
+    def is_summary_due(self) -> bool:
+        """Whether with this turn's round so many are told that the campaign's summary goes on."""
+        if self.campaign is None or not self.campaign.fields.settings.summaries:
+            return False
+        covered = self.summary.path_tokens if self.summary else 0
+        untold = sum(begin >= covered for begin in self.rounds)
+        return untold >= HOT_ROUNDS + self.campaign.fields.settings.memory_interval - 1
 
     @property
     def fields(self) -> list[str]:

@@ -122,6 +122,26 @@ def memory_items(
     return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
 
 
+def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
+    """What a campaign knows of those whom the last lines name."""
+    if loaded.campaign is None:
+        return []
+    return [
+        sized(
+            Item(
+                kind="entity",
+                title=each.entity.name,
+                text=each.text,
+                place="memory",
+                reasons=[Reason("named", name=each.entity.name)],
+                source_id=each.id,
+            ),
+            count,
+        )
+        for each in loaded.campaign.named
+    ]
+
+
 def by_rank(memories: Sequence[Item], lore: Sequence[Item]) -> list[Item]:
     """What shares the memory's budget: what somebody asked for, then what was found."""
     return sorted([*memories, *lore], key=lambda item: item.rank)

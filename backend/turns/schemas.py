@@ -126,11 +126,21 @@ class Difference(msgspec.Struct, kw_only=True):
     shared_tokens: int
 
 
+class Layers(msgspec.Struct, kw_only=True):
+    """Tokens of a campaign's prompt: what stays, what is over, what was found, what is now."""
+
+    frozen: int
+    cold: int
+    search: int
+    hot: int
+
+
 class ContextView(msgspec.Struct, kw_only=True):
     """What a prompt is made of, and why. `prompt` is the exact prompt.
 
     `containers` says which lorebook an entry is in and which chronicle an event, by `source_id`;
     what was deleted since is in none. `usage` is what the provider reported for a stored reply.
+    `layers` are the tokens of a campaign's prompt by layer.
     """
 
     model: str
@@ -149,3 +159,4 @@ class ContextView(msgspec.Struct, kw_only=True):
     difference: Difference | None = None
     containers: dict[UUID, UUID] = {}
     usage: TurnUsage | None = None
+    layers: Layers | None = None

@@ -58,7 +58,10 @@ class SectionBuilder:
             *self._slot("examples_top"),
             self._examples(),
             *self._slot("examples_bottom"),
+            *self._campaign(),
             *self._summary(),
+            *self._scenes(),
+            *self._state(),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" else ()),
             *self._slot("at_depth"),
@@ -118,6 +121,48 @@ class SectionBuilder:
         text = self._render("sections/summary", summary=summary.text)
         reason = Reason("summary", count=summary.position + 1)
         return [_head("summary", "Previously", text, reason, summary.message_id)]
+
+    def _campaign(self) -> list[Item]:
+        """What a campaign says of itself. Macros in what follows are not expanded, either."""
+        campaign = self._loaded.campaign
+        if campaign is None:
+            return []
+        name, brief = campaign.fields.name, campaign.fields.brief
+        text = self._render(
+            "sections/campaign",
+            campaign=name,
+            city=brief.city,
+            setting=brief.setting,
+            hook=brief.hook,
+            roster=brief.roster,
+        )
+        return [_head("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
+
+    def _scenes(self) -> list[Item]:
+        """The last scenes that are over."""
+        campaign = self._loaded.campaign
+        if campaign is None or not campaign.scenes:
+            return []
+        text = self._render("sections/scenes", scenes=campaign.scenes)
+        return [_head("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
+
+    def _state(self) -> list[Item]:
+        """The state block: behind the history, so that what comes before stays the same."""
+        campaign = self._loaded.campaign
+        if campaign is None:
+            return []
+        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
+        return [
+            Item(
+                kind="state",
+                title=f"State, {campaign.block.form}",
+                text=campaign.block.injected.text,
+                place="depth",
+                depth=1 if has_line else 0,
+                reasons=[Reason("state", name=campaign.block.why)],
+                source_id=campaign.campaign_id,
+            )
+        ]
 
     def _depth_prompt(self) -> list[Item]:
         speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt

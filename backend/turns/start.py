@@ -20,6 +20,7 @@ from backend.chats.events import tell_path_moved
 from backend.chats.models import (
     CHAT_VARIABLES,
     MESSAGE_CONTENT,
+    MESSAGE_CONTEXT,
     MESSAGE_THINKING,
     Chat,
     Message,
@@ -141,6 +142,7 @@ class TurnStarter:
                 raise NotContinuableError(
                     "It has been answered on another branch. Edit it to make a branch of its own."
                 )
+            _inject(identity.sealer, message, built)
             return message
         reply = draft_message(
             identity.sealer,
@@ -153,6 +155,7 @@ class TurnStarter:
             ),
             unit=CountUnit.parse(chat.count_unit),
         )
+        _inject(identity.sealer, reply, built)
         moved = await tree.attach(session, chat, reply, parent=parent)
         await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
         return reply
@@ -187,6 +190,13 @@ class TurnStarter:
             prefix_thinking=thinking,
             status_before=continued.status if continued else "streaming",
         )
+
+
+def _inject(sealer: Sealer, reply: Message, built: Built) -> None:
+    """Keep with a reply what its campaign put into the prompt."""
+    if campaign := built.loaded.campaign:
+        data = msgspec.json.encode(campaign.block.injected)
+        reply.sealed_injected_context = sealer.seal_bytes(MESSAGE_CONTEXT, reply.id, data)
 
 
 async def _save_variables(

@@ -256,6 +256,7 @@ class TurnStore:
             path_tokens=run.built.loaded.path_tokens + message.tokens,
             history_budget=run.built.history_budget,
             count_unit=run.built.loaded.chat.count_unit,
+            is_summary_due=run.built.loaded.is_summary_due,
         )
         return True
 

@@ -1,0 +1,229 @@
+"""Reads what one speaker may know of a campaign: its present moment, and items of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from backend.campaigns import ledger_store
+from backend.campaigns.context import Known, Placed, Situation, ranked
+from backend.campaigns.items import (
+    Clock,
+    Echo,
+    Entity,
+    Fact,
+    Item,
+    Kind,
+    Relation,
+    Scene,
+    Thread,
+    World,
+)
+from backend.campaigns.ledger import item_of
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.name_cache import Names
+from backend.campaigns.records import open_campaign
+from backend.cpu_pool import unhurried
+from backend.vault.sealing import Sealer
+
+Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
+
+Speaker = UUID | str
+"""Whose knowledge a prompt may hold: an entity's, what is `public`, or all (`gm`)."""
+
+EVERYTHING = "gm"
+
+MAX_HOT = 100
+"""Items of one kind that are read for one block."""
+
+MAX_MENTIONED = 8
+MAX_FACTS = 12
+
+CLOSED_SCENES = 2
+"""Closed scenes that a prompt tells of."""
+
+_IS_HOT = or_(
+    CampaignItem.kind == "world",
+    and_(CampaignItem.kind == "entity", CampaignItem.subkind == "pc"),
+    and_(CampaignItem.kind.in_(["thread", "clock", "scene"]), CampaignItem.is_live),
+)
+
+
+class CampaignReader:
+    """Reads the items of a campaign that a speaker may know of."""
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        campaign: Campaign,
+        speaker: Speaker = EVERYTHING,
+    ) -> None:
+        self._session = session
+        self._sealer = sealer
+        self._campaign = campaign
+        self._visible = _visible_to(speaker)
+
+    async def rows(
+        self, *conditions: Condition, limit: int | None = None, newest: bool = False
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Items with their rows: the oldest first, or those that changed last."""
+        order = CampaignItem.seq.desc() if newest else CampaignItem.id
+        query = (
+            select(CampaignItem)
+            .where(
+                CampaignItem.campaign_id == self._campaign.id,
+                CampaignItem.exists,
+                *self._visible,
+                *conditions,
+            )
+            .order_by(order)
+            .limit(limit)
+        )
+        rows = (await self._session.scalars(query)).all()
+        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        return [(row, self._open(row)) async for row in sized]
+
+    async def of_kind(
+        self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Items of one kind with their rows."""
+        is_kind = CampaignItem.kind == kind
+        return await self.rows(is_kind, *conditions, limit=limit, newest=newest)
+
+    def _open(self, row: CampaignItem) -> Item:
+        return item_of(row.kind, ledger_store.read_state(self._sealer, row.id, row.sealed_state))
+
+    async def closed_scenes(self) -> list[Scene]:
+        """The last scenes that are over and summed up, the older one first."""
+        rows = await self.of_kind("scene", ~CampaignItem.is_live, limit=CLOSED_SCENES, newest=True)
+        scenes = [item for _, item in rows[::-1] if isinstance(item, Scene)]
+        return [scene for scene in scenes if scene.summary or scene.key_moments]
+
+    async def situation(
+        self, names: Names, *, line: str, recent: Sequence[str], events: Sequence[tuple[int, str]]
+    ) -> Situation:
+        """The story's present moment.
+
+        Args:
+            names: The campaign's, of the version that is read.
+            line: What the user says.
+            recent: The last lines of the chat, the newest last.
+            events: Of the chronicle, each with its day, the newest last.
+        """
+        fields = open_campaign(self._sealer, self._campaign)
+        hot = await self.rows(_IS_HOT, limit=4 * MAX_HOT)
+        world = next((item for _, item in hot if isinstance(item, World)), World())
+        scene_id, scene = max(
+            ((row.id, item) for row, item in hot if isinstance(item, Scene)),
+            key=lambda each: each[0],
+            default=(None, None),
+        )
+        players = [_placed(row, item) for row, item in hot if isinstance(item, Entity)]
+        place = scene.location_id if scene else None
+        place = place or next((p.entity.location_id for p in players if p.entity.location_id), None)
+
+        in_line = names.index.find(line)
+        named = list(dict.fromkeys([*in_line, *names.index.find("\n".join(recent[-1:]))]))
+        spoke = [one for text in recent[::-1] for one in names.index.find(text)]
+        in_scene = CampaignItem.id.in_(scene.present) if scene and scene.present else None
+        is_here = CampaignItem.place_id == place if in_scene is None else in_scene
+        people = [
+            _placed(row, item)
+            for row, item in await self.of_kind(
+                "entity", CampaignItem.subkind == "npc", is_here, limit=MAX_HOT
+            )
+            if isinstance(item, Entity)
+        ]
+        here = {each.id: each for each in (*players, *people)}
+        # Players are named in nearly every reply: only the user's line asks for them.
+        silent = {player.id for player in players}.difference(in_line)
+        asked = [one for one in named if one not in silent][:MAX_MENTIONED]
+        elsewhere = [one for one in asked if one not in here]
+        known = here | await self._entities([*elsewhere, *([place] if place else [])])
+        about = [*here, *([place] if place else [])]
+        facts, relations = await self._about(about, elsewhere)
+        told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
+
+        def place_of(entity: Entity) -> str:
+            return names.by_id[where][0] if (where := entity.location_id) in names.by_id else ""
+
+        return Situation(
+            name=fields.name,
+            city=fields.brief.city,
+            setting=fields.brief.setting,
+            day=world.day,
+            time_of_day=world.time_of_day,
+            scene_id=scene_id,
+            stakes=scene.stakes if scene else "",
+            players=players,
+            location=known.get(place) if place else None,
+            present=ranked(people, named=named, spoke=spoke, relations=relations),
+            relations=relations,
+            threads=[item for _, item in hot if isinstance(item, Thread)],
+            clocks=[item for _, item in hot if isinstance(item, Clock)],
+            events=[text for day, text in events if day == world.day],
+            echoes=await self._echoes(),
+            facts=[text for _, text in told],
+            named=[
+                Known(
+                    id=one,
+                    entity=known[one].entity,
+                    facts=facts.get(one, []),
+                    place=place_of(known[one].entity),
+                )
+                for one in asked
+                if one in known
+            ],
+            told=frozenset([*about, *(fact_id for fact_id, _ in told)]),
+            places={player.id: place_of(player.entity) for player in players},
+        )
+
+    async def _entities(self, ids: Sequence[UUID]) -> dict[UUID, Placed]:
+        if not ids:
+            return {}
+        rows = await self.of_kind("entity", CampaignItem.id.in_(ids))
+        return {row.id: _placed(row, item) for row, item in rows if isinstance(item, Entity)}
+
+    async def _about(
+        self, here: Sequence[UUID], elsewhere: Sequence[UUID]
+    ) -> tuple[dict[UUID, list[tuple[UUID, str]]], list[Relation]]:
+        """Facts by entity, each with its id, and the relations of those who are here."""
+        if not here and not elsewhere:
+            return {}, []
+        about = CampaignItem.about_id
+        is_fact = and_(
+            CampaignItem.kind == "fact", CampaignItem.is_live, about.in_([*here, *elsewhere])
+        )
+        is_relation = and_(
+            CampaignItem.kind == "relation",
+            or_(about.in_(here), CampaignItem.place_id.in_(here)),
+        )
+        rows = await self.rows(or_(is_fact, is_relation), limit=2 * MAX_HOT, newest=True)
+        facts: dict[UUID, list[tuple[UUID, str]]] = {}
+        for row, item in rows[::-1]:
+            if isinstance(item, Fact) and item.about_id is not None:
+                facts.setdefault(item.about_id, []).append((row.id, item.text))
+        return facts, [item for _, item in rows if isinstance(item, Relation)]
+
+    async def _echoes(self) -> list[str]:
+        rows = await self.of_kind("echo", limit=MAX_HOT, newest=True)
+        return [item.text for _, item in rows if isinstance(item, Echo) and not item.resolved]
+
+
+def _placed(row: CampaignItem, entity: Entity) -> Placed:
+    return Placed(id=row.id, entity=entity)
+
+
+def _visible_to(speaker: Speaker) -> list[Condition]:
+    """The condition that a speaker may know of an item; what is not clear is not for them."""
+    if speaker == EVERYTHING:
+        return []
+    is_public = CampaignItem.audience == "public"
+    if isinstance(speaker, str):
+        return [is_public]
+    return [or_(is_public, CampaignItem.audience.contains(f" {speaker} ", autoescape=True))]

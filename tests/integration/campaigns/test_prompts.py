@@ -1,0 +1,99 @@
+"""What a campaign puts into the prompts of its chats, and keeps with their replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.campaigns.seagate import Table, seagate
+from tests.support.server import Account, ok
+
+pytestmark = [pytest.mark.anyio]
+
+SMALL = {"history": 400}
+
+
+async def _last(ada: Account, chat_id: str) -> dict[str, Any]:
+    return (await ada.messages(chat_id))[-1]
+
+
+async def _context(ada: Account, chat_id: str) -> dict[str, Any]:
+    reply = await _last(ada, chat_id)
+    answer = await ada.client.get(f"/api/v1/messages/{reply['id']}/context")
+    context: dict[str, Any] = ok(answer)
+    return context
+
+
+async def test_the_first_turn_has_the_full_block_and_the_next_the_light_one(
+    ada: Account, table: Table
+) -> None:
+    ids = await seagate(table)
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    assert (await table.get("/context", chat_id=chat["id"], text="continue"))["form"] == "full"
+
+    await ada.turn(chat["id"], text="I come in.")
+    first = (await _last(ada, chat["id"]))["injected_context"]
+    assert first.startswith("## SESSION CONTEXT: Seagate")
+    context = await _context(ada, chat["id"])
+    state = next(item for item in context["items"] if item["kind"] == "state")
+    assert (state["text"], state["reason"]) == (first, "state block: first message of the chat")
+    assert [each["text"] for each in context["prompt"]][-2:] == [first, "I come in."]
+    assert "CAMPAIGN: Seagate" in context["prompt"][0]["text"]
+
+    await ada.turn(chat["id"], text="I look around")
+    light = (await _last(ada, chat["id"]))["injected_context"]
+    assert light == "[Day 5 | Jake HP 13/13 | at the-salty-sigil | with Marlena]"
+
+    await ada.turn(chat["id"], text="What\u2019s next ?")
+    again = await _last(ada, chat["id"])
+    assert again["injected_context"].startswith("## SESSION CONTEXT")
+
+    await table.change(f"/entities/{ids['jake']}", location_id=ids["hills"])
+    asked = await table.get("/context", chat_id=chat["id"], text="I look around")
+    assert (asked["form"], asked["why"]) == ("full", "the place changed")
+    await ada.turn(chat["id"], text="I look around")
+    moved = (await _last(ada, chat["id"]))["injected_context"]
+    assert "Inspector Holt" in moved
+    assert "Marlena" not in moved
+    users = [each for each in await ada.messages(chat["id"]) if each["role"] == "user"]
+    assert {each["injected_context"] for each in users} == {None}
+
+
+async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table: Table) -> None:
+    await seagate(table)
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    await ada.turn(chat["id"], text="I come in.")
+    reply = await _last(ada, chat["id"])
+    await ada.turn(chat["id"], regenerate_of=reply["id"])
+    swipe = await _last(ada, chat["id"])
+    assert swipe["id"] != reply["id"]
+    assert swipe["injected_context"] == reply["injected_context"]
+    fork = ok(
+        await ada.client.post(f"/api/v1/chats/{chat['id']}/fork", json={"message_id": swipe["id"]}),
+        201,
+    )
+    assert (await _last(ada, fork["id"]))["injected_context"] == swipe["injected_context"]
+    await ada.turn(fork["id"], text="I look around")
+    assert (await _last(ada, fork["id"]))["injected_context"].startswith("[Day 5")
+
+
+async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, table: Table) -> None:
+    ids = await seagate(table)
+    await table.add("facts", about_id=ids["holt"], text="Holt counts the gulls twice.")
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    await ada.turn(chat["id"], text="I come in.")
+    asked = await table.get("/context", chat_id=chat["id"], text="Where is Holt\u2019s coach?")
+    assert asked["form"] == "light"
+    await ada.turn(chat["id"], text="Where is Holt\u2019s coach?")
+    context = await _context(ada, chat["id"])
+    assert any("Holt counts the gulls twice." in each["text"] for each in context["prompt"])
+
+
+async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table) -> None:
+    await seagate(table)
+    chat = await ada.new_chat()
+    await ada.turn(chat["id"], text="I come in to see Marlena.")
+    assert (await _last(ada, chat["id"]))["injected_context"] is None
+    kinds = {item["kind"] for item in (await _context(ada, chat["id"]))["items"]}
+    assert kinds.isdisjoint({"campaign", "state", "scenes", "mentioned"})
