@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from backend.database import sqlite_connection
 from backend.errors import UnavailableError
 from backend.logs import get_logger
 
@@ -279,7 +280,11 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
         pool_use_lifo=True,  # the connection used last has the pages in its cache
         hide_parameters=True,
         # The driver's own transaction handling is off: "begin" below is the only one.
-        connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
+        connect_args={
+            "isolation_level": None,
+            "timeout": BUSY_TIMEOUT_MS / 1000,
+            "async_creator_fn": sqlite_connection.connect,
+        },
     )
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -299,6 +304,6 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Any) -> None:
-        connection.exec_driver_sql(begin)
+        connection.connection.driver_connection.begin(begin)
 
     return engine

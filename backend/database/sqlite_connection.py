@@ -1,0 +1,133 @@
+"""SQLite's connection, in a thread of its own: one trip there for a statement and its rows.
+
+aiosqlite alone makes a trip each for the cursor, the statement, the rows and the cursor's end, and
+three for the beginning of a transaction. Waking a thread costs more than most statements do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Self
+
+import aiosqlite
+
+FIRST_ROWS = 200
+"""Rows that come with a statement's own trip; a larger result takes another."""
+
+
+class SqliteConnection(aiosqlite.Connection):
+    """What SQLAlchemy's dialect for aiosqlite takes for its connection."""
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=FIRST_ROWS)
+        self._thread.daemon = True  # a connection that nobody closed must not keep the process
+        self._opening: str | None = None
+        self._has_begun = False
+
+    def begin(self, statement: str) -> None:
+        """Begin a transaction when its first statement comes, in the same trip."""
+        self._opening = statement
+
+    async def commit(self) -> None:
+        """End the transaction, if it has begun."""
+        self._opening = None
+        if self._has_begun:
+            await super().commit()
+            self._has_begun = False
+
+    async def rollback(self) -> None:
+        """Take the transaction back, if it has begun. SQLAlchemy's pool asks for it every time."""
+        self._opening = None
+        if self._has_begun:
+            await super().rollback()
+            self._has_begun = False
+
+    def cursor(self) -> SqliteCursor:  # type: ignore[override]
+        """Without a trip."""
+        return SqliteCursor(self)
+
+    async def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Do some work in the thread, within the transaction."""
+        opening, self._opening = self._opening, None
+        self._has_begun = self._has_begun or opening is not None
+        return await self._execute(partial(_run, self._conn, opening, work))  # type: ignore[no-untyped-call]  # aiosqlite's
+
+
+class SqliteCursor:
+    """A statement's result: what SQLAlchemy asks of a driver's cursor, and no more."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self.description: Any = None
+        self.rowcount = -1
+        self.lastrowid: int | None = None
+        self.arraysize = 1
+        self._connection = connection
+        self._rows: list[Any] = []
+        self._rest: sqlite3.Cursor | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def execute(self, statement: str, parameters: Iterable[Any] = ()) -> Self:
+        """Run a statement, and read its first rows."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            cursor = connection.execute(statement, parameters)  # type: ignore[arg-type]
+            self._rows = cursor.fetchmany(FIRST_ROWS)
+            self._take(cursor, is_read=len(self._rows) < FIRST_ROWS)
+
+        await self._connection.run(work)
+        return self
+
+    async def executemany(self, statement: str, parameters: Iterable[Iterable[Any]]) -> Self:
+        """Run a statement many times."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._take(connection.executemany(statement, parameters), is_read=True)  # type: ignore[arg-type]
+
+        await self._connection.run(work)
+        return self
+
+    async def fetchall(self) -> list[Any]:
+        """The rows that are left."""
+        return await self.fetchmany(-1)
+
+    async def fetchmany(self, size: int) -> list[Any]:
+        """The next rows, as many as that; all of them where `size` is negative."""
+        rows, self._rows = self._rows, []
+        rest, missing = self._rest, size - len(rows)
+        if rest is not None and size < 0:
+            rows += await self._connection.run(lambda _: rest.fetchall())
+        elif rest is not None and missing > 0:
+            rows += await self._connection.run(lambda _: rest.fetchmany(missing))
+        if size >= 0:
+            rows, self._rows = rows[:size], rows[size:]
+        return rows
+
+    async def close(self) -> None:
+        """Let go of what was not read."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await self._connection.run(lambda _: rest.close())
+
+    def _take(self, cursor: sqlite3.Cursor, *, is_read: bool) -> None:
+        self.description, self.rowcount = cursor.description, cursor.rowcount
+        self.lastrowid = cursor.lastrowid
+        self._rest = None if is_read else cursor
+
+
+def connect(*arguments: Any, **options: Any) -> SqliteConnection:
+    """A connection that opens when it is awaited; arguments as `sqlite3.connect` takes them."""
+    return SqliteConnection(partial(sqlite3.connect, *arguments, **options))
+
+
+def _run(
+    connection: sqlite3.Connection,
+    opening: str | None,
+    work: Callable[[sqlite3.Connection], Any],
+) -> Any:
+    if opening is not None:
+        connection.execute(opening)
+    return work(connection)

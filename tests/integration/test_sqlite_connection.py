@@ -1,0 +1,131 @@
+"""SQLite's connection: results of any length, transactions that begin with a statement."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from backend.database.engine import Database
+from backend.database.sqlite_connection import FIRST_ROWS, connect
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 3 * FIRST_ROWS + 1
+NUMBERS = text(
+    f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {COUNT}) "
+    "SELECT i FROM n"
+)
+
+
+@pytest.fixture
+def numbers_url(tmp_path: Path) -> str:
+    file = tmp_path / "numbers.sqlite3"
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE numbers (i INTEGER)")
+    connection.close()
+    return f"sqlite+aiosqlite:///{file}"
+
+
+@pytest.fixture
+def database(numbers_url: str) -> Database:
+    return Database(numbers_url)
+
+
+async def test_a_result_longer_than_the_first_trip_comes_whole(database: Database) -> None:
+    async with database.read() as session:
+        found = list(await session.scalars(NUMBERS))
+    await database.dispose()
+    assert found == list(range(1, COUNT + 1))
+
+
+@pytest.mark.parametrize("size", [1, FIRST_ROWS - 1, FIRST_ROWS, FIRST_ROWS + 1, COUNT + 1])
+async def test_a_streamed_result_comes_in_order(database: Database, size: int) -> None:
+    async with database.read() as session:
+        result = await session.stream(NUMBERS.execution_options(yield_per=size))
+        found = [row.i async for page in result.partitions() for row in page]
+    await database.dispose()
+    assert found == list(range(1, COUNT + 1))
+
+
+async def test_a_result_that_is_left_half_way_holds_nothing_up(database: Database) -> None:
+    async with database.write() as session:
+        await session.execute(text("INSERT INTO numbers VALUES (1)"))
+    async with database.read() as session:
+        result = await session.stream(NUMBERS.execution_options(yield_per=1))
+        async for _ in result.partitions():
+            break
+        await result.close()
+    assert await database.log.empty(), "a reader still held the log"
+    await database.dispose()
+
+
+async def test_rows_changed_are_counted_and_rolled_back_together(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with database.write() as session:
+            values = [{"i": number} for number in range(5)]
+            await session.execute(text("INSERT INTO numbers VALUES (:i)"), values)
+            changed = await session.execute(text("UPDATE numbers SET i = i + 1 WHERE i > 1"))
+            assert changed.rowcount == 3  # type: ignore[attr-defined]
+            raise ZeroDivisionError
+    async with database.read() as session:
+        assert await session.scalar(text("SELECT count(*) FROM numbers")) == 0
+    await database.dispose()
+
+
+async def test_a_writer_keeps_others_out_from_its_first_statement_on(
+    database: Database, numbers_url: str
+) -> None:
+    other = sqlite3.connect(database.place, timeout=0, isolation_level=None)
+    async with database.write() as session:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+        await session.execute(text("SELECT 1"))
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
+    await database.dispose()
+
+
+async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "locked.sqlite3"
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    connection = connect(file, timeout=0, isolation_level=None)
+    await connection
+    connection.begin("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        await connection.cursor().execute("SELECT 1")
+    await connection.rollback()
+    other.execute("ROLLBACK")
+    connection.begin("BEGIN IMMEDIATE")
+    cursor = await connection.cursor().execute("SELECT 1")
+    assert await cursor.fetchall() == [(1,)]
+    await connection.commit()
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
+    await connection.close()
+
+
+async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(
+    database: Database,
+) -> None:
+    async def write() -> None:
+        async with database.write() as session:
+            await session.execute(text("INSERT INTO numbers VALUES (1)"))
+            await session.execute(text("INSERT INTO numbers SELECT i FROM (" + NUMBERS.text + ")"))
+
+    for pause in range(5):
+        task = asyncio.create_task(write())
+        await asyncio.sleep(pause / 2000)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(5), database.write() as session:
+            await session.execute(text("DELETE FROM numbers"))
+    await database.dispose()
