@@ -17,6 +17,7 @@ from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService, SessionWatch
 from backend.accounts.throttle import Throttle
 from backend.campaigns.history import HistoryService
+from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
 from backend.campaigns.service import CampaignService
@@ -77,7 +78,7 @@ from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
-SOURCES = (MessageSource(), LoreSource(), ChronicleSource())
+SOURCES = (MessageSource(), LoreSource(), ChronicleSource(), CampaignSource())
 """Whose rows memory remembers."""
 
 

@@ -14,6 +14,8 @@ from litestar.params import FromQuery, QueryParameter
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, Viewpoint, ViewpointText, read_viewpoint
+from backend.campaigns.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
@@ -28,15 +30,15 @@ from backend.wire import RAISES
 
 MOST = 100
 
-SourceName = Literal["event", "lore", "message"]
-SOURCE_NAMES: tuple[SourceName, ...] = ("event", "lore", "message")
+SourceName = Literal["campaign", "event", "lore", "message"]
+SOURCE_NAMES: tuple[SourceName, ...] = ("campaign", "event", "lore", "message")
 
 
 class FoundMemory(msgspec.Struct, kw_only=True):
     """Something that was found. `signals` says what each of them scored, `score` what they came to.
 
-    `container_id` is the chronicle, the lorebook or the chat. `position` is where in its chat a
-    message stands.
+    `container_id` is the campaign, the chronicle, the lorebook or the chat. `position` is where in
+    its chat a message stands.
     """
 
     kind: str
@@ -74,9 +76,11 @@ class SearchService:
         kinds: Sequence[Kind],
         chat_id: UUID | None,
         limit: int,
+        viewpoint: Viewpoint = GM,
     ) -> SearchAnswer:
-        """Look for a text. Raises `ChatNotFoundError`."""
+        """Look for a text. Raises `ChatNotFoundError`, `ValidationError`."""
         async with self._database.read() as session:
+            await check_viewpoint(session, viewpoint, owner_id=identity.user_id, chat_id=chat_id)
             if chat_id is None:
                 parts = await self._everywhere(session, identity, kinds)
                 names: list[str] = []
@@ -90,6 +94,7 @@ class SearchService:
             limit=limit,
             min_relevance=0,
             now=now(),
+            viewpoint=viewpoint,
         )
         result = await self._search.find(identity.sealer, request)
         memories = await self._search.recall(self._database, identity.sealer, result)
@@ -111,7 +116,7 @@ class SearchController(Controller):
     path = "/search"
     tags = ("Memory",)
 
-    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Search events, lore and messages")
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Search campaigns, events, lore and messages")
     async def search(
         self,
         identity: NamedDependency[Identity],
@@ -120,19 +125,26 @@ class SearchController(Controller):
         sources: Annotated[str, QueryParameter(max_length=100)] = "",
         chat_id: FromQuery[UUID | None] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=MOST)] = 20,
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> SearchAnswer:
-        """Find events, lorebook entries and messages by words and by meaning, best first.
+        """Find entities, facts, threads, events, lorebook entries and messages, best first.
 
-        It is the search that fills prompts, without its threshold. `sources` names what to look
-        for, with commas between (`event`, `lore`, `message`; all of them without it); `chat_id`
-        keeps to that chat's messages, its lorebooks and its chronicle. Messages count that are on a
-        chat's active path and not hidden; events and entries that come from messages count while
-        those are on it.
+        It is the search that fills prompts, by words and by meaning, without its threshold.
+        `sources` names what to look for, with commas between (`campaign`, `event`, `lore`,
+        `message`; all of them without it); `chat_id` keeps to that chat's messages, its lorebooks,
+        its chronicle and its campaign. Messages count that are on a chat's active path and not
+        hidden; what comes from messages counts while those are on it, and a fact while no other
+        supersedes it. `viewpoint` finds only what `public`, or an entity of a campaign, may know.
         """
         if not q.strip():
             raise ValidationError("q holds nothing but blanks.")
         return await search_service.search(
-            identity, q, kinds=_kinds(sources), chat_id=chat_id, limit=limit
+            identity,
+            q,
+            kinds=_kinds(sources),
+            chat_id=chat_id,
+            limit=limit,
+            viewpoint=read_viewpoint(viewpoint),
         )
 
 
@@ -150,6 +162,8 @@ async def _in_chat(
     parts: list[ScopePart] = []
     if "event" in kinds and chat.chronicle_id is not None:
         parts.append(ScopePart(containers=[chat.chronicle_id]))
+    if "campaign" in kinds and chat.campaign_id is not None:
+        parts.append(ScopePart(containers=[chat.campaign_id]))
     if "message" in kinds:
         parts.append(ScopePart(containers=[chat.id]))
     if "lore" in kinds:

@@ -79,6 +79,7 @@ class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
     lore: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
     message: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
     event: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
+    campaign: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
 
 
 class MemorySettings(SettingsStruct, frozen=True, kw_only=True):

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import Audience
+
 Kind = Literal["world", "entity", "relation", "thread", "clock", "fact", "scene", "echo", "term"]
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Line = Annotated[str, msgspec.Meta(max_length=1_000)]
 Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 Lines = Annotated[list[Line], msgspec.Meta(max_length=200)]
-Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_length=50)]
-"""Who may know it: the game master alone, everybody, or the entities named."""
 
 MAX_DAY = 1_000_000
 
@@ -193,6 +193,9 @@ STRUCTS: dict[Kind, type[Item]] = {
     "echo": Echo,
     "term": Term,
 }
+
+INDEXED: tuple[Kind, ...] = ("entity", "fact", "thread")
+"""Kinds that are found by meaning, and by the words in them."""
 
 _FEELINGS = (
     (75, "devoted"),

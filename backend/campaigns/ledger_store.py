@@ -12,7 +12,19 @@ from sqlalchemy import Select, and_, bindparam, insert, select, update
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.items import Clock, Entity, Fact, Item, Kind, Relation, Scene, Term, Thread
+from backend.audience import stored
+from backend.campaigns.items import (
+    INDEXED,
+    Clock,
+    Entity,
+    Fact,
+    Item,
+    Kind,
+    Relation,
+    Scene,
+    Term,
+    Thread,
+)
 from backend.campaigns.ledger import Operations, State, applied, exists, fold, item_of
 from backend.campaigns.models import (
     OPERATIONS,
@@ -27,6 +39,7 @@ from backend.campaigns.rules import rules_of
 from backend.chats.models import Message
 from backend.cpu_pool import unhurried
 from backend.database.base import chunks, new_id, now
+from backend.memory.outbox import note_change
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 500
@@ -241,10 +254,19 @@ async def _states(
 async def _write(
     session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
 ) -> None:
+    """Store rows of one campaign's items, and tell the index."""
     for part in chunks(made, AT_ONCE):
         await session.execute(insert(CampaignItem), list(part))
     for part in chunks(changed, AT_ONCE):
         await session.execute(update(CampaignItem), list(part))
+    if found := [row for row in (*made, *changed) if row["kind"] in INDEXED]:
+        await note_change(
+            session,
+            found[0]["user_id"],
+            kind="campaign",
+            container_id=found[0]["campaign_id"],
+            source_ids=[row["id"] for row in found],
+        )
 
 
 def _row(
@@ -277,9 +299,8 @@ def _row(
 
 def _columns(item: Item) -> dict[str, Any]:
     """What queries ask about an item."""
-    audience = getattr(item, "audience", "public")
     columns: dict[str, Any] = {
-        "audience": audience if isinstance(audience, str) else f" {' '.join(map(str, audience))} ",
+        "audience": stored(getattr(item, "audience", "public")),
         "is_live": True,
     }
     match item:

@@ -43,6 +43,7 @@ from backend.chronicles.repository import make_chronicle
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.memory.outbox import note_change
 from backend.wire import Page, check_revision, merge_patch, page_of, reject_unknown
 
 MAX_CAMPAIGNS = 200
@@ -136,6 +137,13 @@ class CampaignService:
                 .values(campaign_id=None, revision=Chat.revision + 1)
             )
             await session.delete(campaign)
+            await note_change(
+                session,
+                identity.user_id,
+                kind="campaign",
+                container_id=campaign_id,
+                source_ids=None,
+            )
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import chunks
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
@@ -74,9 +75,14 @@ class MessageSource:
         ]
 
     async def recall(
-        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        source_ids: Collection[UUID],
+        *,
+        viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
-        """Messages of active paths that are not hidden."""
+        """Messages of active paths that are not hidden, and that the viewpoint may know."""
         found: dict[UUID, Recalled] = {}
         for ids in chunks(list(source_ids)):
             rows = await session.execute(
@@ -94,6 +100,7 @@ class MessageSource:
                     Message.is_active,
                     ~Message.hidden,
                     Message.status != "streaming",
+                    known_to(viewpoint, Message.audience),
                 )
             )
             for row in rows:
@@ -121,6 +128,7 @@ _COLUMNS = (
     Message.is_selected,
     Message.created_at,
     Message.updated_at,
+    Message.audience,
     Message.sealed_author,
     Message.sealed_content,
 )
@@ -217,6 +225,7 @@ class _Stretch:
             position=row.position,
             scene_id=row.scene_id,
             version=version_of(row.updated_at),
+            audience=row.audience,
         )
 
     def _before(self, message_id: UUID) -> list[Line]:

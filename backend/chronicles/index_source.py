@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint, is_known_to
 from backend.chronicles.events import told, when_in_story
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
@@ -70,11 +71,20 @@ class ChronicleSource:
         ]
 
     async def recall(
-        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        source_ids: Collection[UUID],
+        *,
+        viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
-        """Events that count, and that none which counts has superseded."""
+        """Events that count, that none which counts has superseded, and that it may know."""
         found = await get_events(session, sealer, list(source_ids))
-        return {event.id: _recalled(event) for event in found.values() if event.is_current}
+        return {
+            event.id: _recalled(event)
+            for event in found.values()
+            if event.is_current and is_known_to(viewpoint, event.audience)
+        }
 
 
 def _documents(event: StoryEvent) -> list[Document]:
@@ -89,6 +99,7 @@ def _documents(event: StoryEvent) -> list[Document]:
         keywords=fields.keywords,
         said_at=event.happened_at,
         version=version_of(event.updated_at),
+        audience=event.audience,
     )
     return [document]
 

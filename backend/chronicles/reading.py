@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Row, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from backend.audience import PUBLIC
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
 from backend.chronicles.events import ChronicleFields, EventFields
@@ -81,6 +82,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     created_at: datetime
     sources: Sequence[SourceMessage]
+    audience: str = PUBLIC
 
 
 class StoryEvent(StoredEvent, frozen=True, kw_only=True):
@@ -143,12 +145,16 @@ async def current_events(
     *,
     limit: int,
     pinned: bool = False,
+    known: ColumnElement[bool] | None = None,
 ) -> list[StoryEvent]:
     """The latest `limit` events that are current, in story order, oldest first.
 
-    `pinned` takes those alone that are pinned. What is not the sealer's chronicle has none.
+    `pinned` takes those alone that are pinned, `known` those whose audience meets a condition (see
+    `backend.audience`). What is not the sealer's chronicle has none.
     """
     conditions = [ChronicleEvent.chronicle_id == chronicle_id, current()]
+    if known is not None:
+        conditions.append(known)
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
     return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]

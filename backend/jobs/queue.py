@@ -124,6 +124,37 @@ def _insert(dialect: str) -> Any:
     return sqlite.insert(table).on_conflict_do_nothing(**waits).returning(table.c.id)
 
 
+async def insert_job(
+    session: AsyncSession, job: NewJob, *, key: JobKey | None = None
+) -> UUID | None:
+    """What `JobQueue.enqueue` does, but for waking workers: they find the job when they look."""
+    job_id, at = new_id(), now()
+    row: dict[str, Any] = {
+        "id": job_id,
+        "user_id": job.user_id,
+        "share": job.user_id or NOBODY,
+        "kind": job.kind,
+        "lane": job.lane,
+        "payload": msgspec.json.encode(job.payload).decode(),
+        "dedupe_key": job.dedupe_key,
+        **(NO_GRANT if key is None else key.columns(job_id, job.user_id, at)),
+        "attempts": 0,
+        "leases_lost": 0,
+        "fence": 0,
+        "progress_done": 0,
+        "progress_total": 0,
+        "run_after": job.run_after or at,
+        "created_at": at,
+        "updated_at": at,
+    }
+    found: UUID | None = await session.scalar(_insert(session.get_bind().dialect.name), row)
+    if found == job_id:
+        return found
+    if key is not None and job.dedupe_key is not None:
+        await _renew_key(session, job, key, at)
+    return None
+
+
 class JobQueue:
     """The way into the queue, and what tells the workers of this process that there is work."""
 
@@ -146,31 +177,7 @@ class JobQueue:
         until the user is seen. Once the transaction is committed, the workers of this process wake.
         """
         event.listen(session.sync_session, "after_commit", self._woken, once=True)
-        job_id, at = new_id(), now()
-        row: dict[str, Any] = {
-            "id": job_id,
-            "user_id": job.user_id,
-            "share": job.user_id or NOBODY,
-            "kind": job.kind,
-            "lane": job.lane,
-            "payload": msgspec.json.encode(job.payload).decode(),
-            "dedupe_key": job.dedupe_key,
-            **(NO_GRANT if key is None else key.columns(job_id, job.user_id, at)),
-            "attempts": 0,
-            "leases_lost": 0,
-            "fence": 0,
-            "progress_done": 0,
-            "progress_total": 0,
-            "run_after": job.run_after or at,
-            "created_at": at,
-            "updated_at": at,
-        }
-        found: UUID | None = await session.scalar(_insert(session.get_bind().dialect.name), row)
-        if found == job_id:
-            return found
-        if key is not None and job.dedupe_key is not None:
-            await _renew_key(session, job, key, at)
-        return None
+        return await insert_job(session, job, key=key)
 
     def wake(self) -> None:
         """Tell the workers of this process that there may be work."""

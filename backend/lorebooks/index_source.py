@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
@@ -69,7 +70,12 @@ class LoreSource:
         ]
 
     async def recall(
-        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        source_ids: Collection[UUID],
+        *,
+        viewpoint: Viewpoint = GM,  # noqa: ARG002  # lore is for everyone
     ) -> dict[UUID, Recalled]:
         """Entries that are there, enabled, and may be found by meaning.
 

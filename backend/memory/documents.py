@@ -1,4 +1,4 @@
-"""What is indexed of a message, a scene, a lorebook entry, an event: texts, and figures to rank by.
+"""What is indexed of a message, a scene, an entry, an event, a campaign's item: texts and figures.
 
 Pure. A row becomes one document or, where its text is long, several: one a chunk.
 
@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import cached_property
 from uuid import UUID
 
+from backend.audience import PUBLIC, is_known_to_all
 from backend.memory.chunks import chunked
 from backend.memory.index.protocol import Kind
 from backend.memory.spans import MONTHS
@@ -36,7 +37,7 @@ _ASKS = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chines
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A message as its source reads it."""
+    """A message as its source reads it. `audience` is as its column holds it."""
 
     id: UUID
     container_id: UUID
@@ -46,6 +47,7 @@ class Line:
     position: int
     scene_id: UUID | None
     version: int
+    audience: str = PUBLIC
 
     @cached_property
     def chunks(self) -> list[str]:
@@ -65,6 +67,7 @@ class Document:
         speaker: Who speaks, by name; empty for nobody.
         said_at: Seconds since 1970; 0 where there is no time.
         version: Of the row.
+        audience: Who may know it, as the row's column holds it.
     """
 
     kind: Kind
@@ -82,6 +85,7 @@ class Document:
     said_at: int = 0
     words: int = 0
     is_question: bool = False
+    audience: str = PUBLIC
 
 
 def message_documents(
@@ -91,12 +95,13 @@ def message_documents(
 
     Around a chunk stand the chunks next to it, of this message or of another, of the same scene:
     what was said before a pause says little about what comes after it. `before` and `after` are
-    the lines around the message, oldest first; the `WINDOW` next to it count.
+    the lines around the message, oldest first; the `WINDOW` next to it count. Lines that not all
+    of the message's audience may know are left out.
     """
     date = _date(line.said_at)
     chunks = line.chunks
-    above = [each for each in before[-WINDOW:] if each.scene_id == line.scene_id]
-    below = [each for each in after[:WINDOW] if each.scene_id == line.scene_id]
+    above = [each for each in before[-WINDOW:] if _is_beside(each, line)]
+    below = [each for each in after[:WINDOW] if _is_beside(each, line)]
     heads = [(each.author, part) for each in above for part in each.chunks[-WINDOW:]]
     tails = [(each.author, part) for each in below for part in each.chunks[:WINDOW]]
     pieces = [*heads, *((line.author, chunk) for chunk in chunks), *tails]
@@ -122,15 +127,20 @@ def message_documents(
                 said_at=int(line.said_at.timestamp()),
                 words=len(chunk.split()),
                 is_question=_ASKS.search(chunk) is not None,
+                audience=line.audience,
             )
         )
     return documents
 
 
 def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
-    """A scene's document, of all its lines (at least one), oldest first: terms alone."""
-    texts = [line.text[:_SCENE_CHARACTERS] for line in lines]
-    spoken = [_spoken(line.author, text) for line, text in zip(lines, texts, strict=True)]
+    """A scene's document, of its lines (at least one), oldest first: terms alone.
+
+    Only public lines are in it: a scene lifts all of its lines in a search.
+    """
+    heard = [line for line in lines if line.audience == PUBLIC]
+    texts = [line.text[:_SCENE_CHARACTERS] for line in heard]
+    spoken = [_spoken(line.author, text) for line, text in zip(heard, texts, strict=True)]
     return Document(
         kind="scene",
         source_id=scene_id,
@@ -155,7 +165,6 @@ def lore_documents(
     version: int,
 ) -> list[Document]:
     """A lorebook entry's documents: its title and keys stand in each of them."""
-    head = " ".join(", ".join(filter(None, [title, *keys])).split()[:_HEAD_WORDS])
     return [
         Document(
             kind="lore",
@@ -163,10 +172,35 @@ def lore_documents(
             container_id=book_id,
             version=version,
             chunk=number,
-            text=f"{head}\n{chunk}".strip(),
-            words=len(chunk.split()),
+            text=text,
+            words=words,
         )
-        for number, chunk in enumerate(chunked(content))
+        for number, (text, words) in enumerate(_headed([title, *keys], content))
+    ]
+
+
+def item_documents(
+    item_id: UUID,
+    campaign_id: UUID,
+    *,
+    names: Sequence[str],
+    content: str,
+    version: int,
+    audience: str,
+) -> list[Document]:
+    """The documents of a campaign's item: its names stand in each of them."""
+    return [
+        Document(
+            kind="campaign",
+            source_id=item_id,
+            container_id=campaign_id,
+            version=version,
+            chunk=number,
+            text=text,
+            words=words,
+            audience=audience,
+        )
+        for number, (text, words) in enumerate(_headed(names, content))
     ]
 
 
@@ -181,6 +215,7 @@ def event_document(  # noqa: PLR0913  # an event has that many sides
     keywords: Sequence[str],
     said_at: datetime | None,
     version: int,
+    audience: str = PUBLIC,
 ) -> Document:
     """A chronicle event's document. `when` is the story's own time, in whatever words."""
     date = _date(said_at) if said_at else ""
@@ -195,7 +230,19 @@ def event_document(  # noqa: PLR0913  # an event has that many sides
         dense_text=said,
         said_at=int(said_at.timestamp()) if said_at else 0,
         words=len(summary.split()),
+        audience=audience,
     )
+
+
+def _headed(names: Sequence[str], content: str) -> list[tuple[str, int]]:
+    """The chunks of a text, each below the names that it goes by, and the words of each."""
+    head = " ".join(", ".join(filter(None, names)).split()[:_HEAD_WORDS])
+    return [(f"{head}\n{chunk}".strip(), len(chunk.split())) for chunk in chunked(content)]
+
+
+def _is_beside(other: Line, line: Line) -> bool:
+    """Whether a line may stand in another one's window."""
+    return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
 
 
 def _dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:

@@ -17,8 +17,8 @@ class IndexChange(Base):
     """A row whose points the index does not show yet; it goes with the job that mends that.
 
     `source_id` is the row that was made, changed or deleted in the container `container_id` (a
-    chat, a lorebook, a chronicle); null stands for all of them. Whether it was deleted the indexer
-    sees by itself.
+    chat, a lorebook, a chronicle, a campaign); null stands for all of them. Whether it was deleted
+    the indexer sees by itself.
     """
 
     __tablename__ = "index_changes"

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.jobs.queue import JobKey, JobQueue, NewJob
+from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
@@ -102,13 +102,41 @@ class IndexOutbox(AccountDeleted):
         key: JobKey | None = None,
     ) -> UUID | None:
         """Write down what changed, and enqueue the job that follows it up."""
-        row = {"user_id": user_id, "kind": kind, "container_id": container_id}
-        await session.execute(insert(IndexChange), [{**row, "source_id": each} for each in sources])
-        job = NewJob(
-            kind=INDEX,
-            user_id=user_id,
-            lane=container_id,
-            payload={"kind": kind, "container_id": str(container_id)},
-            dedupe_key=f"{INDEX}/{container_id}",
-        )
+        job = await _noted(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(session, job, key=key)
+
+
+async def note_change(
+    session: AsyncSession,
+    user_id: UUID,
+    *,
+    kind: Kind,
+    container_id: UUID,
+    source_ids: Sequence[UUID] | None,
+) -> None:
+    """What `IndexOutbox.left` does, for code that has no outbox: workers find the job later.
+
+    None stands for all rows of the container.
+    """
+    sources = [None] if source_ids is None else list(dict.fromkeys(source_ids))
+    if sources:
+        await insert_job(session, await _noted(session, user_id, kind, container_id, sources))
+
+
+async def _noted(
+    session: AsyncSession,
+    user_id: UUID,
+    kind: Kind,
+    container_id: UUID,
+    sources: Sequence[UUID | None],
+) -> NewJob:
+    """Write down what changed; the job that follows it up."""
+    row = {"user_id": user_id, "kind": kind, "container_id": container_id}
+    await session.execute(insert(IndexChange), [{**row, "source_id": each} for each in sources])
+    return NewJob(
+        kind=INDEX,
+        user_id=user_id,
+        lane=container_id,
+        payload={"kind": kind, "container_id": str(container_id)},
+        dedupe_key=f"{INDEX}/{container_id}",
+    )

@@ -120,6 +120,7 @@ def plan(
     dense: Floats | None,
     blinder: Blinder,
     limit: int = LIMIT,
+    audience: Sequence[str] = (),
 ) -> list[tuple[Signal, Query]]:
     """The queries of a search, for one batch.
 
@@ -127,12 +128,13 @@ def plan(
     would leave no room for anything else.
 
     `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
-    `kinds` are all of them. `limit` is for hits of each signal among lines.
+    `kinds` are all of them. `limit` is for hits of each signal among lines. With an `audience`
+    points are found that have one of its words.
 
     Returns:
         Which signal each query is for. At most seven.
     """
-    wanted = set(kinds) or {"message", "lore", "event"}
+    wanted = set(kinds) or {"message", "lore", "event", "campaign"}
     others = sorted(wanted - {"message", "scene"})
     queries: list[tuple[Signal, Query]] = []
 
@@ -141,7 +143,7 @@ def plan(
         there = [part for part in parts if not part.kinds or set(part.kinds) & set(kinds)]
         if not there:
             return
-        scope = Scope(owner_id=owner_id, parts=there, kinds=kinds)
+        scope = Scope(owner_id=owner_id, parts=there, kinds=kinds, audience=audience)
         queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
 
     if "message" in wanted:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import numpy as np
 
+from backend.audience import keywords
 from backend.cpu_pool import CpuPool
 from backend.memory.documents import Document
 from backend.memory.embedding.protocol import EmbedderError, Floats
@@ -134,6 +135,7 @@ class PointMaker:
                 speaker=speaker_id(document.speaker, blinder),
                 words=document.words,
                 is_question=document.is_question,
+                audience=keywords(document.audience),
             )
             name = point_id(document.kind, document.source_id, document.chunk)
             points.append(Point(id=name, payload=payload, dense=vectors, sparse=sparse))

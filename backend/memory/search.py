@@ -26,6 +26,7 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
+from backend.audience import GM, Viewpoint, wanted_keywords
 from backend.cpu_pool import CpuPool
 from backend.database.base import chunks
 from backend.database.engine import Database
@@ -67,6 +68,7 @@ class SearchRequest:
         depth: So many times the usual hits are looked at.
         activates_lore: Lore that is found will stand in a prompt: only what the text is about by
             its meaning, never what just shares its words.
+        viewpoint: Whose knowledge may be found.
     """
 
     text: str
@@ -80,6 +82,7 @@ class SearchRequest:
     now: datetime
     depth: int = 1
     activates_lore: bool = False
+    viewpoint: Viewpoint = GM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +208,7 @@ class MemorySearch:
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
             limit=parsed_query.LIMIT * request.depth,
+            audience=wanted_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
         hits = await index.search([query for _, query in queries])
@@ -309,5 +313,7 @@ class MemorySearch:
                         found |= {each.source_id: Recalled.unread(each) for each in payloads}
                     elif payloads:
                         wanted = [each.source_id for each in payloads]
-                        found |= await source.recall(session, sealer, wanted)
+                        found |= await source.recall(
+                            session, sealer, wanted, viewpoint=request.viewpoint
+                        )
         return found, looked_at

@@ -15,10 +15,14 @@ from uuid import UUID
 from sqlalchemy import Result
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint
 from backend.cpu_pool import unhurried
 from backend.memory.documents import Document
 from backend.memory.index.protocol import Kind, Payload
 from backend.vault.sealing import Sealer
+
+POINT_FORMAT = 1
+"""Raised when points say more than before: the nightly comparison makes them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class Source(Protocol):
         ...
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """Every chat, lorebook or chronicle of a user's."""
+        """Every chat, lorebook, chronicle or campaign of a user's."""
         ...
 
     async def inventory(
@@ -118,9 +122,17 @@ class Source(Protocol):
         ...
 
     async def recall(
-        self, session: AsyncSession, sealer: Sealer, source_ids: Collection[UUID]
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        source_ids: Collection[UUID],
+        *,
+        viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
-        """Rows by id, those alone that count at this moment. The owner is the sealer's."""
+        """Rows by id: those that count at this moment, and that the viewpoint may know.
+
+        The owner is the sealer's.
+        """
         ...
 
 
@@ -130,5 +142,8 @@ async def inventory_of(rows: Result[UUID, datetime]) -> dict[UUID, int]:
 
 
 def version_of(changed_at: datetime) -> int:
-    """A row's version, which changes whenever its text does: microseconds since 1970."""
-    return int(changed_at.timestamp() * 1_000_000)
+    """A row's version, which changes whenever its text does, or what points say of it.
+
+    Microseconds since 1970, and `POINT_FORMAT`.
+    """
+    return int(changed_at.timestamp() * 1_000_000) + POINT_FORMAT

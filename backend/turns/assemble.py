@@ -135,7 +135,12 @@ class PromptAssembler:
             macro_budget,
         )
         items, unread = _read_outlets(sections.build(suggestions=suggestions), outlets)
-        memories = memory_items(context.memories, count=count, pinned=loaded.pinned)
+        memories = memory_items(
+            context.memories,
+            count=count,
+            pinned=loaded.pinned,
+            told=loaded.campaign.told if loaded.campaign else (),
+        )
         named = named_items(loaded, count=count)
         found = by_rank([*named, *memories], [sized(item, count) for item in placed.ranked])
         with _in_model_tokens(window.ratio):

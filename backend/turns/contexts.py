@@ -50,7 +50,7 @@ from backend.turns.schemas import (
 )
 from backend.vault.sealing import Sealer
 
-MANY = frozenset({"lore", "event", "memory"})
+MANY = frozenset({"lore", "event", "memory", "campaign"})
 """Kinds of which a prompt holds several pieces."""
 
 COLD = frozenset({"summary", "scenes"})
@@ -209,6 +209,7 @@ class ContextService:
                 session,
                 entry_ids=_sources(named, "lore"),
                 event_ids=_sources(named, "event"),
+                item_ids=_sources(named, "campaign"),
                 owner_id=identity.user_id,
             )
 

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.campaigns.models import CampaignItem
 from backend.chats import repository as chats
 from backend.chats.models import Message
 from backend.chronicles.models import ChronicleEvent
@@ -155,13 +156,15 @@ async def containers_of(
     *,
     entry_ids: Collection[UUID],
     event_ids: Collection[UUID],
+    item_ids: Collection[UUID],
     owner_id: UUID,
 ) -> dict[UUID, UUID]:
-    """The lorebooks of entries and the chronicles of events, by the ids of these."""
+    """The lorebooks of entries, chronicles of events and campaigns of items, by their ids."""
     found: dict[UUID, UUID] = {}
     for row, container, ids in (
         (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),
         (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
+        (CampaignItem, CampaignItem.campaign_id, item_ids),
     ):
         if not ids:
             continue

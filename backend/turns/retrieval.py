@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from textwrap import shorten
@@ -64,6 +64,9 @@ def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> Se
     if loaded.chat.chronicle_id is not None and weights.event:
         parts.append(ScopePart(containers=[loaded.chat.chronicle_id], kinds=("event",)))
         kinds.append("event")
+    if loaded.chat.campaign_id is not None and weights.campaign:
+        parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
+        kinds.append("campaign")
     if before and weights.message:
         parts.append(
             ScopePart(
@@ -81,7 +84,7 @@ def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> Se
         names=[loaded.speaker.name, *loaded.others, loaded.user_name],
         parts=parts,
         kinds=kinds,
-        weights={"lore": weights.lore, "message": weights.message, "event": weights.event},
+        weights={kind: getattr(weights, kind) for kind in kinds},
         limit=limit,
         min_relevance=first_set(chain, "min_relevance", None),
         now=now(),
@@ -103,8 +106,12 @@ def memory_items(
     *,
     count: Callable[[str], int],
     pinned: Sequence[StoryEvent] = (),
+    told: Collection[UUID] = (),
 ) -> list[Item]:
-    """Pinned events, then what was found by its rank, but for lore: as a prompt takes them."""
+    """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
+
+    `told` are ids of what another part of the prompt tells.
+    """
     items: list[Item] = []
     times: list[_Time] = []
     found = {memory.recalled.source_id: memory.reason for memory in memories}
@@ -112,10 +119,10 @@ def memory_items(
         reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
         items.append(sized(_pinned(event, reasons), count))
         times.append((event.happened_at, event.place, event.id))
-    pinned_ids = {event.id for event in pinned}
+    elsewhere = {*told, *(event.id for event in pinned)}
     for memory in memories:
         source = memory.recalled
-        if source.kind != "lore" and source.source_id not in pinned_ids:
+        if source.kind != "lore" and source.source_id not in elsewhere:
             items.append(sized(_found(memory), count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}

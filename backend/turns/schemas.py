@@ -138,9 +138,9 @@ class Layers(msgspec.Struct, kw_only=True):
 class ContextView(msgspec.Struct, kw_only=True):
     """What a prompt is made of, and why. `prompt` is the exact prompt.
 
-    `containers` says which lorebook an entry is in and which chronicle an event, by `source_id`;
-    what was deleted since is in none. `usage` is what the provider reported for a stored reply.
-    `layers` are the tokens of a campaign's prompt by layer.
+    `containers` says which lorebook an entry is in, which chronicle an event and which campaign an
+    item, by `source_id`; what was deleted since is in none. `usage` is what the provider reported
+    for a stored reply, `layers` are the tokens of a campaign's prompt by layer.
     """
 
     model: str

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -254,6 +255,35 @@ async def test_deleting_rows_takes_all_their_chunks_and_nothing_of_anybody_elses
     await index.delete_sources(ANN, [])
     assert await index.count(ANN) == 1
     assert await index.count(BEN) == 1
+
+
+async def test_an_audience_finds_what_names_it_and_nothing_without_one(index: VectorIndex) -> None:
+    words = [("public",), ("gm",), (str(ANN), str(BEN)), (str(BEN),), ()]
+    items = [
+        replace(made, payload=msgspec.structs.replace(made.payload, audience=each))
+        for each in words
+        for made in [point(ANN, CHAT)]
+    ]
+    await index.upsert(items)
+    public, gm, both, ben, nothing = (source(item) for item in items)
+
+    async def found(*audience: str, before: int | None = None) -> set[UUID]:
+        where = replace(scope(ANN, CHAT, before=before), audience=audience)
+        [hits] = await index.search([query(unit(1), where)])
+        return set(sources(hits))
+
+    assert await found() == {public, gm, both, ben, nothing}
+    assert await found("public") == {public}
+    assert await found("public", str(ANN)) == {public, both}
+    assert await found("public", str(BEN), before=5) == {public, both, ben}
+    two = Scope(
+        owner_id=ANN,
+        parts=[ScopePart(containers=[CHAT], before_position=9), ScopePart(containers=[BOOK])],
+        kinds=("message",),
+        audience=["public"],
+    )
+    [hits] = await index.search([query(unit(1), two)])
+    assert sources(hits) == [public]
 
 
 async def test_deleting_a_container_leaves_the_others(index: VectorIndex) -> None:

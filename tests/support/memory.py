@@ -86,6 +86,7 @@ async def settled(server: Running, *, seconds: float = 30) -> None:
     async def are_done() -> bool:
         return not await jobs_left(server)
 
+    server.parts.queue.wake()
     await until(are_done, seconds=seconds)
 
 

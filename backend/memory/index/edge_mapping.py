@@ -9,6 +9,7 @@ from uuid import UUID
 import qdrant_edge as engine  # noqa: TID251  half of its adapter
 
 from backend.memory.index.protocol import (
+    AUDIENCE,
     CONTAINER,
     DENSE,
     KIND,
@@ -48,6 +49,7 @@ def payload_indexes() -> dict[str, Any]:
         CONTAINER: engine.UuidIndexParams(),
         SOURCE: engine.UuidIndexParams(),
         KIND: engine.KeywordIndexParams(),
+        AUDIENCE: engine.KeywordIndexParams(),
         POSITION: engine.IntegerIndexParams(lookup=False, range=True),
     }
 
@@ -105,14 +107,16 @@ def _within(scope: Scope) -> engine.Filter:
     A single condition on the containers where no part has a limit: the engine is fastest with that.
     """
     parts = [part for part in scope.parts if part.containers]
-    kinds = among(KIND, scope.kinds)
+    kinds = [among(KIND, scope.kinds)]
+    if scope.audience:
+        kinds.append(among(AUDIENCE, scope.audience))
     if all(part.before_position is None for part in parts):
         containers = [each for part in parts for each in part.containers]
-        return owned(scope.owner_id, among(CONTAINER, containers), kinds)
+        return owned(scope.owner_id, among(CONTAINER, containers), *kinds)
     if len(parts) == 1:
-        return owned(scope.owner_id, kinds, *_part(parts[0]))
+        return owned(scope.owner_id, *kinds, *_part(parts[0]))
     alternatives: list[Any] = [engine.Filter(must=_part(part)) for part in parts]
-    return owned(scope.owner_id, kinds, engine.Filter(should=alternatives))
+    return owned(scope.owner_id, *kinds, engine.Filter(should=alternatives))
 
 
 def _part(part: ScopePart) -> list[Any]:

@@ -23,10 +23,11 @@ SparseName = Literal["sparse", "sparse_window"]
 VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
-Kind = Literal["lore", "message", "scene", "event"]
-"""What a point stands for. A scene has a sparse vector alone and is no memory by itself."""
+Kind = Literal["lore", "message", "scene", "event", "campaign"]
+"""What a point stands for. A scene has a sparse vector alone and is no memory by itself; `campaign`
+is an item of one."""
 
-OWNER, KIND, CONTAINER, SOURCE, POSITION = "o", "k", "c", "s", "p"
+OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""
 
 _POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")
@@ -70,13 +71,14 @@ class Payload(
         "speaker": "a",
         "words": "w",
         "is_question": "q",
+        "audience": AUDIENCE,
     },
 ):
     """What is known of a point without opening any text; an engine keeps it under short names.
 
     Attributes:
         owner_id: Whose it is. Every query names it.
-        container_id: The lorebook, chat or chronicle that it belongs to.
+        container_id: The lorebook, chat, chronicle or campaign that it belongs to.
         source_id: The row; for a scene the message that opens it.
         chunk: Which part of the row's text.
         version: Fingerprint of what was indexed and how: points of other versions are stale.
@@ -86,6 +88,8 @@ class Payload(
         speaker: Of a message: the keyed id of who speaks, a term's (`terms`); else 0.
         words: Length of the indexed text in words.
         is_question: It asks, and says little else.
+        audience: Who may know it: `public`, `gm`, or ids of entities. Without one, the game
+            master alone.
     """
 
     owner_id: UUID
@@ -100,6 +104,7 @@ class Payload(
     speaker: int = 0
     words: int = 0
     is_question: bool = False
+    audience: tuple[str, ...] = ()
 
     def encoded(self) -> dict[str, Any]:
         """As the engine keeps it: ids are texts, and what is zero or absent is left out."""
@@ -144,12 +149,14 @@ class ScopePart:
 class Scope:
     """Where a query looks: one owner's points of these kinds, in any of these parts.
 
-    The owner's points are also the corpus over which terms are weighted (IDF).
+    The owner's points are also the corpus over which terms are weighted (IDF). With an `audience`
+    only points that have one of its words are found, and none that has no audience.
     """
 
     owner_id: UUID
     parts: Sequence[ScopePart]
     kinds: Sequence[Kind]
+    audience: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

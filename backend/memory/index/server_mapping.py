@@ -22,6 +22,7 @@ from qdrant_client.http.exceptions import (  # noqa: TID251  likewise
 )
 
 from backend.memory.index.protocol import (
+    AUDIENCE,
     CONTAINER,
     DENSE,
     KIND,
@@ -80,6 +81,9 @@ def payload_indexes() -> dict[str, Any]:
         CONTAINER: models.UuidIndexParams(type=ids, enable_hnsw=False),
         SOURCE: models.UuidIndexParams(type=ids, enable_hnsw=False),
         KIND: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, enable_hnsw=False),
+        AUDIENCE: models.KeywordIndexParams(
+            type=models.KeywordIndexType.KEYWORD, enable_hnsw=False
+        ),
         POSITION: models.IntegerIndexParams(
             type=models.IntegerIndexType.INTEGER, lookup=False, range=True, enable_hnsw=False
         ),
@@ -159,7 +163,10 @@ def among(key: str, values: Sequence[object]) -> models.FieldCondition:
 def _within(scope: Scope) -> models.Filter:
     """The owner's points of these kinds that lie in one of the parts; one has containers."""
     parts = [_part(part) for part in scope.parts if part.containers]
-    return owned(scope.owner_id, among(KIND, scope.kinds), models.Filter(should=parts))
+    conditions = [among(KIND, scope.kinds), models.Filter(should=parts)]
+    if scope.audience:
+        conditions.append(among(AUDIENCE, scope.audience))
+    return owned(scope.owner_id, *conditions)
 
 
 def _part(part: ScopePart) -> Any:

@@ -107,8 +107,8 @@ def test_lines_are_asked_for_apart_from_the_rest() -> None:
         ("sparse", "sparse", ["message"]),
         ("sparse_window", "sparse_window", ["message"]),
         ("scene", "sparse", ["scene"]),
-        ("dense", "dense", ["event", "lore"]),
-        ("sparse", "sparse", ["event", "lore"]),
+        ("dense", "dense", ["campaign", "event", "lore"]),
+        ("sparse", "sparse", ["campaign", "event", "lore"]),
     ]
 
 

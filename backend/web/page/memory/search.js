@@ -1,4 +1,4 @@
-/** Search over everything: events, lore, messages. */
+/** Search over everything: campaigns, events, lore, messages. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -9,6 +9,7 @@ import { areas, m, sieve, signals, titles } from "./parts.js";
 
 /** What can be found: its icon, the list that its home is in, and how it is called in an address. */
 const KINDS = {
+  campaign: ["book", "campaigns", "item"],
   event: ["memory", "chronicles", "event"],
   lore: ["book", "lorebooks", "entry"],
   message: ["chat", "chats", "at"],

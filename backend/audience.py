@@ -1,0 +1,132 @@
+"""Who may know a text of a campaign, and whose knowledge a prompt may hold.
+
+An audience is stored in one column: `gm` (the game master alone), `public` (everyone), or the ids
+of entities between blanks. A viewpoint asks: the game master may know everything, `public` what
+everyone may, an entity that and what names it. A value that cannot be read is for the game master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, or_, true
+from sqlalchemy.orm import InstrumentedAttribute
+
+from backend.errors import ValidationError
+
+GM: Literal["gm"] = "gm"
+PUBLIC: Literal["public"] = "public"
+
+Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_length=50)]
+"""Who may know it: the game master alone, everyone, or the entities named."""
+
+Viewpoint = Literal["gm", "public"] | UUID
+"""Whose knowledge counts: the game master's, everyone's, or an entity's."""
+
+ViewpointText = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=36,
+        pattern=r"^(gm|public|[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12})$",
+        description="`gm`, `public`, or the id of an entity of the chat's campaign.",
+    ),
+]
+"""A viewpoint as the API takes it."""
+
+
+def read_viewpoint(text: str) -> Viewpoint:
+    """The viewpoint that a text names. Raises `ValidationError` for any other text."""
+    if text == GM:
+        return GM
+    if text == PUBLIC:
+        return PUBLIC
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise ValidationError("viewpoint is `gm`, `public`, or the id of an entity.") from error
+
+
+def stored(audience: Audience) -> str:
+    """An audience as its column holds it."""
+    if isinstance(audience, str):
+        return audience
+    return f" {' '.join(map(str, dict.fromkeys(audience)))} "
+
+
+def opened(column: str) -> Audience:
+    """The audience that a column holds."""
+    if column == PUBLIC:
+        return PUBLIC
+    try:
+        return [UUID(each) for each in column.split()] if column.startswith(" ") else GM
+    except ValueError:
+        return GM
+
+
+def known_to(viewpoint: Viewpoint, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """The condition that a viewpoint may know a row with this audience."""
+    if viewpoint == GM:
+        return true()
+    if isinstance(viewpoint, UUID):
+        return or_(column == PUBLIC, column.contains(f" {viewpoint} ", autoescape=True))
+    return column == PUBLIC
+
+
+def known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """The condition that all of a stored audience may know a row with the audience `column`."""
+    audience = opened(listeners)
+    if isinstance(audience, str):
+        return known_to(audience, column)
+    if not audience:
+        return true()
+    named = [column.contains(f" {each} ", autoescape=True) for each in audience]
+    condition = named[0]
+    for one in named[1:]:
+        condition &= one
+    return or_(column == PUBLIC, condition)
+
+
+def is_known_to(viewpoint: Viewpoint, column: str) -> bool:
+    """Whether a viewpoint may know what has this stored audience."""
+    if viewpoint == GM or column == PUBLIC:
+        return True
+    audience = opened(column)
+    return isinstance(audience, list) and viewpoint in audience
+
+
+def is_known_to_all(listeners: str, column: str) -> bool:
+    """Whether all of one stored audience may know what has the other."""
+    audience = opened(listeners)
+    if isinstance(audience, str):
+        return is_known_to(audience, column)
+    return all(is_known_to(each, column) for each in audience)
+
+
+def narrowest(columns: Sequence[str]) -> str:
+    """The stored audience of a text made from texts with these: those who may know all of them."""
+    limited = {column for column in columns if column != PUBLIC}
+    if not limited:
+        return PUBLIC
+    audiences = [opened(column) for column in limited]
+    shared: list[UUID] | None = None
+    for audience in audiences:
+        if isinstance(audience, str):
+            return GM
+        shared = audience if shared is None else [each for each in shared if each in audience]
+    return stored(shared) if shared else GM
+
+
+def keywords(column: str) -> tuple[str, ...]:
+    """A stored audience as words that points of an index are found by."""
+    audience = opened(column)
+    return (audience,) if isinstance(audience, str) else tuple(map(str, audience))
+
+
+def wanted_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
+    """Words of which a point must have one; none for the game master, who may know all."""
+    if viewpoint == GM:
+        return ()
+    return (PUBLIC,) if viewpoint == PUBLIC else (PUBLIC, str(viewpoint))

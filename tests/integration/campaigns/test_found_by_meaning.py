@@ -1,0 +1,202 @@
+"""Entities, facts and threads of campaigns in the index: by words, by meaning, and while true."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.integration.campaigns.seagate import Table
+from tests.support.memory import (
+    API,
+    MODEL_FOLDER,
+    points_of,
+    preview,
+    reconcile,
+    remembered,
+    remembering,
+    search,
+    settled,
+    take_turn,
+)
+from tests.support.server import Account, Running, ok, problem
+from tests.support.shared import ada, shared_url
+
+__all__ = ["ada", "shared_url"]
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with remembering(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture
+async def table(ada: Account) -> Table:
+    return await new_table(ada)
+
+
+async def new_table(account: Account) -> Table:
+    body = {"name": "Seagate", "day": 5}
+    return Table(account, ok(await account.client.post(f"{API}/campaigns", json=body), 201))
+
+
+async def session_of(table: Table) -> str:
+    """A chat of the campaign's, with a character."""
+    character = await table.account.new_character()
+    chat = await table.account.new_chat(
+        character_ids=[character["id"]], campaign_id=table.campaign["id"]
+    )
+    return str(chat["id"])
+
+
+async def found(table: Table, words: str, **query: Any) -> list[str]:
+    """Texts that hold one of the words, with their titles."""
+    items = await search(table.account, words, sources="campaign", **query)
+    return [f"{each['title']}: {each['text']}" for each in items if "sparse" in each["signals"]]
+
+
+def said(texts: Iterable[str], part: str) -> bool:
+    return any(part in text for text in texts)
+
+
+@pytest.mark.every_database
+async def test_items_are_found_by_their_words_while_they_count(
+    table: Table, server: Running
+) -> None:
+    holt = await table.add(
+        "entities", kind="npc", name="Inspector Holt", aliases=["Bloodhound"], role="inspector",
+        attributes={"inventory": ["a cracked monocle"], "hp": 7},
+    )  # fmt: skip
+    fact = await table.add("facts", text="The harbour freezes in Frostfall.", about_id=holt["id"])
+    await table.add("threads", title="The Fading Muffle", summary="Bells lose their clappers.")
+    chat = await session_of(table)
+    await settled(server)
+    assert said(await found(table, "bloodhound"), "Inspector Holt: npc, inspector, active")
+    assert said(await found(table, "monocle", chat_id=chat), "a cracked monocle")
+    assert said(await found(table, "clappers"), "The Fading Muffle: Storyline, open")
+    assert await found(table, "frostfall") == ["Inspector Holt: The harbour freezes in Frostfall."]
+
+    newer = await table.add("facts", text="The harbour is open all year round.")
+    await table.change(f"/facts/{fact['id']}", superseded_by=newer["id"])
+    assert await found(table, "frostfall") == []  # before the index knows of it, too
+    await settled(server)
+    assert await found(table, "frostfall") == []
+    points = await points_of(
+        server.parts.memory.collections.current, UUID(table.account.user["id"])
+    )
+    assert UUID(fact["id"]) not in {point.source_id for point in points}
+
+    change = (await table.get("/changes", limit=1))["items"][0]
+    ok(await table.ask("POST", f"/changes/{change['id']}/undo"))
+    await settled(server)
+    assert said(await found(table, "frostfall"), "Frostfall")
+    ok(await table.ask("DELETE", f"/entities/{holt['id']}"), 204)
+    assert await found(table, "bloodhound") == []
+    assert await found(table, "frostfall") == [": The harbour freezes in Frostfall."]
+
+
+async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campaign_leaves_nothing(
+    table: Table, server: Running
+) -> None:
+    old = await table.add("facts", text="The bridge stands.")
+    new = await table.add("facts", text="The bridge has fallen.")
+    await table.change(f"/facts/{old['id']}", superseded_by=new["id"])
+    await table.add("entities", kind="location", name="Sunfall Hills")
+    await settled(server)
+    index, owner = server.parts.memory.collections.current, UUID(table.account.user["id"])
+
+    async def campaign_points() -> dict[UUID, int]:
+        points = await points_of(index, owner)
+        return {each.source_id: each.version for each in points if each.kind == "campaign"}
+
+    before = await campaign_points()
+    assert len(before) == 2
+    await reconcile(server)
+    await settled(server)
+    assert await campaign_points() == before
+    await index.delete_container(owner, UUID(table.campaign["id"]))
+    await reconcile(server)
+    await settled(server)
+    assert await campaign_points() == before
+    ok(await table.ask("DELETE", ""), 204)
+    await settled(server)
+    assert await campaign_points() == {}
+
+
+async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
+    table: Table, server: Running
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    holt = (await table.add("entities", kind="npc", name="Holt", audience="gm"))["id"]
+    await table.add("facts", text="The vault code is 7734.", audience="gm", about_id=holt)
+    await table.add("facts", text="The vault door is blue.", audience=[jake], about_id=holt)
+    await table.add("facts", text="The vault is below the bank.", about_id=holt)
+    await settled(server)
+    gm = [
+        "Holt: The vault code is 7734.",
+        "Holt: The vault door is blue.",
+        "Holt: The vault is below the bank.",
+    ]
+    assert sorted(await found(table, "vault")) == gm
+    assert sorted(await found(table, "vault", viewpoint=jake)) == [
+        ": The vault door is blue.",
+        ": The vault is below the bank.",
+    ]
+    assert await found(table, "vault", viewpoint="public") == [": The vault is below the bank."]
+    assert await found(table, "holt", viewpoint="public") == []
+    chat = await session_of(table)
+    plain = str((await table.account.new_chat())["id"])
+    assert len(await found(table, "vault", viewpoint=jake, chat_id=chat)) == 2
+    for query in ({"viewpoint": "nobody"}, {"viewpoint": jake, "chat_id": plain},
+                  {"viewpoint": chat}):  # fmt: skip
+        answer = await table.account.client.get(f"{API}/search", params={"q": "vault", **query})
+        problem(answer, 422, "validation-failed")
+
+
+async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
+    table: Table, server: Running
+) -> None:
+    shop = await table.add("entities", kind="location", name="The Salty Sigil")
+    await table.add("entities", kind="pc", name="Jake", location_id=shop["id"])
+    await table.add("facts", text="The sigil on the door glows at dusk.", about_id=shop["id"])
+    far = await table.add("entities", kind="location", name="Sunfall Hills")
+    await table.add("facts", text="A sigil stone stands at dusk hill.", about_id=far["id"])
+    chat = await session_of(table)
+    await settled(server)
+    context = await preview(table.account, chat, "Where does a sigil glow on the door at dusk?")
+    whole = "\n".join(message["text"] for message in context["prompt"])
+    assert whole.count("The sigil on the door glows at dusk.") == 1
+    assert remembered(context, "campaign") == ["Sunfall Hills: A sigil stone stands at dusk hill."]
+
+
+async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fourteenth(
+    sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if not (MODEL_FOLDER / "model.onnx").is_file():
+        pytest.skip("there is no embedding model on this machine")
+    settings = {"embedder": "local", "embedding_model_path": MODEL_FOLDER}
+    folder = tmp_path_factory.mktemp("data")
+    async with remembering(sqlite_url, folder, **settings) as server, server.account() as ada:
+        table = await new_table(ada)
+        chat = await session_of(table)
+        for number in range(13):
+            await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {number}")
+            if number == 2:
+                await table.add("facts", text="The lighthouse keeper is terrified of dogs.")
+                wren = await table.add("entities", kind="npc", name="Widow Wren")
+                await table.add("facts", text="Her boat is called Patience.", about_id=wren["id"])
+        await settled(server)
+        fact = "The lighthouse keeper is terrified of dogs."
+        by_name = await preview(ada, chat, "What do I know about the lighthouse keeper?")
+        assert fact in "\n".join(remembered(by_name, "campaign"))
+        paraphrase = "How would the man who tends the beacon react if a hound ran up to him?"
+        assert fact in "\n".join(remembered(await preview(ada, chat, paraphrase), "campaign"))
+        unrelated = await preview(ada, chat, "I count the coins in my purse.")
+        assert fact not in "\n".join(remembered(unrelated, "campaign"))
