@@ -65,7 +65,9 @@ class Scene:
 def read(scene: Scene) -> PromptContext:
     """What a turn reads of a scene, as `PromptBuilder` does."""
     summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
-    loaded: Any = SimpleNamespace(summary=summary, path_tokens=scene.path_tokens)
+    loaded: Any = SimpleNamespace(
+        summary=summary, path_tokens=scene.path_tokens, campaign=None, summed_up=0
+    )
 
     def to_stored(count: int) -> int:
         return math.floor(count / scene.scale)
