@@ -117,7 +117,7 @@ class CampaignController(Controller):
 
     @get(
         "/{campaign_id:uuid}/state",
-        opt={RAISES: (CampaignNotFoundError, ChatNotFoundError)},
+        opt={RAISES: (CampaignNotFoundError,)},
         operation_id="getCampaignState",
         summary="Read the state",
     )
@@ -127,7 +127,10 @@ class CampaignController(Controller):
         identity: NamedDependency[Identity],
         situations: NamedDependency[SituationService],
     ) -> StateView:
-        """The world as it is now: day, scene, entities, what is open, the last echoes."""
+        """The world as it is now: day, scene, who and what is near, what is open, the last echoes.
+
+        At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
+        """
         return await situations.state(identity, campaign_id)
 
     @get(

@@ -50,6 +50,9 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
+MAX_COMPARED = 500
+"""Items of a comparison that are shown; of others there is only a count."""
+
 
 class HistoryService:
     """Shows the ledger, and takes changes back."""
@@ -154,9 +157,14 @@ class HistoryService:
                 then=_public(then),
                 now=_public(current),
             )
-            for kind, item_id, then, current in differing
+            for kind, item_id, then, current in differing[:MAX_COMPARED]
         ]
-        return Comparison(version=version, current=campaign.version, differences=items)
+        return Comparison(
+            version=version,
+            current=campaign.version,
+            differences=items,
+            more=len(differing) - len(items),
+        )
 
     async def restore(self, identity: Identity, campaign_id: UUID, version: int) -> CampaignView:
         """Make of every item what it was in a version, by changes that can be undone.

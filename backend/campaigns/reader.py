@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -40,6 +40,9 @@ EVERYTHING = "gm"
 MAX_HOT = 100
 """Items of one kind that are read for one block."""
 
+MAX_ENTITIES = 500
+"""Entities of the state as its user reads it."""
+
 MAX_MENTIONED = 8
 MAX_FACTS = 12
 
@@ -69,9 +72,13 @@ class CampaignReader:
         self._visible = _visible_to(speaker)
 
     async def rows(
-        self, *conditions: Condition, limit: int | None = None, newest: bool = False
+        self,
+        *conditions: Condition,
+        limit: int | None = None,
+        newest: bool = False,
+        rank: ColumnElement[int] | None = None,
     ) -> list[tuple[CampaignItem, Item]]:
-        """Items with their rows: the oldest first, or those that changed last."""
+        """Items with their rows: of the lowest rank, and then the oldest, or those changed last."""
         order = CampaignItem.seq.desc() if newest else CampaignItem.id
         query = (
             select(CampaignItem)
@@ -81,7 +88,7 @@ class CampaignReader:
                 *self._visible,
                 *conditions,
             )
-            .order_by(order)
+            .order_by(*([] if rank is None else [rank]), order)
             .limit(limit)
         )
         rows = (await self._session.scalars(query)).all()
@@ -94,6 +101,51 @@ class CampaignReader:
         """Items of one kind with their rows."""
         is_kind = CampaignItem.kind == kind
         return await self.rows(is_kind, *conditions, limit=limit, newest=newest)
+
+    async def nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
+        """Players' characters, who is in the scene or at its place, then what changed last.
+
+        `MAX_ENTITIES` at most, the oldest first.
+        """
+        is_player = CampaignItem.subkind == "pc"
+        first = (
+            select(CampaignItem.place_id)
+            .where(
+                CampaignItem.campaign_id == self._campaign.id,
+                CampaignItem.kind == "entity",
+                CampaignItem.exists,
+                is_player,
+                CampaignItem.place_id.is_not(None),
+            )
+            .order_by(CampaignItem.id)
+            .limit(1)
+        )
+        place = (scene and scene.location_id) or await self._session.scalar(first)
+        places = [place] if place else []
+        present = [*places, *(scene.present if scene else [])]
+        is_near = or_(CampaignItem.place_id.in_(places), CampaignItem.id.in_(present))
+        rank = case((is_player, 0), (is_near, 1), else_=2)
+        rows = await self.rows(
+            CampaignItem.kind == "entity", limit=MAX_ENTITIES, newest=True, rank=rank
+        )
+        return sorted(rows, key=lambda each: each[0].id)
+
+    async def counts(self, *kinds: Kind) -> dict[Kind, int]:
+        """How many items of some kinds matter now."""
+        query = (
+            select(CampaignItem.kind, func.count())
+            .where(
+                CampaignItem.campaign_id == self._campaign.id,
+                CampaignItem.is_live,
+                CampaignItem.kind.in_(kinds),
+                *self._visible,
+            )
+            .group_by(CampaignItem.kind)
+        )
+        found = dict.fromkeys(kinds, 0)
+        for kind, count in await self._session.execute(query):
+            found[kind] = count
+        return found
 
     def _open(self, row: CampaignItem) -> Item:
         return item_of(row.kind, ledger_store.read_state(self._sealer, row.id, row.sealed_state))

@@ -144,11 +144,12 @@ class Difference(msgspec.Struct, kw_only=True):
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """What would change if a version were restored."""
+    """What would change if a version were restored. `more` differ besides those shown."""
 
     version: int
     current: int
     differences: list[Difference]
+    more: int
 
 
 class Restore(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +159,11 @@ class Restore(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StateView(msgspec.Struct, kw_only=True):
-    """The world as it is now. `scene` is the open one; null where none is."""
+    """The world as it is now. `scene` is the open one; null where none is.
+
+    Long lists are cut: `more` says how many `entities`, `threads`, `clocks` and `echoes` there are
+    besides.
+    """
 
     version: int
     day: int
@@ -170,6 +175,7 @@ class StateView(msgspec.Struct, kw_only=True):
     clocks: list[Any]
     echoes: list[Any]
     precarity: dict[str, Any] | None
+    more: dict[str, int]
 
 
 class CampaignContextView(msgspec.Struct, kw_only=True):

@@ -21,7 +21,7 @@ from backend.campaigns.context import (
 from backend.campaigns.items import Entity, Scene, World
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache
-from backend.campaigns.reader import EVERYTHING, CampaignReader, Speaker
+from backend.campaigns.reader import EVERYTHING, MAX_HOT, CampaignReader, Speaker
 from backend.campaigns.records import get_campaign, open_campaign, reading, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignContextView, CampaignFields, StateView
@@ -75,10 +75,12 @@ class SituationService:
             reader = CampaignReader(session, identity.sealer, campaign)
             worlds = await reader.of_kind("world")
             scenes = await reader.of_kind("scene", CampaignItem.is_live, limit=1, newest=True)
-            entities = await reader.of_kind("entity")
-            threads = await reader.of_kind("thread", CampaignItem.is_live)
-            clocks = await reader.of_kind("clock", CampaignItem.is_live)
-            echoes = await reader.of_kind("echo", newest=True)
+            scene = scenes[0][1] if scenes else None
+            entities = await reader.nearest(scene if isinstance(scene, Scene) else None)
+            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
+            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
+            echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
+            counts = await reader.counts("entity", "thread", "clock", "echo")
         world = worlds[0][1]
         assert isinstance(world, World)  # noqa: S101
         players = [item for _, item in entities if isinstance(item, Entity) and item.kind == "pc"]
@@ -93,6 +95,12 @@ class SituationService:
             clocks=[view_item(*each) for each in clocks],
             echoes=[view_item(*each) for each in echoes],
             precarity=rules_of(campaign.rules).precarity(players),
+            more={
+                "entities": counts["entity"] - len(entities),
+                "threads": counts["thread"] - len(threads),
+                "clocks": counts["clock"] - len(clocks),
+                "echoes": counts["echo"] - len(echoes),
+            },
         )
 
     async def context(

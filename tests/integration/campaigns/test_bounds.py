@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backend.campaigns import reader
 from tests.support.server import Account, ok, problem
 
 pytestmark = [pytest.mark.anyio]
@@ -58,3 +59,23 @@ async def test_flags_are_bounded(ada: Account, path: str) -> None:
     assert "length <= 200 - at `$.flags`" in refused["detail"]
     flags.popitem()
     assert ok(await ada.client.patch(path, json={"flags": flags}))["flags"] == flags
+
+
+async def test_the_state_shows_who_is_near_and_counts_the_others(
+    ada: Account, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MAX_ENTITIES", 4)
+
+    async def add(**fields: Any) -> str:
+        return str(ok(await ada.client.post(f"{path}/entities", json=fields), 201)["id"])
+
+    shop, hills = [await add(kind="location", name=name) for name in ("Shop", "Hills")]
+    await add(kind="npc", name="Marlena", location_id=shop)
+    holt = await add(kind="npc", name="Holt", location_id=hills)
+    await add(kind="pc", name="Jake", location_id=shop)
+    for name in ("Aldous", "Bettany"):
+        await add(kind="npc", name=name, location_id=hills)
+    ok(await ada.client.patch(f"{path}/entities/{holt}", json={"status": "asleep"}))
+    state = ok(await ada.client.get(f"{path}/state"))
+    assert [one["name"] for one in state["entities"]] == ["Shop", "Marlena", "Holt", "Jake"]
+    assert state["more"] == {"entities": 3, "threads": 0, "clocks": 0, "echoes": 0}
