@@ -23,6 +23,8 @@ const VIEWS = new Map([
   ["memory", ["memory/search", "memory"]],
   ["chronicles", ["memory/chronicles", "memory"]],
   ["chronicles/id", ["memory/chronicle", "memory"]],
+  ["campaigns", ["campaign/campaigns", "campaign"]],
+  ["campaigns/id", ["campaign/campaign", "campaign"]],
   ["activity", ["activity", "account"]],
   ["account", ["account/account", "account"]],
 ]);

@@ -1,13 +1,14 @@
 /** The start page: the latest chats, or the way to the first one. */
 import { api } from "../core/api.js";
-import { deleting, dialog, more } from "../core/dialogs.js";
-import { act, fill, h, refill } from "../core/dom.js";
-import { control, finder } from "../core/form.js";
-import { characters, chats, personas, session } from "../core/store.js";
+import { deleting, more } from "../core/dialogs.js";
+import { act, fill, h, refill, tabs } from "../core/dom.js";
+import { finder } from "../core/form.js";
+import { characters, chats, session } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
-import { card, cards, importButton, offer, once, play } from "../library/start.js";
+import { card, cards, importButton, offer } from "../library/start.js";
+import { choose } from "./choose.js";
 
 function rename({ id, title }) {
   const [label, help] = [t("chats.name"), t("chats.name_help")];
@@ -41,34 +42,17 @@ function line(chat, cast) {
   return [element, `${title}\n${names}`];
 }
 
-/** Ask who is to be in a new chat, and who the person is there. */
-async function choose() {
-  const [people, own] = await Promise.all([characters.all(), personas.all()]);
-  dialog(t("chats.new"), () => {
-    const find = finder(t("library.search"));
-    find.items = people.map((item) => {
-      const box = h("input", { type: "checkbox", value: item.id });
-      const label = h("label.row", {}, box, face(item, { small: true }), h("span.grow.clip", {}, item.name));
-      return [h("li", {}, label), item.name];
-    });
-    const options = [[null, t("chats.persona_standard")], ...own.map((each) => [each.id, each.name])];
-    const persona = control({ name: "persona", kind: "select", label: t("chats.persona"), options });
-    const start = h("button.primary", { disabled: true }, t("chats.start"));
-    const list = h("ul.casting", {}, find.items.map(([element]) => element));
-    const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
-    list.onchange = () => (start.disabled = !chosen().length);
-    start.onclick = once(() => play(chosen(), { persona_id: persona.read() }));
-    const foot = h("footer", {}, h("small.soft.grow", {}, t("chats.group_help")), start);
-    const stay = (event) => event.preventDefault();
-    return h("form.stack", { onsubmit: stay }, find.input, list, own.length > 0 && persona.element, foot);
-  });
-}
+/** The tabs of chats and what they belong to. */
+export const areas = (here) => tabs(t("shell.chats"), here, [
+  ["chats", t("shell.chats"), "#/"],
+  ["campaigns", t("campaign.campaigns"), "#/campaigns"],
+]);
 
 /** #/ */
 export default async function ({ signal, title }) {
   title(t("shell.chats"));
   const heading = h("h1");
-  const create = act("plus", t("chats.new"), choose, "primary");
+  const create = act("plus", t("chats.new"), () => choose(), "primary");
   const found = h("p.soft", { role: "status" });
   const find = finder(t("chats.search"), (count) => fill(found, !count && t("chats.none")));
   const list = h("ul.list.talks");
@@ -92,7 +76,7 @@ export default async function ({ signal, title }) {
   };
   for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, draw, { signal });
   await draw();
-  const view = h("div.page", {}, h("header", {}, heading, create), cards.element, body);
+  const view = h("div.page", {}, h("header", {}, heading, create), areas("chats"), cards.element, body);
   cards.at(view, signal);
   return view;
 }

@@ -3,7 +3,7 @@ import { api } from "../core/api.js";
 import { sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
-import { chats, chronicles, lorebooks } from "../core/store.js";
+import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
@@ -46,13 +46,14 @@ export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
   const own = `${path}/settings`;
-  let [settings, account, models, books] = await Promise.all([
+  let [settings, account, models, books, worlds] = await Promise.all([
     api.get(own, { signal }), api.get("/me/settings", { signal }), api.all("/models"), lorebooks.all(),
+    campaigns.all(),
   ]);
   account.model ??= models.find((each) => each.is_default)?.id;
 
   const stored = ({ name, options }) =>
-    at({ ...settings, persona_id: room.chat.persona_id }, name) ?? options?.[0][0];
+    at({ ...settings, persona_id: room.chat.persona_id, campaign_id: room.chat.campaign_id }, name) ?? options?.[0][0];
   /** A field that tells what holds where the chat says nothing. */
   const telling = ({ options, ...field }) => {
     const value = stored({ ...field, options });
@@ -79,8 +80,12 @@ export default async function (room, { signal }) {
     }
     if (patch.summary) await drawSummary();
   };
-  const save = async ({ persona_id: persona, ...changes }) => {
+  const save = async ({ persona_id: persona, campaign_id: campaign, ...changes }) => {
     if (persona !== undefined) await change({ persona_id: persona });
+    if (campaign !== undefined) {
+      await change({ campaign_id: campaign });
+      campaigns.changed();
+    }
     await write(patchOf(changes));
   };
 
@@ -168,6 +173,7 @@ export default async function (room, { signal }) {
   };
 
   const basics = [one("persona_id", room.personas), one("model", models)];
+  if (worlds.length) basics.push(one("campaign_id", worlds, { wide: true }, "none"));
   const keeping = [
     field("check", "chronicle_enabled", { wide: true }),
     { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },

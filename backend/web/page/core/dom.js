@@ -52,6 +52,11 @@ export function refill(box, ...children) {
   if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
 }
 
+/** Links to places beside each other, `[name, text, address]`, of which one is here. */
+export const tabs = (label, here, places) =>
+  h("nav.tabs", { "aria-label": label }, places.map(([name, text, href]) =>
+    h("a", { href, "aria-current": name === here && "page" }, text)));
+
 const SVG = "http://www.w3.org/2000/svg";
 /** An element of a drawing. */
 export const svg = (tag, attributes, ...children) =>

@@ -101,3 +101,4 @@ export const personas = list("personas");
 export const chats = list("chats", latest);
 export const lorebooks = list("lorebooks");
 export const chronicles = list("chronicles");
+export const campaigns = list("campaigns");

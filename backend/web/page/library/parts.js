@@ -1,7 +1,7 @@
 /** What the library's views are made of: making an item, changing it, its picture. */
 import { api } from "../core/api.js";
 import { attempt, dialog, undoable } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
+import { act, h, refill, tabs } from "../core/dom.js";
 import { autoform, progress, sendform } from "../core/form.js";
 import { dropping, pick } from "../core/importing.js";
 import { t } from "../core/words.js";
@@ -12,9 +12,8 @@ export const say = (name, values) => t(`library.${name}`, values);
 
 /** A view of all items of a store, with what makes another, and tabs to those of the other store. */
 export const overview = (name, acts, ...parts) => {
-  const tab = (each) => h("a", { href: `#/${each}`, "aria-current": each === name && "page" }, say(each));
-  const tabs = h("nav.tabs", { "aria-label": say("tabs") }, ["characters", "personas"].map(tab));
-  return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs, parts);
+  const places = ["characters", "personas"].map((each) => [each, say(each), `#/${each}`]);
+  return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs(say("tabs"), name, places), parts);
 };
 
 /** Ask for one thing; the dialog goes once `send(values)` is done with it. */

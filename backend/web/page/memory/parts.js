@@ -1,7 +1,7 @@
 /** What the views of memory share: words, ways, forms in dialogs, files, a chronicle's acts. */
 import { api } from "../core/api.js";
 import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
-import { h, settled } from "../core/dom.js";
+import { h, settled, tabs as links } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
@@ -16,8 +16,7 @@ export const titles = async () =>
 
 /** Links to places beside each other, `[name, address]`, of which one is here. */
 export const tabs = (here, ...places) =>
-  h("nav.tabs", { "aria-label": m("memory") }, places.map(([name, href]) =>
-    h("a", { href, "aria-current": name === here && "page" }, m(name))));
+  links(m("memory"), here, places.map(([name, href]) => [name, m(name), href]));
 
 /** The tabs of all memory. */
 export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"]);

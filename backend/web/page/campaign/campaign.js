@@ -1,0 +1,37 @@
+/** One campaign: its sessions, its world, what became of it, and how it is set up. */
+import { choose } from "../chat/choose.js";
+import { api } from "../core/api.js";
+import { more } from "../core/dialogs.js";
+import { act, fill, h, icon, tabs } from "../core/dom.js";
+import { acts, c, moment } from "./parts.js";
+
+const TABS = {
+  sessions: () => import("./sessions.js"),
+  settings: () => import("./settings.js"),
+};
+
+/** #/campaigns/ID; `?tab=` names what is shown. */
+export default async function ({ params: { id }, query, signal, title }) {
+  const path = `#/campaigns/${id}`;
+  const it = await api.get(`/campaigns/${id}`, { signal });
+  const asked = query.get("tab");
+  const here = asked in TABS ? asked : "sessions";
+  const heading = h("h1");
+  const when = h("p.soft");
+  /** Show what the campaign is called, and when its story is. */
+  const tell = () => {
+    title((heading.textContent = it.name));
+    fill(when, moment(it));
+  };
+  tell();
+  const { default: build } = await TABS[here]();
+  const places = Object.keys(TABS).map((name) => [name, c(`tabs.${name}`), `${path}?tab=${name}`]);
+  return h("div.page.campaign", {},
+    h("a.row.back", { href: "#/campaigns" }, icon("left"), c("campaigns")),
+    h("header", {},
+      h("div.grow", {}, heading, when),
+      act("plus", c("open_chat"), () => choose(id), "primary"),
+      more(c("acts", it), acts(it, () => (location.hash = "#/campaigns")))),
+    tabs(c("parts"), here, places),
+    await build(it, { signal, query, tell }));
+}

@@ -1,0 +1,118 @@
+/** What the views of campaigns share: words, making one, files, what can be done with one. */
+import { api } from "../core/api.js";
+import { attempt, deleting, sure } from "../core/dialogs.js";
+import { h } from "../core/dom.js";
+import { importing } from "../core/importing.js";
+import { campaigns, chats } from "../core/store.js";
+import { has, t } from "../core/words.js";
+import { asking } from "../memory/parts.js";
+
+/** A text of this part of the page. */
+export const c = (path, values) => t(`campaign.${path}`, values);
+
+/** What a field is called: "attributes.hp" is "HP"; one that only these rules have, by its own name. */
+export function label(name) {
+  const own = name.split(".").at(-1);
+  return has(`campaign.fields.${own}`) ? c(`fields.${own}`).split(" | ")[0] : own.replaceAll("_", " ");
+}
+
+/** A field of a form: `name` is a path, and texts.json has its label, and its help after a bar. */
+export function field(name, kind, more) {
+  const [said, help] = c(`fields.${name.split(".").at(-1)}`).split(" | ");
+  return { name, kind, label: said, help, ...more };
+}
+
+/** One of these values. */
+export const among = (name, ...values) =>
+  field(name, "select", { options: values.map((each) => [each, c(`values.${each}`)]) });
+
+const NAME = { name: "name", label: t("common.name"), required: true, most: 200 };
+const DAY = field("day", "number", { min: 1, max: 1e6, step: 1, required: true });
+const TIME = field("time_of_day", "text", { most: 1000 });
+const BRIEF = [
+  field("brief.setting", "area", { most: 20_000, count: true }),
+  field("brief.city", "text", { most: 1000, wide: true }),
+  field("brief.hook", "area", { most: 20_000, count: true }),
+  field("brief.roster", "area", { most: 20_000, count: true }),
+];
+const count = (name, max) => field(`settings.${name}`, "number", { min: 1, max, step: 1, required: true });
+
+/** All that can be set for a campaign, in groups. */
+export const GROUPS = [
+  { fields: [{ ...NAME, wide: true }, ...BRIEF] },
+  {
+    title: c("remembering"),
+    open: true,
+    fields: [
+      count("memory_interval", 100),
+      count("compaction_interval", 100),
+      count("scene_beats", 1000),
+      { ...count("glossary_tokens", 20_000), min: 0 },
+      field("settings.approve_terms", "check", { wide: true }),
+      field("settings.hidden_information", "check", { wide: true }),
+    ],
+  },
+];
+
+/** The form of the day and the time of day. */
+export const TIMES = [DAY, TIME];
+
+/** Members of an object by their paths, as forms name them: `{ "brief.city": … }`. */
+export const flat = (value, groups) =>
+  Object.fromEntries(groups.flatMap(({ fields }) => fields).map(({ name }) =>
+    [name, name.split(".").reduce((found, part) => found?.[part], value)]));
+
+/** Values by path as an object: `{ brief: { city } }`. */
+export function nested(values) {
+  const made = {};
+  for (const [name, value] of Object.entries(values)) {
+    const [member, group] = name.split(".").reverse();
+    (group ? (made[group] ??= {}) : made)[member] = value;
+  }
+  return made;
+}
+
+/** Ask for a new campaign, and go there. */
+export async function make() {
+  const fields = [{ ...NAME, wide: true }, { ...among("rules", "freeform"), otherwise: "freeform" },
+    { ...DAY, otherwise: 1 }, TIME, ...BRIEF];
+  const made = await asking("campaign", c("make"), fields, {}, (values) => api.post("/campaigns", nested(values)));
+  if (!made) return;
+  campaigns.changed();
+  location.hash = `#/campaigns/${made.id}`;
+}
+
+/** Zips of campaigns that come in: those that were exported here, and vaults of Markdown. */
+export const files = importing({
+  accept: ".zip,application/zip",
+  drop: c("drop"),
+  async send(file, options) {
+    const made = await api.upload("/campaigns/import", file, options);
+    const { id, name } = made.campaign ?? made;
+    campaigns.changed();
+    chats.changed();
+    const link = h("a", { href: `#/campaigns/${id}` }, name ?? file.name);
+    return [[link, made.warnings?.map((each) => h("small", {}, each))]];
+  },
+});
+
+/** Items of a campaign's menu; `gone()` may hear that it was deleted. */
+export function acts(it, gone) {
+  const path = `/campaigns/${it.id}`;
+  const saving = (format) => ({
+    label: c(`export.${format}`),
+    icon: "download",
+    act: () => api.download(`${path}/export?format=${format}`),
+  });
+  const remove = () => attempt(async () => {
+    if (!(await sure(c("delete", it), c("delete_text"), t("common.delete")))) return;
+    await api.delete(path);
+    campaigns.changed();
+    chats.changed();
+    gone?.();
+  });
+  return [saving("json"), saving("vault"), null, deleting(remove)];
+}
+
+/** The day of a story and its time, in words: "Day 5, morning". */
+export const moment = ({ day, time_of_day: time }) => [c("day", { day }), time].filter(Boolean).join(", ");

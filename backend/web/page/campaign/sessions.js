@@ -1,0 +1,37 @@
+/** The chats that are a campaign's sessions. */
+import { api } from "../core/api.js";
+import { menu } from "../core/dialogs.js";
+import { act, fill, h } from "../core/dom.js";
+import { campaigns, chats } from "../core/store.js";
+import { ago, t } from "../core/words.js";
+import { c } from "./parts.js";
+
+/** The sessions, latest first; a chat joins or leaves. */
+export default async function (it, { signal }) {
+  const list = h("ul.list", { "aria-label": c("tabs.sessions") });
+  const note = h("p.empty", {}, c("no_sessions"));
+  const name = (chat) => chat.title || t("chats.untitled");
+  const put = async (chat, campaign_id) => {
+    await api.patch(`/chats/${chat.id}`, { campaign_id });
+    campaigns.changed();
+    chats.changed();
+  };
+  const row = (chat) => h("li", {},
+    h("div.grow", {},
+      h("a.clip", { href: `#/chats/${chat.id}?panel=world` }, name(chat)),
+      h("small.soft", {}, ago(chat.updated_at))),
+    act("close", c("leave", { name: name(chat) }), () => put(chat, null), "quiet"));
+  const draw = async () => {
+    const own = (await chats.all()).filter((chat) => chat.campaign_id === it.id);
+    fill(list, own.map(row));
+    note.hidden = own.length > 0;
+  };
+  const join = async ({ currentTarget: button }) => {
+    const others = (await chats.all()).filter((chat) => chat.campaign_id !== it.id);
+    menu(button, others.map((chat) => ({ label: name(chat), act: () => put(chat, it.id) })));
+  };
+  addEventListener("chats-changed", draw, { signal });
+  chats.drop();
+  await draw();
+  return h("section.stack", {}, note, list, h("div", {}, act("link", c("join"), join)));
+}
