@@ -163,12 +163,14 @@ class StateView(msgspec.Struct, kw_only=True):
 
     Long lists are cut: `more` says how many `entities`, `threads`, `clocks` and `echoes` there are
     besides.
+    `locked` names what is locked of the day, the time of day and the flags.
     """
 
     version: int
     day: int
     time_of_day: str
     flags: dict[str, bool]
+    locked: list[str]
     scene: Any | None
     entities: list[Any]
     threads: list[Any]

@@ -89,6 +89,7 @@ class SituationService:
             day=world.day,
             time_of_day=world.time_of_day,
             flags=world.flags,
+            locked=world.locked,
             scene=view_item(*scenes[0]) if scenes else None,
             entities=[view_item(*each) for each in entities],
             threads=[view_item(*each) for each in threads],

@@ -7,6 +7,7 @@ import { acts, c, moment } from "./parts.js";
 
 const TABS = {
   sessions: () => import("./sessions.js"),
+  world: () => import("./tab.js"),
   settings: () => import("./settings.js"),
 };
 

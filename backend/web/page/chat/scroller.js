@@ -81,6 +81,7 @@ export function scroller(room) {
     if (!view) return;
     const { total } = path;
     nothing.hidden = total > 0;
+    track.hidden = !total;
     while (heights.length < total) heights.push(0);
     const whole = above(total);
     track.style.height = `${whole}px`;

@@ -14,6 +14,7 @@ import { turns } from "./turn.js";
 
 const PANELS = {
   find: ["search", "chat", () => import("./find.js")],
+  world: ["world", "campaign", () => import("../campaign/panel.js")],
   context: ["layers", "inspector", () => import("../inspector/panel.js")],
   settings: ["settings", "chat", () => import("./settings.js")],
 };
@@ -145,15 +146,17 @@ function header(room) {
     if (document.activeElement !== name) name.value = room.chat.title;
     fill(cast, room.members.slice(0, 3).map((member) => face(member, { small: true })));
     const { prompt: used, total } = room.totals ?? {};
+    for (const each of buttons) each.hidden = each.dataset.panel === "world" && !room.chat.campaign_id;
     use.textContent = total ? t("chat.use", { used, total }) : "";
   };
-  room.events.addEventListener("chat", draw);
-  draw();
   const button = ([panel, [sign]]) => {
     const label = t(`${panel}.title`);
     const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && panel);
     return set(act(sign, label, toggle, "quiet"), { "data-panel": panel, "aria-expanded": "false" });
   };
+  const buttons = Object.entries(PANELS).map(button);
+  room.events.addEventListener("chat", draw);
+  draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast, h("div.grow", {}, name, use), Object.entries(PANELS).map(button));
+  return h("header", {}, back, cast, h("div.grow", {}, name, use), buttons);
 }

@@ -81,6 +81,23 @@ export function control(field) {
   };
 }
 
+/** Checkboxes for the members of a list: a field as `control` makes others. */
+export function boxes({ label, help, options }) {
+  const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
+  return {
+    element: h(
+      "fieldset.field.wide",
+      {},
+      h("legend.label", {}, label),
+      h("div.row", {}, inputs.map((input) => h("label.row", {}, input, input.ariaLabel))),
+      h("small.help", {}, help),
+    ),
+    fault() {},
+    read: () => inputs.filter((input) => input.checked).map((input) => input.value),
+    write: (values = []) => inputs.forEach((input) => (input.checked = values.includes(input.value))),
+  };
+}
+
 /** Inputs whose tokens are to be counted, and where the figure stands. */
 const uncounted = new Map();
 const count = settled(async () => {
@@ -110,7 +127,7 @@ function counted(input, place) {
  *   `groups`: `[{ title, open, fields }]`; without a title the fields just stand there, with one
  *   they fold away; a field's `control` makes one that is not as others. `value`: what is there.
  *   `save(changes)`: a promise. `signal`: when the view is left, what is not saved is saved.
- * @returns {{element, flush, write}} `flush()` saves now; `write(value)` shows another value.
+ * @returns {{element, flush, isUnsaved, write}} `flush()` saves now; `write(value)` shows another value.
  */
 export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
@@ -174,6 +191,10 @@ export function autoform({ groups, value, save, signal }) {
   return {
     element,
     flush,
+    /** Whether something is typed, or on its way, that is not stored yet. */
+    get isUnsaved() {
+      return [...controls.values()].some((each) => JSON.stringify(each.read()) !== each.known);
+    },
     write(next) {
       for (const [name, each] of controls) show(each, next[name]);
     },
@@ -195,8 +216,8 @@ function blame(controls, { faults = [] }) {
  *   `extra`: nodes between fields and button.
  */
 export function sendform({ fields, submit, send, extra }) {
-  const controls = new Map(fields.map((field) => [field.name, control(field)]));
-  for (const field of fields) controls.get(field.name).write(field.value ?? "");
+  const controls = new Map(fields.map((field) => [field.name, (field.control ?? control)(field)]));
+  for (const { name, value, options } of fields) controls.get(name).write(value ?? (options ? options[0]?.[0] : ""));
   const trouble = h("p.trouble", { role: "alert" });
   const button = h("button.primary", { type: "submit" }, submit);
   const element = h(

@@ -1,29 +1,11 @@
 /** The fields of entries and books. Which there are, in groups, and in which order, texts.json says. */
 import { api } from "../core/api.js";
-import { autoform } from "../core/form.js";
-import { h } from "../core/dom.js";
+import { autoform, boxes } from "../core/form.js";
 import { t, texts } from "../core/words.js";
 
 const { fields, groups, help, options, titles } = texts.lore;
 /** Null in these stands for what is set elsewhere. */
 const EITHER = /case|whole|scoring|recursive/;
-
-/** Checkboxes for the members of a list. */
-function boxes({ label, help: says, options: all }) {
-  const inputs = all.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
-  return {
-    element: h(
-      "fieldset.field.wide",
-      {},
-      h("legend.label", {}, label),
-      h("div.row", {}, inputs.map((input) => h("label.row", {}, input, input.ariaLabel))),
-      h("small.help", {}, says),
-    ),
-    fault() {},
-    read: () => inputs.filter((input) => input.checked).map((input) => input.value),
-    write: (values) => inputs.forEach((input) => (input.checked = values.includes(input.value))),
-  };
-}
 
 function field(name, value) {
   const either = EITHER.test(name);

@@ -1,0 +1,136 @@
+/** An item of a world where it stands: read, and edited in a form that unfolds below it. */
+import { attempt, deleting, more } from "../core/dialogs.js";
+import { act, fill, h, icon, set } from "../core/dom.js";
+import { autoform, control } from "../core/form.js";
+import { t } from "../core/words.js";
+import { fieldsOf, patchOf } from "./fields.js";
+import { c, flat, label } from "./parts.js";
+import { VIEWS } from "./views.js";
+import { called } from "./world.js";
+
+/** Locks are of whole fields: one holds for all attributes. */
+const lockOf = (name) => name.split(".")[0];
+
+/**
+ * A form over something of a world that saves by itself, with a lock beside each field: what is
+ * locked, the storyteller can't change.
+ *
+ * @param {object} options `groups` and `value` as a form has them; `locked()`, the names of the
+ *   locked fields; `save(patch)`, a promise for what the value is then.
+ * @returns {{form, relock}} `relock()` shows the locks as they are now.
+ */
+export function locking({ fields, value, locked, save, signal }) {
+  const locks = [];
+  const lockable = (field) => ({
+    ...field,
+    control(own) {
+      const made = (field.control ?? control)(own);
+      const name = lockOf(own.name);
+      const toggle = () => {
+        const has = locked();
+        save({ locked: has.includes(name) ? has.filter((each) => each !== name) : [...has, name] });
+      };
+      const button = act("unlock", "", toggle, "quiet lock");
+      locks.push(() => {
+        const is = locked().includes(name);
+        const title = c(is ? "unlock" : "lock", { field: own.label });
+        set(fill(button, icon(is ? "lock" : "unlock")), { "aria-label": title, title, "aria-pressed": String(is) });
+      });
+      made.element.querySelector(".label").append(button);
+      return made;
+    },
+  });
+  const form = autoform({
+    groups: [{ fields: fields.map(lockable) }],
+    value,
+    signal,
+    save: (changes) => save(patchOf(changes), true),
+  });
+  const relock = () => locks.forEach((each) => each());
+  relock();
+  return { form, relock };
+}
+
+/**
+ * A card of an item. `closed()` hears that its form was folded away.
+ *
+ * @returns {{id, element, isOpen, show}} `show(item)` shows it as it is now.
+ */
+export function card(world, kind, first, signal, closed) {
+  let item = first;
+  const view = h("div.view");
+  const body = h("div.edit");
+  const element = h("li.thing", { class: `${kind} ${item.kind ?? ""}` }, view, body);
+  const shape = () => [{ fields: fieldsOf(kind, world, item) }];
+  const value = () => ({ ...flat(item, shape()), attributes: item.attributes });
+  let open = null;
+  // What is being typed builds on what was there when the form was filled in.
+  let revision;
+
+  const close = async () => {
+    await open?.form.flush();
+    const had = body.contains(document.activeElement);
+    open = null;
+    fill(body);
+    element.classList.remove("open");
+    closed?.();
+    if (had) element.querySelector("button")?.focus();
+  };
+  const edit = (name) => {
+    if (!open) {
+      revision = item.revision;
+      open = locking({
+        fields: shape()[0].fields,
+        value: value(),
+        locked: () => item.locked,
+        signal,
+        async save(patch, isTyped) {
+          const change = async () => ({ revision } = await world.change(kind, item, patch, () => revision));
+          return isTyped ? change() : attempt(change);
+        },
+      });
+      fill(body, open.form.element, h("footer", {}, h("button", { type: "button", onclick: close }, t("common.done"))));
+      element.classList.add("open");
+    }
+    const named = name && body.querySelector(`[name="${name}"]`);
+    (named || body.querySelector("input, textarea, select")).focus();
+  };
+  const menu = () => more(c("acts", { name: called(item) }), [
+    { label: t("common.edit"), icon: "edit", act: edit },
+    ...presence(),
+    deleting(() => attempt(() => world.remove(kind, item))),
+  ]);
+  /** Who comes and goes while a scene is open. */
+  const presence = () => {
+    const { scene } = world;
+    if (kind !== "entity" || !scene || !/pc/.test(item.kind)) return [];
+    const is = scene.present.includes(item.id);
+    const present = is ? scene.present.filter((id) => id !== item.id) : [...scene.present, item.id];
+    return [{ label: c(is ? "goes" : "comes"), icon: "people", act: () => world.press("scene", scene, { present }) }];
+  };
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !open) return;
+    event.preventDefault();
+    event.stopPropagation();
+    close();
+  });
+  const show = (now) => {
+    item = now;
+    const locks = item.locked.map(label).join(", ");
+    const stops = () => [...view.querySelectorAll("button, input, [tabindex]")];
+    const at = stops().indexOf(document.activeElement);
+    fill(view, VIEWS[kind](item, world, edit),
+      locks && h("p.row.soft.locks", {}, icon("lock"), h("small", {}, c("locked", { fields: locks }))),
+      menu());
+    // Whoever pressed or turned something goes on from the same place.
+    if (at >= 0) (stops()[at] ?? stops()[0]).focus({ preventScroll: true });
+    if (!open) return;
+    if (!open.form.isUnsaved) {
+      open.form.write(value());
+      ({ revision } = item);
+    }
+    open.relock();
+  };
+  show(first);
+  return { id: first.id, element, show, get isOpen() { return Boolean(open); } };
+}

@@ -1,0 +1,46 @@
+/** Clocks: circles of segments, filled by a press or by the arrow keys. */
+import { set, svg } from "../core/dom.js";
+import { c } from "./parts.js";
+
+const KEYS = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, Home: -8, End: 8 };
+const RADIUS = 20;
+
+/** A segment of a circle, clockwise from the top. */
+function wedge(at, count) {
+  const point = (turn) => {
+    const angle = 2 * Math.PI * (turn / count - 0.25);
+    return `${(RADIUS * Math.cos(angle)).toFixed(2)} ${(RADIUS * Math.sin(angle)).toFixed(2)}`;
+  };
+  return `M0 0L${point(at)}A${RADIUS} ${RADIUS} 0 0 1 ${point(at + 1)}Z`;
+}
+
+/** A clock that can be turned; `turn(filled)` hears how far. */
+export function dial({ name, segments, filled, kind }, turn) {
+  const to = (count) => {
+    const next = Math.max(0, Math.min(segments, count));
+    if (next !== filled) turn(next);
+  };
+  const said = c("filled", { filled, segments });
+  const onkeydown = (event) => {
+    const step = KEYS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    to(filled + step);
+  };
+  const part = (_, at) => svg("path", {
+    d: wedge(at, segments),
+    class: at < filled ? "full" : "free",
+    // Pressed again, the last full one is empty.
+    onclick: () => to(at + 1 === filled ? at : at + 1),
+  });
+  return set(svg("svg", { viewBox: "-22 -22 44 44", onkeydown }, Array.from({ length: segments }, part)), {
+    class: `dial ${kind}`,
+    role: "slider",
+    tabindex: 0,
+    "aria-label": name,
+    "aria-valuemin": 0,
+    "aria-valuemax": segments,
+    "aria-valuenow": filled,
+    "aria-valuetext": said,
+  });
+}

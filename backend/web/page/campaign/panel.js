@@ -1,0 +1,31 @@
+/** The world beside a chat: as the chat's active path leaves it. */
+import { complain } from "../core/dialogs.js";
+import { h, settled } from "../core/dom.js";
+import { c } from "./parts.js";
+import { sections } from "./sections.js";
+import { World } from "./world.js";
+
+/** The panel; it follows turns, swipes, edits and deletions. */
+export default async function (room, { signal }) {
+  const { campaign_id: id } = room.chat;
+  if (!id) {
+    const href = `#/chats/${room.chat.id}?panel=settings`;
+    return h("div.empty", {}, h("p", {}, c("no_campaign")), h("a", { href }, c("choose")));
+  }
+  const world = new World(id, signal);
+  await world.read();
+  const read = () => world.read().catch(complain);
+  const soon = settled(read, 250);
+  signal.addEventListener("abort", soon.drop);
+  const end = () => `${room.path.total} ${room.path.last()?.id}`;
+  let known = end();
+  room.path.addEventListener("change", () => {
+    // Pages of messages come and go; what is told ends elsewhere after a swipe, an edit, a deletion.
+    if (room.busy || known === end()) return;
+    known = end();
+    soon();
+  }, { signal });
+  room.events.addEventListener("turn", soon, { signal });
+  document.addEventListener("visibilitychange", () => document.hidden || soon(), { signal });
+  return sections(world, signal, true);
+}

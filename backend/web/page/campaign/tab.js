@@ -1,0 +1,11 @@
+/** The world of a campaign on its own page. */
+import { complain } from "../core/dialogs.js";
+import { sections } from "./sections.js";
+import { World } from "./world.js";
+
+export default async function (it, { signal }) {
+  const world = new World(it.id, signal);
+  await world.read();
+  document.addEventListener("visibilitychange", () => document.hidden || world.read().catch(complain), { signal });
+  return sections(world, signal);
+}

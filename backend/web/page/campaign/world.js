@@ -1,0 +1,135 @@
+/** A campaign's world as it is now: read, told of, changed. */
+import { api } from "../core/api.js";
+import { attempt, complain, toast } from "../core/dialogs.js";
+import { t } from "../core/words.js";
+import { c } from "./parts.js";
+
+/** Kinds of items, and where the API has them. */
+export const PATHS = {
+  entity: "entities",
+  thread: "threads",
+  clock: "clocks",
+  fact: "facts",
+  relation: "relations",
+  scene: "scenes",
+  echo: "echoes",
+  term: "glossary",
+};
+/** What is read beside the state, which has the entities and the echoes. */
+const LISTS = ["thread", "clock", "fact", "relation", "scene", "term"];
+const MOST = 500;
+
+/** What an item is called. */
+export const called = (item) => item.name ?? item.title ?? item.term ?? item.text ?? item.note ?? "";
+
+/** Says "change" when something in it did, and "cut" has the kinds of which there is more. */
+export class World extends EventTarget {
+  cut = new Set();
+  #lists = {};
+  #byId = new Map();
+  #queue = Promise.resolve();
+  #signal;
+
+  constructor(id, signal) {
+    super();
+    this.path = `/campaigns/${id}`;
+    this.id = id;
+    this.#signal = signal;
+  }
+
+  /** Read what changed since it was read last. */
+  async read() {
+    const options = { signal: this.#signal };
+    const state = await api.get(`${this.path}/state`, options);
+    if (state.version === this.state?.version) return;
+    const query = { limit: MOST };
+    const pages = await Promise.all(LISTS.map((kind) => api.get(`${this.path}/${PATHS[kind]}`, { query, ...options })));
+    this.#lists = { entity: state.entities, echo: state.echoes };
+    LISTS.forEach((kind, at) => {
+      this.#lists[kind] = pages[at].items;
+      this.cut[pages[at].next ? "add" : "delete"](kind);
+    });
+    this.state = state;
+    this.#byId = new Map(Object.values(this.#lists).flat().map((item) => [item.id, item]));
+    this.dispatchEvent(new Event("change"));
+  }
+
+  of = (kind) => this.#lists[kind] ?? [];
+  get = (id) => this.#byId.get(id);
+  name = (id) => (this.get(id) ? called(this.get(id)) : "");
+  /** Entities of some kinds. */
+  entities = (...kinds) => this.of("entity").filter((each) => kinds.includes(each.kind));
+
+  /** The scene that is open, the newest of several. */
+  get scene() {
+    return this.get(this.state.scene?.id);
+  }
+
+  /** The place where the story is: the scene's, or that of the players' characters. */
+  get place() {
+    return this.scene?.location_id ?? this.entities("pc").find((each) => each.location_id)?.location_id;
+  }
+
+  /** Whether somebody is where the story is. */
+  isHere({ id, location_id: at }) {
+    const present = this.scene?.present ?? [];
+    return present.length ? present.includes(id) : at != null && at === this.place;
+  }
+
+  /**
+   * Change an item, or the world's own time (kind "world"), against the revision that is known when
+   * its turn comes: one change follows the other, each on what the one before it made.
+   */
+  change(kind, item, patch, revision = () => item.revision) {
+    const path = kind === "world" ? this.path : `${this.path}/${PATHS[kind]}/${item.id}`;
+    const made = this.#queue.then(async () => {
+      const ifMatch = kind === "world" ? this.state.version : revision();
+      const now = await api.patch(path, patch, { ifMatch, keepalive: true });
+      if (kind !== "world") Object.assign(item, now);
+      await this.#again();
+      return now;
+    });
+    this.#queue = made.catch(() => {});
+    return made;
+  }
+
+  /** Change an item by one press: where that fails, what is there now is shown. */
+  async press(kind, item, patch) {
+    try {
+      await this.change(kind, item, patch);
+    } catch (error) {
+      complain(error);
+      await attempt(() => this.#again());
+    }
+  }
+
+  async add(kind, values) {
+    const made = await api.post(`${this.path}/${PATHS[kind]}`, values);
+    await this.#again();
+    return made;
+  }
+
+  /** Delete an item, and offer to undo that. */
+  async remove(kind, item) {
+    await api.delete(`${this.path}/${PATHS[kind]}/${item.id}`, undefined, { ifMatch: item.revision });
+    await this.#again();
+    const back = () => attempt(async () => {
+      const { items } = await api.get(`${this.path}/changes`, { query: { limit: 50 } });
+      const change = items.find(({ target, set }) => target.id === item.id && set.exists === false);
+      await this.undo(change.id);
+    });
+    toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
+  }
+
+  /** Let a change of the ledger count no longer. */
+  async undo(id) {
+    const change = await api.post(`${this.path}/changes/${id}/undo`);
+    await this.#again();
+    return change;
+  }
+
+  /** What was changed is changed, whether it can be read again now or not. */
+  async #again() {
+    if (!this.#signal.aborted) await this.read().catch(complain);
+  }
+}

@@ -1,0 +1,236 @@
+"""The world beside a chat: read, edited where it stands, and in step with the chat's path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.browser import Account, Watch, dark, phone
+
+pytestmark = pytest.mark.browser
+
+
+@dataclass
+class Seagate:
+    """A small campaign with a chat; `ids` by what the items are called."""
+
+    account: Account
+    path: str
+    chat: str
+    ids: dict[str, str]
+
+    def item(self, name: str, kind: str = "entities") -> dict[str, Any]:
+        """An item as the API has it."""
+        found: dict[str, Any] = self.account.get(f"{self.path}/{kind}/{self.ids[name]}")
+        return found
+
+
+@pytest.fixture
+def seagate(account: Account) -> Seagate:
+    made = account.post("/campaigns", {"name": "Seagate", "day": 5, "time_of_day": "morning"})
+    path = f"/campaigns/{made['id']}"
+    ids: dict[str, str] = {}
+
+    def add(where: str, **fields: Any) -> None:
+        item = account.post(f"{path}/{where}", fields)
+        ids[fields.get("name") or fields.get("title") or fields["text"]] = item["id"]
+
+    add("entities", kind="location", name="The Salty Sigil")
+    add("entities", kind="location", name="Sunfall Hills")
+    shop, hills = ids["The Salty Sigil"], ids["Sunfall Hills"]
+    sheet = {"class": "Wizard", "hp": 9, "hp_max": 13, "gold": 15, "inventory": ["fork"]}
+    add("entities", kind="pc", name="Jake", location_id=shop, attributes=sheet)
+    add("entities", kind="npc", name="Marlena", location_id=shop, disposition="ally")
+    add("entities", kind="npc", name="Holt", location_id=hills, disposition="hostile")
+    add("threads", title="The Fading Muffle", tension="rising")
+    add("threads", title="Holt comes back", tension="critical")
+    add("clocks", name="The watch closes in", segments=6, filled=2)
+    add("facts", text="The cellar floods at spring tide.", about_id=shop)
+    add("echoes", text="The mirror is broken.")
+    chat = account.new_chat(campaign_id=made["id"], title="A quiet morning")["id"]
+    return Seagate(account, path, chat, ids)
+
+
+def section(page: Page, name: str) -> Locator:
+    """A section's cards."""
+    return page.get_by_role("list", name=name, exact=True)
+
+
+def card(page: Page, name: str) -> Locator:
+    """The card of what is called so."""
+    heading = page.get_by_role("heading", level=4, name=re.compile(name))
+    return page.locator(".thing").filter(has=heading)
+
+
+def test_the_world_is_beside_the_chat(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto(f"/#/chats/{seagate.chat}")
+    page.get_by_role("button", name="World").click()
+    panel = page.get_by_role("complementary", name="World")
+    expect(panel.get_by_role("button", name="Day 5, morning")).to_be_visible()
+    expect(section(page, "Party")).to_contain_text("HP 9 / 13")
+    expect(section(page, "Present").get_by_role("listitem")).to_have_count(1)
+    expect(section(page, "Present")).to_contain_text("Marlena")
+    threads = section(page, "Threads").get_by_role("heading")
+    expect(threads).to_have_text(["Holt comes back", "The Fading Muffle"])
+    clock = section(page, "Clocks").get_by_role("slider", name="The watch closes in")
+    expect(clock).to_have_attribute("aria-valuetext", "2 of 6")
+    expect(section(page, "Facts")).to_contain_text("The cellar floods")
+    expect(section(page, "Echoes")).to_contain_text("The mirror is broken.")
+    panel.get_by_text("Elsewhere", exact=False).first.click()
+    expect(section(page, "Elsewhere")).to_contain_text("Holt")
+    assert_accessible(page)
+
+
+def test_on_a_phone_the_world_covers_the_chat_and_is_left_with_escape(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    phone(page)
+    dark(page)
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    panel = page.get_by_role("complementary", name="World")
+    expect(panel.get_by_text("HP 9 / 13")).to_be_visible()
+    panel.get_by_role("button", name="HP: HP 9 / 13").click()
+    assert_accessible(page)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    page.keyboard.press("Escape")
+    expect(panel.get_by_label("HP", exact=True)).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+
+
+def test_a_value_is_edited_where_it_stands_and_somebody_moves(
+    page: Page, seagate: Seagate
+) -> None:
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    jake = card(page, "Jake")
+    jake.get_by_role("button", name="HP: HP 9 / 13").click()
+    hp = jake.get_by_label("HP", exact=True)
+    expect(hp).to_be_focused()
+    hp.fill("4")
+    expect(jake.get_by_role("button", name="HP: HP 4 / 13")).to_be_visible()
+    jake.get_by_role("button", name="Done").click()
+    expect(hp).to_have_count(0)
+    assert seagate.item("Jake")["attributes"]["hp"] == 4
+    assert seagate.item("Jake")["attributes"]["inventory"] == ["fork"]
+
+    marlena = card(page, "Marlena")
+    marlena.get_by_role("button", name="Place: at The Salty Sigil").click()
+    marlena.get_by_label("Place", exact=True).select_option(label="Sunfall Hills")
+    expect(marlena.get_by_role("button", name="Place: at Sunfall Hills")).to_be_visible()
+    # Not taken away from under the hand that edits it.
+    expect(section(page, "Present")).to_contain_text("Marlena")
+    marlena.get_by_role("button", name="Done").click()
+    expect(section(page, "Present").get_by_role("listitem")).to_have_count(0)
+    assert seagate.item("Marlena")["location_id"] == seagate.ids["Sunfall Hills"]
+
+
+def test_fields_are_locked_one_by_one(page: Page, seagate: Seagate) -> None:
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    marlena = card(page, "Marlena")
+    marlena.get_by_role("button", name="Disposition: ally").click()
+    marlena.get_by_role("button", name="Lock Disposition").click()
+    expect(marlena.get_by_role("button", name="Unlock Disposition")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    expect(marlena.get_by_text("Locked: Disposition")).to_be_visible()
+    assert seagate.item("Marlena")["locked"] == ["disposition"]
+    marlena.get_by_label("Disposition", exact=True).fill("rival")
+    expect(marlena.get_by_role("button", name="Disposition: rival")).to_be_visible()
+
+    page.get_by_role("button", name="Day 5, morning").click()
+    page.get_by_role("button", name="Lock Day").click()
+    expect(page.get_by_role("button", name="Unlock Day")).to_be_visible()
+    page.get_by_label("Time of day", exact=True).fill("dusk")
+    expect(page.get_by_role("button", name="Day 5, dusk")).to_be_visible()
+    state = seagate.account.get(f"{seagate.path}/state")
+    assert (state["day"], state["time_of_day"], state["locked"]) == (5, "dusk", ["day"])
+
+
+def test_what_was_changed_elsewhere_is_not_overwritten(
+    page: Page, seagate: Seagate, watch: Watch
+) -> None:
+    watch.expected.append("/entities/")
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    holt = card(page, "Marlena")
+    holt.get_by_role("button", name="Disposition: ally").click()
+    path = f"{seagate.path}/entities/{seagate.ids['Marlena']}"
+    seagate.account.client.patch(path, json={"disposition": "foe"})
+    holt.get_by_label("Disposition", exact=True).fill("friend")
+    expect(holt.get_by_text("This was changed somewhere else meanwhile")).to_be_visible()
+    expect(holt.get_by_label("Disposition", exact=True)).to_have_value("friend")
+    assert seagate.item("Marlena")["disposition"] == "foe"
+
+
+def test_a_clock_is_ticked_by_a_press_and_by_key(page: Page, seagate: Seagate) -> None:
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    clock = page.get_by_role("slider", name="The watch closes in")
+    clock.locator("path").nth(3).click()
+    expect(clock).to_have_attribute("aria-valuetext", "4 of 6")
+    clock.locator("path").nth(3).click()
+    expect(clock).to_have_attribute("aria-valuetext", "3 of 6")
+    clock.press("End")
+    expect(clock).to_have_attribute("aria-valuetext", "6 of 6")
+    expect(clock).to_be_focused()
+    expect(card(page, "The watch closes in").get_by_text("Full", exact=True)).to_be_visible()
+    assert seagate.item("The watch closes in", "clocks")["filled"] == 6
+
+
+def test_things_are_added_and_deleted_and_a_deletion_is_undone(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    dialog = page.get_by_role("dialog")
+    for button, values, where in (
+        ("Add a clock", {"Name": "The tide"}, "Clocks"),
+        ("Add a thread", {"Title": "A debt"}, "Threads"),
+        ("Add a fact", {"Text": "Salt burns blue."}, "Facts"),
+        ("Add an echo", {"Text": "A window broke."}, "Echoes"),
+        ("Add somebody here", {"Name": "Gareth"}, "Present"),
+        ("Begin a scene", {"Title": "At the bar"}, "Scene"),
+    ):
+        page.get_by_role("button", name=button, exact=True).click()
+        for label, text in values.items():
+            dialog.get_by_label(label, exact=True).fill(text)
+        assert_accessible(page)
+        dialog.get_by_role("button", name="Save").click()
+        expect(section(page, where)).to_contain_text(next(iter(values.values())))
+    gareth = seagate.account.get(f"{seagate.path}/entities", q="Gareth")["items"][0]
+    assert gareth["location_id"] == seagate.ids["The Salty Sigil"]
+
+    page.get_by_role("button", name="More for The tide").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(1)
+    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(2)
+
+
+def test_a_scene_says_who_is_there(page: Page, seagate: Seagate) -> None:
+    scene = {"title": "At the bar", "present": [seagate.ids["Marlena"]]}
+    seagate.account.post(f"{seagate.path}/scenes", scene)
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.get_by_text("Elsewhere", exact=False).first.click()
+    page.get_by_role("button", name="More for Holt", exact=True).click()
+    page.get_by_role("menuitem", name="Is there now").click()
+    expect(section(page, "Present")).to_contain_text("Holt")
+    page.get_by_role("button", name="More for Marlena").click()
+    page.get_by_role("menuitem", name="Is no longer there").click()
+    expect(section(page, "Present")).not_to_contain_text("Marlena")
+
+
+def test_the_world_is_on_the_campaign_s_own_page(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto(f"/#{seagate.path}")
+    page.get_by_role("link", name="World").click()
+    expect(section(page, "Party")).to_contain_text("Jake")
+    assert_accessible(page)
+    phone(page)
+    assert_accessible(page)
