@@ -8,6 +8,9 @@ import { acts, c, moment } from "./parts.js";
 const TABS = {
   sessions: () => import("./sessions.js"),
   world: () => import("./tab.js"),
+  glossary: () => import("./glossary.js"),
+  ledger: () => import("./ledger.js"),
+  versions: () => import("./versions.js"),
   settings: () => import("./settings.js"),
 };
 

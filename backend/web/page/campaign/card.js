@@ -52,11 +52,12 @@ export function locking({ fields, value, locked, save, signal }) {
 }
 
 /**
- * A card of an item. `closed()` hears that its form was folded away.
+ * A card of an item. `closed()` hears that its form was folded away; `extra(item, world)` gives what
+ * is shown besides.
  *
  * @returns {{id, element, isOpen, show}} `show(item)` shows it as it is now.
  */
-export function card(world, kind, first, signal, closed) {
+export function card(world, kind, first, signal, { closed, extra } = {}) {
   let item = first;
   const view = h("div.view");
   const body = h("div.edit");
@@ -121,6 +122,7 @@ export function card(world, kind, first, signal, closed) {
     const at = stops().indexOf(document.activeElement);
     fill(view, VIEWS[kind](item, world, edit),
       locks && h("p.row.soft.locks", {}, icon("lock"), h("small", {}, c("locked", { fields: locks }))),
+      extra && extra(item, world),
       menu());
     // Whoever pressed or turned something goes on from the same place.
     if (at >= 0) (stops()[at] ?? stops()[0]).focus({ preventScroll: true });

@@ -20,7 +20,8 @@ const isAboutHere = (world, { about_id: id }) => {
 
 /**
  * Sections in their order: which items of a kind are `in` them, what is asked for to `make` one and
- * what it has besides (`fresh`), by what they are sorted (`rank`), and whether they are open.
+ * what it has besides (`fresh`), by what they are sorted (`rank`), and whether they are open;
+ * `extra(item, world)`: what stands in a card besides.
  */
 const SECTIONS = [
   {
@@ -95,7 +96,7 @@ export function section(it, world, signal) {
     if (!element.open) return;
     const shown = items.slice(0, most).map((item) => {
       const known = cards.get(item.id);
-      const made = known ?? card(world, kind, item, signal, draw);
+      const made = known ?? card(world, kind, item, signal, { closed: draw, extra: it.extra });
       known?.show(item);
       return made;
     });

@@ -1,0 +1,76 @@
+/** The ledger of a campaign: each change, who made it, whether it counts, and taking it back. */
+import { api } from "../core/api.js";
+import { attempt, toast } from "../core/dialogs.js";
+import { act, fill, h, icon } from "../core/dom.js";
+import { ago, dateTime, t } from "../core/words.js";
+import { c, label } from "./parts.js";
+import { said, whose } from "./said.js";
+import { World } from "./world.js";
+
+const SIGNS = { set: "=", add: "+", remove: "−" };
+
+export default async function (it, { signal }) {
+  const world = new World(it.id, signal);
+  await world.read();
+  const list = h("ol.ledger", { "aria-label": c("tabs.ledger") });
+  const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
+  const load = async (before) => {
+    const { items, next } = await api.get(`${world.path}/changes`, { query: { before }, signal });
+    if (!before) fill(list);
+    list.append(...items.map((change) => line(change, world)));
+    more.value = next ?? "";
+    more.hidden = next == null;
+  };
+  await load();
+  return h("section.stack", {}, h("p.soft", {}, c("ledger_help")), list, more);
+}
+
+/** A change as a line that shows itself anew once it is undone. */
+function line(change, world) {
+  const element = h("li");
+  const undo = () => attempt(async () => {
+    change = await world.undo(change.id);
+    draw();
+    element.focus();
+  });
+  const go = () => attempt(async () => {
+    const { chat_id: chat, position, is_active: isTold } = await api.get(`/messages/${change.message_id}`);
+    if (isTold) location.hash = `#/chats/${chat}?at=${position}`;
+    else toast(c("not_told"));
+  });
+  const draw = () => {
+    const { target, counts, undone, created_at: when } = change;
+    const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
+    element.className = counts ? "" : "aside";
+    fill(element,
+      h("header.row", {},
+        h("strong", {}, name),
+        target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
+        !counts && h("span.tag", {}, c(undone ? "undone" : "elsewhere")),
+        h("span.grow"),
+        !undone && act("undo", c("undo", { name }), undo, "quiet")),
+      h("ul.deltas", {}, deltas(change, world)),
+      h("p.row.soft", {},
+        h("span", {}, whose(change.actor)),
+        h("time", { datetime: when, title: dateTime(when) }, ago(when)),
+        change.message_id && h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"))));
+  };
+  element.tabIndex = -1;
+  draw();
+  return element;
+}
+
+/** What a change did, a line for each field; that an item was made or deleted, in one. */
+function deltas({ set: { exists, ...rest }, add, remove }, world) {
+  const sign = (name) => h("b.sign", { role: "img", "aria-label": c(`signs.${name}`), class: name }, SIGNS[name]);
+  const row = (name) => ([key, value]) =>
+    h("li", {}, sign(name), h("span.soft", {}, `${label(key)} `), h("span", {}, said(key, value, world)));
+  if (exists === false) return h("li", {}, sign("remove"), c("deleted"));
+  const isBare = ([, value]) => exists && (value == null || value === "" || (typeof value === "object" && !Object.keys(value).length));
+  return [
+    exists && h("li", {}, sign("add"), c("made")),
+    Object.entries(rest).filter((each) => !isBare(each)).map(row("set")),
+    Object.entries(add).map(row("add")),
+    Object.entries(remove).map(row("remove")),
+  ];
+}

@@ -1,0 +1,72 @@
+/** Versions of a campaign: compared with what is now, and restored. */
+import { api } from "../core/api.js";
+import { attempt, sure, toast } from "../core/dialogs.js";
+import { act, fill, h, icon } from "../core/dom.js";
+import { ago, dateTime, t } from "../core/words.js";
+import { c, label } from "./parts.js";
+import { said, whose } from "./said.js";
+import { World } from "./world.js";
+
+export default async function (it, { signal, tell }) {
+  const world = new World(it.id, signal);
+  await world.read();
+  const list = h("ol.list", { "aria-label": c("tabs.versions") });
+  const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
+  const load = async (before) => {
+    const { items, next } = await api.get(`${world.path}/versions`, { query: { before }, signal });
+    if (!before) fill(list);
+    list.append(...items.map((each) => row(each, world, restored)));
+    more.value = next ?? "";
+    more.hidden = next == null;
+  };
+  const restored = async (view) => {
+    Object.assign(it, view);
+    tell();
+    await Promise.all([world.read(), load()]);
+  };
+  await load();
+  return h("section.stack", {}, h("p.soft", {}, c("versions_help")), list, more);
+}
+
+/** A version in the list; unfolded, it tells what restoring it would change. */
+function row({ version, actor, changes: count, created_at: when }, world, restored) {
+  const box = h("div.compared");
+  const restore = () => attempt(async () => {
+    if (!(await sure(c("restore_title", { version }), c("restore_text"), c("restore")))) return;
+    const view = await api.post(`${world.path}/restore`, { version });
+    toast(c("restored", { version }));
+    await restored(view);
+  });
+  const open = ({ target }) => target.open && attempt(async () => {
+    const { differences } = await api.get(`${world.path}/comparison`, { query: { version } });
+    fill(box, differences.length
+      ? [h("ul", {}, differences.map((each) => difference(each, world))),
+        act("undo", c("restore_named", { version }), restore)]
+      : h("p.soft", {}, c("as_now")));
+  });
+  return h("li", {}, h("details.grow", { ontoggle: open },
+    h("summary.row", {},
+      h("strong", {}, c("version", { version })),
+      h("span.soft.grow", {}, `${whose(actor)} · ${c("changes", { count })}`),
+      h("time.soft", { datetime: when, title: dateTime(when) }, ago(when))),
+    box));
+}
+
+/** How an item was then and is now, field by field where it differs. */
+function difference({ target, then, now }, world) {
+  const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
+  const fields = [...new Set(Object.keys({ ...then, ...now }))].flatMap((key) => {
+    const [was, is] = [then?.[key], now?.[key]];
+    if (key !== "attributes" && key !== "flags") return [[key, was, is]];
+    return [...new Set(Object.keys({ ...was, ...is }))].map((member) => [`${key}.${member}`, was?.[member], is?.[member]]);
+  });
+  const changed = fields.filter(([, was, is]) => JSON.stringify(was) !== JSON.stringify(is));
+  return h("li", {},
+    h("strong", {}, name),
+    then && now
+      ? h("dl", {}, changed.map(([key, was, is]) => [
+          h("dt", {}, label(key)),
+          h("dd", {}, h("del", {}, said(key, was, world)), icon("right"), h("ins", {}, said(key, is, world))),
+        ]))
+      : h("p.soft", {}, c(then ? "deleted_since" : "made_since")));
+}
