@@ -76,7 +76,8 @@ def test_proposed_terms_are_seen_beside_the_chat_and_answered_in_the_glossary(
     for term in ("saltreader", "GLASSWAY", "Quillon"):
         body = {"term": term, "status": "proposed", "source": "auto", "definition": f"A {term}."}
         account.post(f"{seagate}/glossary", body)
-    chat = account.new_chat(campaign_id=seagate.split("/")[-1], title="Morning")["id"]
+    campaign = seagate.removeprefix("/campaigns/")
+    chat = account.new_chat(campaign_id=campaign, title="Morning")["id"]
     page.goto(f"/#/chats/{chat}?panel=world")
     page.get_by_role("link", name="Glossary 3 proposed").click()
     proposed = page.get_by_role("list", name="Proposed", exact=True).get_by_role("listitem")

@@ -106,9 +106,7 @@ def test_on_a_phone_the_world_covers_the_chat_and_is_left_with_escape(
     expect(panel).to_have_count(0)
 
 
-def test_a_value_is_edited_where_it_stands_and_somebody_moves(
-    page: Page, seagate: Seagate
-) -> None:
+def test_a_value_is_edited_where_it_stands_and_somebody_moves(page: Page, seagate: Seagate) -> None:
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     jake = card(page, "Jake")
     jake.get_by_role("button", name="HP: HP 9 / 13").click()
