@@ -178,7 +178,6 @@ class Term(Item, kw_only=True):
     definition: Line = ""
     source: Literal["auto", "manual"] = "manual"
     status: Literal["proposed", "approved", "raw", "rejected"] = "approved"
-    uses: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
     audience: Audience = "public"
 
 

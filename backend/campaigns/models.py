@@ -52,7 +52,8 @@ class CampaignItem(Base):
     entity, a relation's first one). `is_live` says that it exists and matters now: an open thread
     or scene, a fact that nothing supersedes, a clock that is shown. `audience` is `gm`, `public`,
     or ids between blanks. `seq` is the last change that counts, `version`
-    the campaign's version that wrote the row.
+    the campaign's version that wrote the row. `uses` counts the replies that said a term since it
+    is known, on whatever branch; it is no part of the ledger.
     """
 
     __tablename__ = "campaign_items"
@@ -76,6 +77,7 @@ class CampaignItem(Base):
     is_live: Mapped[bool] = mapped_column(default=False)
     is_stale: Mapped[bool] = mapped_column(default=False)
     seq: Mapped[int] = mapped_column(default=0)
+    uses: Mapped[int] = mapped_column(default=0, server_default="0")
     sealed_state: Mapped[bytes]
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]

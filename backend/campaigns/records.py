@@ -17,9 +17,10 @@ from backend.campaigns.errors import (
     CampaignItemNotFoundError,
     CampaignNotFoundError,
 )
-from backend.campaigns.items import STRUCTS, Item, Kind, Relation, World, relation_label
+from backend.campaigns.items import STRUCTS, Item, Kind, Relation, Term, World, relation_label
 from backend.campaigns.ledger import (
     EXISTS,
+    creation,
     difference,
     item_of,
 )
@@ -146,9 +147,11 @@ async def campaign_views(
 
 def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
     """An item as the API shows it."""
-    more: dict[str, Any] = (
-        {"label": relation_label(item.score)} if isinstance(item, Relation) else {}
-    )
+    more: dict[str, Any] = {}
+    if isinstance(item, Relation):
+        more["label"] = relation_label(item.score)
+    if isinstance(item, Term):
+        more["uses"] = row.uses
     return VIEWS[row.kind](
         id=row.id,
         revision=row.seq,
@@ -198,6 +201,9 @@ async def edit_item(
     await check_references(session, campaign.id, item)
     change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})
     if change.fields():
+        if isinstance(item, Term) and item.status == "rejected":
+            # For good: also when the reply that coined it is no longer told.
+            change = creation(item)
         await ledger_store.append(
             session, sealer, campaign, [Change(key.kind, key.item_id, change)], actor="user"
         )

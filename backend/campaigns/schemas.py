@@ -199,6 +199,8 @@ def _view(kind: Kind, struct: type[Item]) -> type[msgspec.Struct]:
     ]
     if kind == "relation":
         more.append(("label", str))
+    if kind == "term":
+        more.append(("uses", int))
     name = f"{struct.__name__}View"
     return msgspec.defstruct(name, more, bases=(struct,), kw_only=True, module=__name__)
 

@@ -19,6 +19,7 @@ from backend.memory.outbox import KeyHolder
 TURN = "enrichment.turn"
 REBUILD = "enrichment.rebuild"
 SUMMARY = "enrichment.summary"
+GLOSSARY = "enrichment.glossary"
 
 SUMMARY_WAIT = 30.0
 LOOK_SECONDS = 0.1
@@ -53,6 +54,7 @@ class EnrichmentOutbox:
         chat: Chat,
         settings: ChatSettings,
         *,
+        reply_id: UUID,
         path_tokens: int,
         history_budget: int,
         count_unit: str,
@@ -65,6 +67,18 @@ class EnrichmentOutbox:
         """
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self.study(session, holder, chat.id, chat.chronicle_id)
+        if chat.chronicle_enabled and chat.campaign_id is not None:
+            await self._queue.enqueue(
+                session,
+                NewJob(
+                    kind=GLOSSARY,
+                    user_id=holder.sealer.user_id,
+                    lane=lane_of(chat.campaign_id),
+                    payload={"chat_id": str(chat.id), "message_id": str(reply_id)},
+                    dedupe_key=f"{GLOSSARY}/{reply_id}",
+                ),
+                key=self._queue.grant(holder.sealer, holder.key_mode),
+            )
         wanted = settings.summary.enabled and is_nearly_full(path_tokens, history_budget)
         if wanted or is_summary_due:
             await self.summarise(

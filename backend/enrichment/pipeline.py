@@ -1,12 +1,13 @@
 """The lifecycle of the work behind the reply: load, propose, apply, record.
 
-A job is a `Task`: the agent that reads what is new, a rebuild, or the rolling summary. It goes on
-run by run until nothing is left. Each run
+A job is a `Task`: the agent that reads what is new, a rebuild, the rolling summary, or the glossary
+of a campaign. It goes on run by run until nothing is left. Each run
 
 1. loads what is to be read, in a transaction that only reads;
 2. proposes: the model is asked, and no transaction is open;
 3. applies what was proposed, if the chat is still as it was read, and records itself, in one
-   transaction. What one run wrote stays, whatever becomes of the next.
+   transaction. What asked no model and wrote nothing leaves no record. What one run wrote stays,
+   whatever becomes of the next.
 
 A run that fails has written nothing, and is recorded with what it cost; then the task says what
 comes next. `undo` takes back what a run wrote.
@@ -203,7 +204,8 @@ class Task(ABC, Generic[W, P]):
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
             run = self._row(work, detail)
-            await note_done(session, run)
+            if run.calls or detail.effects:
+                await note_done(session, run)
         self._log(work, run, count=len(detail.effects))
 
     async def _goes_on(self, work: W, error: Exception) -> bool:

@@ -7,7 +7,8 @@ from functools import partial
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.outbox import REBUILD, SUMMARY, TURN
+from backend.enrichment.glossary_task import GlossaryTask
+from backend.enrichment.outbox import GLOSSARY, REBUILD, SUMMARY, TURN
 from backend.enrichment.pipeline import EnrichmentRuntime
 from backend.enrichment.rebuild import RebuildTask
 from backend.enrichment.study import TurnTask
@@ -38,10 +39,13 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         TURN: JobKind(partial(_run, TurnTask, runtime)),
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),
         SUMMARY: JobKind(partial(_run, SummaryTask, runtime), stoppable=True),
+        GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime)),
     }
 
 
 async def _run(
-    task: type[TurnTask | RebuildTask | SummaryTask], runtime: EnrichmentRuntime, job: RunningJob
+    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask],
+    runtime: EnrichmentRuntime,
+    job: RunningJob,
 ) -> None:
     await task(runtime, job).run()

@@ -1,7 +1,8 @@
-"""The demo model as the chronicle's agent and as the writer of summaries: rules, no understanding.
+"""The demo model as chronicle's agent and writer of summaries and glossaries: rules alone.
 
 A sentence with a name and a verb of finding, killing, promising and the like is an event; `X is an
-inn` is lore; the first sentence of each line is a summary. English only.
+inn` is lore; the first sentence of each line is a summary; a term means the sentence that it is in.
+English only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from backend.generation._json import mapping, sequence
 from backend.generation.model import Prompt, Tool, ToolCall
 
 SUMMARY_HEAD = "(Demo summary)"
+_SEEN_IN = "(Demo)"
 _MARK = "Talekeeper's demo model"
 _WHY = f"{_MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
 _EVENT, _ENTRY, _FINISH = "create_chronicle_event", "create_lorebook_entry", "finish"
@@ -91,6 +93,16 @@ def calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
         ToolCall(id=f"demo-{len(prompt.rounds) + 1}-{number}", name=name, arguments=arguments)
         for number, (name, arguments) in enumerate(wanted or [(_FINISH, {})], start=1)
     ]
+
+
+def glossary(prompt: Prompt) -> dict[str, Any]:
+    """The candidates of a glossary, each with the sentence that it is in for its definition."""
+    terms: list[dict[str, str]] = []
+    for candidate in _section(last_line(prompt), "candidates").splitlines():
+        term, _, told = candidate.removeprefix("- ").partition(" | ")
+        if term and told:
+            terms.append({"term": term, "definition": f"{_SEEN_IN} {told}"})
+    return {"terms": terms}
 
 
 def summary(prompt: Prompt) -> str | None:

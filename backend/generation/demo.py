@@ -15,7 +15,7 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from backend.generation._demo_agent import calls, last_line, summary, triage
+from backend.generation._demo_agent import calls, glossary, last_line, summary, triage
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -138,9 +138,12 @@ class DemoModel:
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. Triage of new lines, or lines that the user could say next."""
-        is_triage = "significant" in schema.get("properties", {})
-        value = triage(prompt, schema) if is_triage else {"lines": _NEXT_LINES}
+        """See `ChatModel`. Triage of new lines, a glossary, or lines for the user to say next."""
+        asked = schema.get("properties", {})
+        if "significant" in asked:
+            value = triage(prompt, schema)
+        else:
+            value = glossary(prompt) if "terms" in asked else {"lines": _NEXT_LINES}
         return StructuredAnswer(value, _usage(prompt, 1))
 
 

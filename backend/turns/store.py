@@ -253,6 +253,7 @@ class TurnStore:
             run,
             chat,
             read_settings(run.sealer, chat),
+            reply_id=message.id,
             path_tokens=run.built.loaded.path_tokens + message.tokens,
             history_budget=run.built.history_budget,
             count_unit=run.built.loaded.chat.count_unit,

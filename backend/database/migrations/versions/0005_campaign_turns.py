@@ -1,4 +1,4 @@
-"""What a campaign put into a prompt, and who may know messages, events and summaries."""
+"""What a campaign put into a prompt, who may know what, and how often terms are used."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def upgrade() -> None:
     for table in WITH_AUDIENCE:
         column = sa.Column("audience", sa.String(), nullable=False, server_default="public")
         op.add_column(table, column)
+    uses = sa.Column("uses", sa.Integer(), nullable=False, server_default="0")
+    op.add_column("campaign_items", uses)
     stop_counting(connection, "messages")
     count_table(connection, "messages", (*_TEXTS, "sealed_injected_context"))
 
@@ -33,4 +35,5 @@ def downgrade() -> None:
     for table in WITH_AUDIENCE:
         op.drop_column(table, "audience")
     op.drop_column("messages", "sealed_injected_context")
+    op.drop_column("campaign_items", "uses")
     count_table(connection, "messages", _TEXTS)

@@ -1,0 +1,217 @@
+"""The glossary of a campaign: proposing terms, counting their uses, and its part of a prompt.
+
+A term is `proposed`, `approved` (every prompt explains it), `raw` (every prompt has the bare word)
+or `rejected` (it is never proposed again). Nothing here commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns import ledger_store
+from backend.campaigns.coinages import key_of
+from backend.campaigns.item_service import MAX_ITEMS
+from backend.campaigns.items import Audience, Term
+from backend.campaigns.ledger import creation, item_of
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.records import open_campaign
+from backend.chats.models import Message
+from backend.cpu_pool import unhurried
+from backend.database.base import UNSYNCHRONISED, chunks, new_id
+from backend.vault.sealing import Sealer
+
+MAX_PROPOSED = 200
+"""Proposals that wait for their user. With so many, no more are made."""
+
+MAX_DEFINITION = 300
+
+_MAX_SHOWN = 200
+_LEAST_TOKENS = 3
+"""What a line of the glossary costs at least: no more terms are read than fit."""
+
+
+class KnownTerm(NamedTuple):
+    """A term of a campaign, whatever its status."""
+
+    id: UUID
+    term: str
+    status: str
+
+
+class Definition(NamedTuple):
+    """A term that a story coins, and what it means there, in one sentence."""
+
+    term: str
+    text: str
+
+
+async def find_campaign(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
+) -> Campaign | None:
+    """A campaign of the sealer's user; locked, what is stale in it is folded."""
+    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == sealer.user_id)
+    campaign = await session.scalar(query.with_for_update() if lock else query)
+    if lock and campaign is not None and campaign.is_stale:
+        await ledger_store.refold_stale(session, sealer, campaign)
+    return campaign
+
+
+async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
+    """The names and aliases of all entities."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.exists,
+    )
+    rows = (await session.execute(query)).all()
+    names: list[str] = []
+    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        state = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        names += [state["name"], *state.get("aliases", [])]
+    return names
+
+
+async def known_terms(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, after: int = -1
+) -> list[KnownTerm]:
+    """All terms of a campaign, or those that changed after a version of it."""
+    query = select(CampaignItem.id, CampaignItem.subkind, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "term",
+        CampaignItem.version > after,
+        CampaignItem.exists,
+    )
+    rows = (await session.execute(query)).all()
+    terms: list[KnownTerm] = []
+    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        state = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        terms.append(KnownTerm(row.id, state["term"], row.subkind))
+    return terms
+
+
+async def propose_terms(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    message: Message,
+    definitions: Sequence[Definition],
+    *,
+    known_at: int,
+) -> list[str]:
+    """Write terms down as a change of the message that coined them: those that are new.
+
+    The campaign is locked. Who may know the message may know its terms. They are approved at once
+    where the campaign says so.
+
+    Args:
+        session: Within the caller's transaction.
+        sealer: The owner's.
+        campaign: Whose terms they are.
+        message: On its chat's active path.
+        definitions: What was coined there, none of it known at version `known_at`.
+        known_at: Terms that others added since are left out.
+    """
+    since = await known_terms(session, sealer, campaign.id, after=known_at)
+    taken = {key_of(known.term) for known in since}
+    count = select(func.count()).where(CampaignItem.campaign_id == campaign.id)
+    room = MAX_ITEMS - (await session.scalar(count) or 0)
+    new = [each for each in definitions if key_of(each.term) not in taken][: max(0, room)]
+    is_approved = open_campaign(sealer, campaign).settings.approve_terms
+    changes = [
+        Change(
+            "term",
+            new_id(),
+            creation(
+                Term(
+                    term=each.term,
+                    definition=each.text,
+                    source="auto",
+                    status="approved" if is_approved else "proposed",
+                    audience=_audience(message),
+                )
+            ),
+        )
+        for each in new
+    ]
+    if changes:
+        await ledger_store.append(
+            session, sealer, campaign, changes, actor="compactor", message=message
+        )
+    return [each.term for each in new]
+
+
+async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
+    """Note that one more reply uses these terms."""
+    for part in chunks(sorted(ids)):
+        await session.execute(
+            update(CampaignItem)
+            .where(CampaignItem.id.in_(part))
+            .values(uses=CampaignItem.uses + 1, updated_at=CampaignItem.updated_at),
+            execution_options=UNSYNCHRONISED,
+        )
+
+
+async def shown_terms(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    visible: Sequence[ColumnElement[bool]],
+) -> list[Term]:
+    """The terms that may be in a prompt, the most used first.
+
+    `visible` are the conditions that its speaker may know of an item.
+    """
+    budget = open_campaign(sealer, campaign).settings.glossary_tokens
+    query = (
+        select(CampaignItem.id, CampaignItem.sealed_state)
+        .where(
+            CampaignItem.campaign_id == campaign.id,
+            CampaignItem.kind == "term",
+            CampaignItem.exists,
+            CampaignItem.is_live,
+            *visible,
+        )
+        .order_by(CampaignItem.uses.desc(), CampaignItem.id)
+        .limit(min(_MAX_SHOWN, budget // _LEAST_TOKENS))
+    )
+    rows = await session.execute(query)
+    items = [
+        item_of("term", ledger_store.read_state(sealer, row.id, row.sealed_state)) for row in rows
+    ]
+    return [item for item in items if isinstance(item, Term)]
+
+
+def glossary_text(terms: Sequence[Term], *, count: Callable[[str], int], budget: int) -> str:
+    """The lines of a prompt's glossary, by term, so that they change only as the terms do.
+
+    Args:
+        terms: Approved and raw ones, the most used first.
+        count: Counts the tokens of a text.
+        budget: Tokens for all lines. A term that does not fit is left out, and a less used one
+            that does may take its place.
+    """
+    lines: list[tuple[str, str]] = []
+    for term in terms:
+        line = f"- {term.term}"
+        if term.status == "approved" and term.definition:
+            line += f": {term.definition}"
+        cost = count(f"{line}\n")
+        if cost <= budget:
+            budget -= cost
+            lines.append((term.term.casefold(), line))
+    return "\n".join(line for _, line in sorted(lines))
+
+
+def _audience(message: Message) -> Audience:
+    """Who may know what a message says; with no one named, the game master alone."""
+    if message.audience == "public":
+        return "public"
+    if message.audience == "gm":
+        return "gm"
+    return [UUID(each) for each in message.audience.split()] or "gm"
