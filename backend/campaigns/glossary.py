@@ -10,14 +10,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, opened
 from backend.campaigns import ledger_store
 from backend.campaigns.coinages import key_of
 from backend.campaigns.item_service import MAX_ITEMS
-from backend.campaigns.items import Audience, Term
-from backend.campaigns.ledger import creation, item_of
+from backend.campaigns.items import Term
+from backend.campaigns.ledger import creation
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.records import open_campaign
@@ -33,7 +34,7 @@ MAX_DEFINITION = 300
 
 _MAX_SHOWN = 200
 _LEAST_TOKENS = 3
-"""What a line of the glossary costs at least: no more terms are read than fit."""
+"""What a line of a glossary costs at least."""
 
 
 class KnownTerm(NamedTuple):
@@ -133,7 +134,7 @@ async def propose_terms(
                     definition=each.text,
                     source="auto",
                     status="approved" if is_approved else "proposed",
-                    audience=_audience(message),
+                    audience=opened(message.audience) or GM,
                 )
             ),
         )
@@ -157,37 +158,12 @@ async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
         )
 
 
-async def shown_terms(
-    session: AsyncSession,
-    sealer: Sealer,
-    campaign: Campaign,
-    visible: Sequence[ColumnElement[bool]],
-) -> list[Term]:
-    """The terms that may be in a prompt, the most used first.
-
-    `visible` are the conditions that its speaker may know of an item.
-    """
-    budget = open_campaign(sealer, campaign).settings.glossary_tokens
-    query = (
-        select(CampaignItem.id, CampaignItem.sealed_state)
-        .where(
-            CampaignItem.campaign_id == campaign.id,
-            CampaignItem.kind == "term",
-            CampaignItem.exists,
-            CampaignItem.is_live,
-            *visible,
-        )
-        .order_by(CampaignItem.uses.desc(), CampaignItem.id)
-        .limit(min(_MAX_SHOWN, budget // _LEAST_TOKENS))
-    )
-    rows = await session.execute(query)
-    items = [
-        item_of("term", ledger_store.read_state(sealer, row.id, row.sealed_state)) for row in rows
-    ]
-    return [item for item in items if isinstance(item, Term)]
+def most_terms(budget: int) -> int:
+    """How many terms at most fit into so many tokens: no more have to be read."""
+    return min(_MAX_SHOWN, budget // _LEAST_TOKENS)
 
 
-def glossary_text(terms: Sequence[Term], *, count: Callable[[str], int], budget: int) -> str:
+def glossary_lines(terms: Sequence[Term], *, count: Callable[[str], int], budget: int) -> list[str]:
     """The lines of a prompt's glossary, by term, so that they change only as the terms do.
 
     Args:
@@ -198,20 +174,10 @@ def glossary_text(terms: Sequence[Term], *, count: Callable[[str], int], budget:
     """
     lines: list[tuple[str, str]] = []
     for term in terms:
-        line = f"- {term.term}"
-        if term.status == "approved" and term.definition:
-            line += f": {term.definition}"
+        meaning = f": {term.definition}" if term.status == "approved" and term.definition else ""
+        line = " ".join(f"- {term.term}{meaning}".split())
         cost = count(f"{line}\n")
         if cost <= budget:
             budget -= cost
             lines.append((term.term.casefold(), line))
-    return "\n".join(line for _, line in sorted(lines))
-
-
-def _audience(message: Message) -> Audience:
-    """Who may know what a message says; with no one named, the game master alone."""
-    if message.audience == "public":
-        return "public"
-    if message.audience == "gm":
-        return "gm"
-    return [UUID(each) for each in message.audience.split()] or "gm"
+    return [line for _, line in sorted(lines)]

@@ -20,6 +20,7 @@ from backend.campaigns.items import (
     Kind,
     Relation,
     Scene,
+    Term,
     Thread,
     World,
 )
@@ -155,6 +156,25 @@ class CampaignReader:
         rows = await self.of_kind("scene", ~CampaignItem.is_live, limit=CLOSED_SCENES, newest=True)
         scenes = [item for _, item in rows[::-1] if isinstance(item, Scene)]
         return [scene for scene in scenes if scene.summary or scene.key_moments]
+
+    async def terms(self, limit: int) -> list[Term]:
+        """Terms that a prompt may explain, the most used first."""
+        if not limit:
+            return []
+        query = (
+            select(CampaignItem)
+            .where(
+                CampaignItem.campaign_id == self._campaign.id,
+                CampaignItem.kind == "term",
+                CampaignItem.exists,
+                CampaignItem.is_live,
+                *self._visible,
+            )
+            .order_by(CampaignItem.uses.desc(), CampaignItem.id)
+            .limit(limit)
+        )
+        items = [self._open(row) for row in await self._session.scalars(query)]
+        return [item for item in items if isinstance(item, Term)]
 
     async def situation(
         self, names: Names, *, line: str, recent: Sequence[str], events: Sequence[tuple[int, str]]

@@ -18,7 +18,8 @@ from backend.campaigns.context import (
     StateBlock,
     state_block,
 )
-from backend.campaigns.items import Entity, Scene, World
+from backend.campaigns.glossary import most_terms
+from backend.campaigns.items import Entity, Scene, Term, World
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache
 from backend.campaigns.reader import EVERYTHING, MAX_HOT, CampaignReader, Speaker
@@ -43,11 +44,13 @@ LOOK_BACK = 200
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
 
+    `terms` are those of its glossary that the speaker may know, the most used first.
     `told` are ids of items that the block or `named` say something of.
     """
 
     campaign_id: UUID
     fields: CampaignFields
+    terms: Sequence[Term]
     scenes: Sequence[Scene]
     block: StateBlock
     named: Sequence[Known]
@@ -168,10 +171,12 @@ class SituationService:
         )
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
+        fields = open_campaign(identity.sealer, campaign)
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
             campaign_id=campaign.id,
-            fields=open_campaign(identity.sealer, campaign),
+            fields=fields,
+            terms=await reader.terms(most_terms(fields.settings.glossary_tokens)),
             scenes=await reader.closed_scenes(),
             block=block,
             named=named,

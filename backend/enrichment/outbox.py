@@ -54,7 +54,6 @@ class EnrichmentOutbox:
         chat: Chat,
         settings: ChatSettings,
         *,
-        reply_id: UUID,
         path_tokens: int,
         history_budget: int,
         count_unit: str,
@@ -67,23 +66,33 @@ class EnrichmentOutbox:
         """
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self.study(session, holder, chat.id, chat.chronicle_id)
-        if chat.chronicle_enabled and chat.campaign_id is not None:
-            await self._queue.enqueue(
-                session,
-                NewJob(
-                    kind=GLOSSARY,
-                    user_id=holder.sealer.user_id,
-                    lane=lane_of(chat.campaign_id),
-                    payload={"chat_id": str(chat.id), "message_id": str(reply_id)},
-                    dedupe_key=f"{GLOSSARY}/{reply_id}",
-                ),
-                key=self._queue.grant(holder.sealer, holder.key_mode),
-            )
         wanted = settings.summary.enabled and is_nearly_full(path_tokens, history_budget)
         if wanted or is_summary_due:
             await self.summarise(
                 session, holder, chat.id, history_budget=history_budget, count_unit=count_unit
             )
+
+    async def read_terms(
+        self, session: AsyncSession, holder: KeyHolder, chat: Chat, reply_id: UUID
+    ) -> None:
+        """Have the terms found that a stored reply coins. Without consent there is no job.
+
+        Two replies of one campaign are read one after the other, so that neither proposes what the
+        other does.
+        """
+        if not chat.chronicle_enabled or chat.campaign_id is None:
+            return
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=GLOSSARY,
+                user_id=holder.sealer.user_id,
+                lane=lane_of(chat.campaign_id),
+                payload={"chat_id": str(chat.id), "message_id": str(reply_id)},
+                dedupe_key=f"{GLOSSARY}/{reply_id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
 
     async def summarise(
         self,

@@ -134,7 +134,7 @@ class PromptAssembler:
             expander.variables,
             macro_budget,
         )
-        items, unread = _read_outlets(sections.build(suggestions=suggestions), outlets)
+        items, unread = _read_outlets(sections.build(count=count, suggestions=suggestions), outlets)
         memories = memory_items(
             context.memories,
             count=count,

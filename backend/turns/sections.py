@@ -7,8 +7,9 @@ from dataclasses import replace
 from uuid import UUID
 
 from backend.accounts.identity import Identity
+from backend.campaigns.glossary import glossary_lines
 from backend.chats.counting import line_text
-from backend.context.assembly import Item
+from backend.context.assembly import Counter, Item
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.lorebooks.entries import Position
 from backend.prompts import PromptLibrary
@@ -41,10 +42,11 @@ class SectionBuilder:
         self.variables = variables
         self.used: dict[str, str] = {}
 
-    def build(self, *, suggestions: int) -> list[Item]:
+    def build(self, *, count: Counter, suggestions: int) -> list[Item]:
         """The items, in order. `variables` holds what macros wrote, `used` the prompt files.
 
-        An empty text leaves its section out. Raises `MacroLimitError`.
+        `count` counts the tokens of a text. An empty one leaves its section out. Raises
+        `MacroLimitError`.
         """
         note = self._loaded.note.position
         items = [
@@ -59,6 +61,7 @@ class SectionBuilder:
             self._examples(),
             *self._slot("examples_bottom"),
             *self._campaign(),
+            *self._glossary(count),
             *self._summary(),
             *self._scenes(),
             *self._state(),
@@ -137,6 +140,19 @@ class SectionBuilder:
             roster=brief.roster,
         )
         return [_head("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
+
+    def _glossary(self, count: Counter) -> list[Item]:
+        """What the words mean that its story coined, within the campaign's budget."""
+        campaign = self._loaded.campaign
+        if campaign is None:
+            return []
+        budget = campaign.fields.settings.glossary_tokens
+        lines = glossary_lines(campaign.terms, count=count, budget=budget)
+        if not lines:
+            return []
+        text = self._render("sections/glossary", terms="\n".join(lines))
+        reason = Reason("glossary", name=f"{len(lines)} of {len(campaign.terms)}")
+        return [_head("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
     def _scenes(self) -> list[Item]:
         """The last scenes that are over."""

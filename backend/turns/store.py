@@ -248,12 +248,12 @@ class TurnStore:
         await self._spoken(session, run, turn, message.id)
         if run.prefix and run.has_spoken:
             await self._enrichment.continued(session, message.id)
+        await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
             session,
             run,
             chat,
             read_settings(run.sealer, chat),
-            reply_id=message.id,
             path_tokens=run.built.loaded.path_tokens + message.tokens,
             history_budget=run.built.history_budget,
             count_unit=run.built.loaded.chat.count_unit,

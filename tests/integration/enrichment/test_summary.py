@@ -608,7 +608,6 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
                 holder,
                 row,
                 read_settings(holder.sealer, row),
-                reply_id=row.leaf_id or row.id,
                 path_tokens=budget,
                 history_budget=budget,
                 count_unit=row.count_unit if is_its_own else f"not-{row.count_unit}",
