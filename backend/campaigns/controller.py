@@ -30,7 +30,7 @@ from backend.campaigns.schemas import (
 )
 from backend.campaigns.service import CampaignService
 from backend.campaigns.situations import SituationService
-from backend.chats.errors import ChatNotFoundError
+from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.errors import PreconditionFailedError
 from backend.wire import EXAMPLE, MAX_INTEGER, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
@@ -78,7 +78,7 @@ class CampaignController(Controller):
     @patch(
         "/{campaign_id:uuid}",
         opt={
-            RAISES: (CampaignNotFoundError, PreconditionFailedError),
+            RAISES: (CampaignNotFoundError, MessageNotFoundError, PreconditionFailedError),
             PATCHES: WorldPatch,
             EXAMPLE: {"day": 6, "time_of_day": "dusk", "settings": {"memory_interval": 6}},
         },
@@ -91,13 +91,19 @@ class CampaignController(Controller):
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
+        message_id: FromQuery[UUID | None] = None,
     ) -> Response[CampaignView]:
         """Merge into a campaign: what is absent stays, null goes back to the default.
 
-        The day, the time of day and the flags are changes of the ledger.
+        The day, the time of day and the flags are changes of the ledger, which count while the
+        message of `message_id` is told; without one, always.
         """
         if_match = request.headers.get("if-match")
-        return _tagged(await campaigns.patch(identity, campaign_id, data, if_match=if_match))
+        return _tagged(
+            await campaigns.patch(
+                identity, campaign_id, data, if_match=if_match, message_id=message_id
+            )
+        )
 
     @delete(
         "/{campaign_id:uuid}",

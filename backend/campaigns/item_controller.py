@@ -23,6 +23,7 @@ from backend.campaigns.schemas import (
     VIEWS,
     ItemPage,
 )
+from backend.chats.errors import MessageNotFoundError
 from backend.errors import PreconditionFailedError
 from backend.wire import PATCHES, RAISES, PageSize, etag
 
@@ -75,7 +76,10 @@ def items_controller(kind: Kind) -> type[Controller]:
             )
 
         @post(
-            opt={RAISES: (CampaignNotFoundError, CampaignFullError), PATCHES: struct},
+            opt={
+                RAISES: (CampaignNotFoundError, CampaignFullError, MessageNotFoundError),
+                PATCHES: struct,
+            },
             operation_id=f"createCampaign{one}",
             summary=f"Add to {plural}",
         )
@@ -85,9 +89,16 @@ def items_controller(kind: Kind) -> type[Controller]:
             data: JSONBody[dict[str, Any]],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
         ) -> Response[view]:  # type: ignore[valid-type]
-            """Add an item, as a change of the ledger."""
-            return _tagged_item(await campaign_items.create_item(identity, campaign_id, kind, data))
+            """Add an item, as a change of the ledger.
+
+            With `message_id` it is there while that message is told.
+            """
+            made = await campaign_items.create_item(
+                identity, campaign_id, kind, data, message_id=message_id
+            )
+            return _tagged_item(made)
 
         @get(
             "/{item_id:uuid}",
@@ -112,6 +123,7 @@ def items_controller(kind: Kind) -> type[Controller]:
                 RAISES: (
                     CampaignNotFoundError,
                     CampaignItemNotFoundError,
+                    MessageNotFoundError,
                     PreconditionFailedError,
                 ),
                 PATCHES: struct,
@@ -127,13 +139,18 @@ def items_controller(kind: Kind) -> type[Controller]:
             data: JSONBody[dict[str, Any]],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
         ) -> Response[view]:  # type: ignore[valid-type]
-            """Merge into an item; what differs is one change of the ledger."""
+            """Merge into an item; what differs is one change of the ledger.
+
+            With `message_id` it counts while that message is told.
+            """
             key = ItemKey(campaign_id, kind, item_id)
             if_match = request.headers.get("if-match")
-            return _tagged_item(
-                await campaign_items.patch_item(identity, key, data, if_match=if_match)
+            changed = await campaign_items.patch_item(
+                identity, key, data, if_match=if_match, message_id=message_id
             )
+            return _tagged_item(changed)
 
         @delete(
             "/{item_id:uuid}",
@@ -141,6 +158,7 @@ def items_controller(kind: Kind) -> type[Controller]:
                 RAISES: (
                     CampaignNotFoundError,
                     CampaignItemNotFoundError,
+                    MessageNotFoundError,
                     PreconditionFailedError,
                 )
             },
@@ -154,11 +172,16 @@ def items_controller(kind: Kind) -> type[Controller]:
             item_id: FromPath[UUID],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
         ) -> None:
-            """Delete an item. It is a change of the ledger, and can be undone there."""
+            """Delete an item. It is a change of the ledger, and can be undone there.
+
+            With `message_id` it is gone while that message is told.
+            """
             key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
             await campaign_items.delete_item(
-                identity, key, if_match=request.headers.get("if-match")
+                identity, key, if_match=if_match, message_id=message_id
             )
 
     return ItemController

@@ -28,6 +28,7 @@ from backend.campaigns.records import (
     ItemKey,
     check_references,
     edit_item,
+    find_cause,
     get_campaign,
     get_item_row,
     open_item,
@@ -115,16 +116,29 @@ class ItemService:
         return ItemPage(items=found[:limit], next=str(found[limit - 1].id) if more else None)
 
     async def create_item(
-        self, identity: Identity, campaign_id: UUID, kind: Kind, fields: dict[str, Any]
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        kind: Kind,
+        fields: dict[str, Any],
+        *,
+        message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Add an item. Raises `CampaignNotFoundError`, `CampaignFullError`, `ValidationError`."""
+        """Add an item. With `message_id` it is there while that message is told; so for changes.
+
+        Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
+        `ValidationError`.
+        """
         item = item_of(kind, fields)
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             await _check_room(session, campaign_id)
             await check_references(session, campaign_id, item)
+            cause = await find_cause(session, identity, campaign, message_id)
             change = Change(kind, new_id(), creation(item))
-            await ledger_store.append(session, identity.sealer, campaign, [change], actor="user")
+            await ledger_store.append(
+                session, identity.sealer, campaign, [change], actor="user", message=cause
+            )
             return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
     async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
@@ -133,30 +147,49 @@ class ItemService:
             return await _shown(session, identity, key)
 
     async def patch_item(
-        self, identity: Identity, key: ItemKey, patch: dict[str, Any], *, if_match: str | None
+        self,
+        identity: Identity,
+        key: ItemKey,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
     ) -> msgspec.Struct:
         """Merge into an item; what differs is one change of the ledger.
 
-        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `ValidationError`.
+        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
+        `ValidationError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
             row = await get_item_row(session, identity, key)
             check_revision(if_match, row.seq)
-            await edit_item(session, identity.sealer, campaign, key, patch)
+            cause = await find_cause(session, identity, campaign, message_id)
+            await edit_item(session, identity.sealer, campaign, key, patch, cause=cause)
             return await _shown(session, identity, key)
 
-    async def delete_item(self, identity: Identity, key: ItemKey, *, if_match: str | None) -> None:
+    async def delete_item(
+        self,
+        identity: Identity,
+        key: ItemKey,
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
+    ) -> None:
         """Delete an item, as a change that can be undone.
 
-        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`.
+        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
+        `ValidationError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
             row = await get_item_row(session, identity, key)
             check_revision(if_match, row.seq)
+            cause = await find_cause(session, identity, campaign, message_id)
             change = Change(key.kind, key.item_id, DELETION)
-            await ledger_store.append(session, identity.sealer, campaign, [change], actor="user")
+            await ledger_store.append(
+                session, identity.sealer, campaign, [change], actor="user", message=cause
+            )
 
 
 async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:

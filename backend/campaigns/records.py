@@ -35,7 +35,8 @@ from backend.campaigns.schemas import (
     CampaignFields,
     CampaignView,
 )
-from backend.chats.models import Chat
+from backend.chats.models import Chat, Message
+from backend.chats.repository import get_message
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -185,8 +186,33 @@ async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) 
     return row
 
 
+async def find_cause(
+    session: AsyncSession, identity: Identity, campaign: Campaign, message_id: UUID | None
+) -> Message | None:
+    """The message that a change follows from: the change counts while that message is told.
+
+    Raises `MessageNotFoundError`, and `ValidationError` where it is told in none of the campaign's
+    chats.
+    """
+    if message_id is None:
+        return None
+    message = await get_message(session, message_id, owner_id=identity.user_id)
+    chat = await session.get_one(Chat, message.chat_id)
+    if chat.campaign_id != campaign.id:
+        raise ValidationError("message_id is of a chat that does not belong to the campaign.")
+    if not message.is_active:
+        raise ValidationError("message_id is on another branch: nothing follows from it now.")
+    return message
+
+
 async def edit_item(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, key: ItemKey, patch: dict[str, Any]
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    key: ItemKey,
+    patch: dict[str, Any],
+    *,
+    cause: Message | None = None,
 ) -> None:
     """Write what a merge patch changes of an item as one change of the user's."""
     struct = STRUCTS[key.kind]
@@ -205,7 +231,12 @@ async def edit_item(
             # For good: also when the reply that coined it is no longer told.
             change = creation(item)
         await ledger_store.append(
-            session, sealer, campaign, [Change(key.kind, key.item_id, change)], actor="user"
+            session,
+            sealer,
+            campaign,
+            [Change(key.kind, key.item_id, change)],
+            actor="user",
+            message=cause,
         )
 
 

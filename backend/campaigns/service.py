@@ -25,6 +25,7 @@ from backend.campaigns.records import (
     ItemKey,
     campaign_views,
     edit_item,
+    find_cause,
     get_campaign,
     open_campaign,
     reading,
@@ -91,11 +92,18 @@ class CampaignService:
         return view
 
     async def patch(
-        self, identity: Identity, campaign_id: UUID, patch: dict[str, Any], *, if_match: str | None
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
     ) -> CampaignView:
         """Merge into a campaign. What is of its world goes through the ledger.
 
-        Raises `CampaignNotFoundError`, `PreconditionFailedError`, `ValidationError`.
+        With `message_id` that counts while that message is told. Raises `CampaignNotFoundError`,
+        `PreconditionFailedError`, `MessageNotFoundError`, `ValidationError`.
         """
         reject_unknown(patch, WorldPatch)
         sealer = identity.sealer
@@ -112,7 +120,8 @@ class CampaignService:
             world = {key: value for key, value in patch.items() if key not in own}
             if world:
                 key = ItemKey(campaign_id, "world", campaign_id)
-                await edit_item(session, sealer, campaign, key, world)
+                cause = await find_cause(session, identity, campaign, message_id)
+                await edit_item(session, sealer, campaign, key, world, cause=cause)
             else:
                 campaign.version += 1
                 campaign.edits += 1

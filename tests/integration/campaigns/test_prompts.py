@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.server import Account, ok
+from tests.support.server import Account, ok, problem
 
 pytestmark = [pytest.mark.anyio]
 
@@ -97,3 +97,40 @@ async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table
     assert (await _last(ada, chat["id"]))["injected_context"] is None
     kinds = {item["kind"] for item in (await _context(ada, chat["id"]))["items"]}
     assert kinds.isdisjoint({"campaign", "state", "scenes", "mentioned"})
+
+
+async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table) -> None:
+    ids = await seagate(table)
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    await ada.turn(chat["id"], text="I ride out to the hills.")
+    reply = await _last(ada, chat["id"])
+    there = {"location_id": ids["hills"]}
+    moved = await table.ask(
+        "PATCH", f"/entities/{ids['jake']}?message_id={reply['id']}", json=there
+    )
+    assert ok(moved)["location_id"] == ids["hills"]
+    (change, *_) = (await table.get("/changes"))["items"]
+    assert (change["message_id"], change["counts"]) == (reply["id"], True)
+    found = await table.ask("POST", f"/clocks?message_id={reply['id']}", json={"name": "Storm"})
+    clock = ok(found, 201)["id"]
+    at = await table.get("/context", chat_id=chat["id"], text="I look around")
+    assert (at["form"], "Inspector Holt" in at["full"]) == ("full", True)
+
+    await ada.turn(chat["id"], regenerate_of=reply["id"])
+    assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["shop"]
+    problem(await table.ask("GET", f"/clocks/{clock}"), 404, "campaign-item-not-found")
+    at = await table.get("/context", chat_id=chat["id"], text="continue")
+    assert "**The Salty Sigil**" in at["full"]
+    problem(
+        await table.ask("PATCH", f"/entities/{ids['jake']}?message_id={reply['id']}", json=there),
+        422,
+        "validation-failed",
+    )
+
+    ok(await ada.client.post(f"/api/v1/messages/{reply['id']}/activate", json={}))
+    assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["hills"]
+    elsewhere = await ada.new_chat()
+    await ada.turn(elsewhere["id"], text="Hello.")
+    other = await _last(ada, elsewhere["id"])
+    answer = await table.ask("POST", f"/clocks?message_id={other['id']}", json={"name": "Storm"})
+    problem(answer, 422, "validation-failed")
