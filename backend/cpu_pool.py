@@ -151,7 +151,7 @@ class CpuPool:
         if self._is_closed:
             raise _closed()
         if self._free and user_id not in self._running:
-            # Whoever waits does so for their own work, or no thread would be free.
+            # A user waits for work of their own only: otherwise no thread would be free.
             self._take(user_id)
             return
         share = self._shares.setdefault(user_id, _Share())

@@ -1,6 +1,6 @@
 """Logs that have no room for a user's words.
 
-Three rules hold for every line, whoever writes it:
+Three rules hold for every line, of ours and of libraries:
 
 - Our own code logs an event by its name (`turn.failed`), with fields out of `FIELDS`, whose values
   are numbers or single words. Anything else is left out and named under `dropped_fields`.

@@ -1,6 +1,6 @@
 """Why something is in a prompt, or is not: what was decided as data, and the same in words.
 
-Whoever decides gives a `Reason`; the record of a prompt keeps it, and the API shows it. Only what
+What decides gives a `Reason`; the record of a prompt keeps it, and the API shows it. Only what
 people read is made into a sentence, by `told`.
 """
 

@@ -198,8 +198,8 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Take SIGTERM for an order that was carried out.
 
-        Uvicorn raises the signal once more at the end, for whoever handled it before: that would
-        kill the process, and look like a failure to whoever started it.
+        Uvicorn raises the signal once more at the end, for the handler that was there before: that
+        would kill the process, and look like a failure to the program that started it.
         """
 
         def leave(*_: object) -> None:

@@ -39,9 +39,9 @@ EXAMPLE_ACCOUNT = {"username": "Anna", "password": "a fine long password"}
 
 
 class InstanceView(msgspec.Struct, kw_only=True):
-    """This installation, as whoever asks may see it.
+    """This installation, as anybody may see it.
 
-    `sign_up` is `first` while there is no account: whoever signs up then becomes administrator.
+    `sign_up` is `first` while there is no account: the first to sign up becomes administrator.
     `user` is who asks, null where nobody is signed in.
     """
 
@@ -102,8 +102,8 @@ class DoorController(Controller):
     ) -> Response[SignedUp]:
         """Make an account and sign in. The first account becomes the administrator.
 
-        The recovery code is shown this once: whoever loses the password and the code loses the
-        texts, for nobody else has a key to them.
+        The recovery code is shown this once. Without the password and without the code the texts
+        are lost: there is no other key to them.
         """
         auth.check_transport(request)
         unlocked = await accounts.sign_up(

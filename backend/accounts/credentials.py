@@ -66,8 +66,8 @@ def _common() -> frozenset[str]:
 class Stretcher:
     """Runs Argon2id, at most two at once: a rush of log-ins must not eat the memory.
 
-    A few more may wait. Those after them are sent away: by their turn nobody would be there to
-    hear the answer.
+    A few more may wait. Those after them are refused: their clients would have given up before
+    the answer.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class Identity:
 
     @property
     def key_mode(self) -> KeyMode:
-        """When work may run on the account's keys while nobody is there."""
+        """When work may run on the account's keys while its user is away."""
         return self.user.key_mode
 
     def may(self, scope: Scope) -> bool:

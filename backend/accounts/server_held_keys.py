@@ -1,7 +1,7 @@
 """User keys that are lent to the server: standing slots, and the keys that jobs carry.
 
-Both lie under the root key, so that work can go on while nobody is there. The table of jobs belongs
-to `backend.jobs`, a floor above; of it, these columns alone are known here.
+Both lie under the root key, so that work can go on while the user is away. The table of jobs
+belongs to `backend.jobs`, a layer above; of it, these columns alone are known here.
 """
 
 from __future__ import annotations

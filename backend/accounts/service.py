@@ -52,7 +52,7 @@ MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
 
 SignUpState = Literal["first", "open", "invitation", "closed"]
-"""Who may sign up: whoever comes first, everybody, those invited, nobody."""
+"""Who may sign up: the first user alone, everybody, people with an invitation, nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AccountService:
         password = check_password(password, name=name)
         attempt = await self._throttle.admit_sign_up(address=address)
         async with self._database.read() as session:
-            # Before the costly part, which is not for whoever is not let in anyway.
+            # Before the costly part: people who are not let in should not cause it.
             await self._check_may_join(session, invitation)
             await self._check_is_free(session, name)
         stretched = await self._credentials.stretch_new(password)
@@ -308,7 +308,7 @@ class AccountService:
     async def _check_may_join(
         self, session: AsyncSession, invitation: str | None, *, use: bool = False
     ) -> None:
-        """Raise unless whoever asks may sign up; `use` takes the invitation."""
+        """Raise unless this person may sign up; `use` takes the invitation."""
         if self._settings.registration == "open" or not await repository.count_users(session):
             return
         if self._settings.registration == "closed" or invitation is None:
@@ -323,9 +323,9 @@ class AccountService:
 async def finish_deletions(database: Database) -> None:
     """Delete every account that a crash left without a password.
 
-    An account loses its keys in one transaction and its rows in a second; what changes a password
-    never leaves it without one. So nobody can open such an account, but its name is still taken,
-    and it may count as an administrator.
+    An account loses its keys in one transaction and its rows in a second. An account without a
+    password is one that a crash left between the two: it can't be opened, but its name is still
+    taken, and it may count as an administrator.
     """
     is_without_keys = ~exists().where(KeySlot.user_id == User.id, KeySlot.kind == "password")
     async with database.read() as session:

@@ -141,7 +141,7 @@ async def path_moved(
 ) -> None:
     """Let changes count as the chat's active path now says, from position `above` on.
 
-    Without a sealer the items are only marked: whoever reads the campaign next folds them.
+    Without a sealer the items are only marked: the next request that reads the campaign folds them.
     """
     place = {"chat": chat_id, "above": above, "campaign": campaign.id}
     rows = (await session.execute(_TOGGLED, place)).all()

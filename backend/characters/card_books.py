@@ -1,4 +1,4 @@
-"""What characters ask of whoever keeps the lorebooks that are embedded in cards."""
+"""What characters need from lorebooks: those that are embedded in cards."""
 
 from __future__ import annotations
 

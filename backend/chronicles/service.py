@@ -101,7 +101,7 @@ class ChronicleService:
         owner_id = identity.user_id
         uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
         async with self._database.write() as session:
-            # Before the chronicle, as whoever changes a chat and its chronicle locks them.
+            # Chats before the chronicle: all code that changes both locks them in this order.
             chats = select(Chat.id).where(*uses_it).order_by(Chat.id)
             await session.execute(chats.with_for_update())
             row = await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)

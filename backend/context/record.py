@@ -30,7 +30,7 @@ class RecordError(AppError):
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One piece of the prompt. Its text is kept once a chat, under `text_hash`.
 
-    `reason` is `reasons` in words, for whoever looks at the record; it is not stored.
+    `reason` is `reasons` in words, for people who look at the record; it is not stored.
     """
 
     kind: str

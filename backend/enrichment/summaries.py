@@ -31,7 +31,7 @@ from backend.vault.sealing import Sealer
 from backend.wire import struct_from
 
 MAX_SUMMARY_CHARS = 20_000
-"""Characters of a summary, whoever wrote it."""
+"""Characters of a summary, written by a model or by hand."""
 
 
 CAMPAIGN_WORDS = 150

@@ -52,7 +52,7 @@ async def undo_run(
     """
     owner_id = identity.user_id
     run = await get_run(session, run_id, owner_id=owner_id)
-    # The chat and the chronicle first, as whoever writes into them does.
+    # The chat and the chronicle first: all code that writes into them locks them in this order.
     await get_chat(session, run.chat_id, owner_id=owner_id, lock=True)
     if run.chronicle_id is not None:
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)

@@ -32,7 +32,7 @@ def make_http_client(*, connect_timeout: float, headers: dict[str, str]) -> http
 
     Args:
         connect_timeout: Seconds for a connection to come about. There is no other limit here:
-            silence is timed by whoever waits for the next chunk.
+            silence is timed by the code that waits for the next chunk.
         headers: What goes out beside the plain headers of HTTP: the key.
     """
     import httpx2  # noqa: PLC0415 - a tenth of a second: not at start-up
@@ -84,7 +84,7 @@ class Lazy(Generic[T]):
         self.made: T | None = None
 
     async def get(self) -> T:
-        """Make it, or wait for whoever is making it. A `make` that raises is tried again."""
+        """Make it, or wait until another task has made it. A `make` that raises is tried again."""
         async with self._making:
             if self.made is None:
                 self.made = await asyncio.to_thread(self._make)

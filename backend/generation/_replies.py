@@ -1,4 +1,4 @@
-"""What every reply has in common, whoever speaks: time-outs, silence, and the end."""
+"""What the replies of all providers have in common: time-outs, silence, and the end."""
 
 from __future__ import annotations
 

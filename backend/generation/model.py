@@ -1,4 +1,4 @@
-"""What Talekeeper asks of a language model, whoever made it.
+"""What Talekeeper asks of a language model of any provider.
 
 `ChatModel` is the protocol; each vendor has one adapter file beside this one. Nothing outside an
 adapter knows a vendor's types, and every failure that leaves an adapter is a `ModelError`.

@@ -26,7 +26,7 @@ class Job(Base):
     `payload` is JSON of ids and numbers, never of text. Jobs of one `lane` (a chat, a lorebook) run
     one after the other, in the order of their ids. `share` is whose share of the workers it takes:
     the user's id, or `NOBODY`. Of jobs with one `dedupe_key` at most one waits.
-    `fence` counts claims: whoever holds an older number changes nothing any more. `wrapped_key` is
+    `fence` counts claims: a worker with an older number changes nothing any more. `wrapped_key` is
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
     `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
     nor with a checkpoint. `error` is the slug of what went wrong last. `user_id` is null for work

@@ -93,7 +93,7 @@ async def chronicle_book(
         "chronicle_id": chronicle_id,
         "sealed_book": sealed_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
     }
-    # Whoever else makes it at this moment: there is one in the end.
+    # Another process may make it at this moment, too: there is one in the end.
     await upsert(session, Lorebook, values, key=["chronicle_id"], update={})
     made = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
     if made is None:
@@ -140,7 +140,7 @@ async def change_entry(
     """Say an entry differently; `origin` is the agent's, None a person's.
 
     An entry that is the agent's own stays so, and comes from `origin` now. What a person made or
-    changed stays theirs, whoever changes it.
+    changed stays theirs after any later change.
     """
     was_own = is_own(row)
     row.sealed_entry = sealed_entry(sealer, row.id, entry)

@@ -76,7 +76,7 @@ class ChatLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> ChatLorebookView:
-        """`linked` or `off`. What is off is off for this chat, whoever else links it."""
+        """`linked` or `off`. What is off is off for this chat, however else it is linked."""
         return await lorebook_links.set_in_chat(identity, chat_id, lorebook_id, data.state)
 
     @delete(

@@ -134,6 +134,6 @@ class ChatLorebookView(msgspec.Struct, kw_only=True):
 
 
 class ChatLorebookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`linked` links the lorebook to the chat; `off` switches it off there, whoever links it."""
+    """`linked` links the lorebook to the chat; `off` switches it off there, however linked."""
 
     state: ChatLink

@@ -54,10 +54,10 @@ class MemoryRuntime(UserSignedOut):
         return {**self.indexer.kinds, **self.reconciler.kinds}
 
     async def prepare(self) -> None:
-        """See to it that whoever is not in the index gets there, and that both sides are compared.
+        """Have users indexed that are not yet, and both sides compared.
 
-        What needs somebody's key waits until they are seen. Once is enough; while the index does
-        not answer it comes to nothing, and is to be called again.
+        Work that needs a user's key waits until the user is here. Once is enough; while the index
+        does not answer it does nothing, and has to be called again.
         """
         if self.is_prepared:
             return

@@ -113,8 +113,8 @@ async def _add_line(session: AsyncSession, user_id: UUID, size: int) -> None:
 async def recount(database: Database, user_id: UUID) -> int:
     """Compare a user's ledger with the tables themselves; returns the bytes that it was off by.
 
-    Both are read at one moment, and what is missing is added as one more line. So changes that
-    others make meanwhile are counted once, and nobody waits.
+    Both are read at one moment, and the difference is added as one more line. So changes that
+    others make meanwhile are counted once, and no request waits.
     """
     sizes = [
         select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))

@@ -172,7 +172,7 @@ class RegexProcess:
     def prepare(self) -> bool:
         """Start the process if it does not run, and wait until it is ready. Whether it is.
 
-        For whoever has a book whose `needs_process` is set: a search does not wait for the start.
+        For books whose `needs_process` is set: a search does not wait for the start.
         """
         with self._lock:
             if self._is_closed:

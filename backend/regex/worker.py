@@ -46,7 +46,7 @@ FAIR_SHARE = 0.5
 """What a search must have had of its time, on a processor, for it to be called late."""
 
 NICENESS = 5
-"""How far it stands back: whoever waits for it must wake in time to say that it is late."""
+"""How far it stands back: the process that waits must wake in time to say that it is late."""
 
 _IN, _OUT = 0, 1
 

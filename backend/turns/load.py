@@ -222,7 +222,7 @@ class ChatLoader:
     async def _speaker(
         self, names: dict[UUID, str], request: TurnRequest, target: Target
     ) -> Speaker:
-        """Who speaks: as asked, else whoever spoke the reply, else the chat's first character."""
+        """Who speaks: as asked, else the speaker of the reply, else the chat's first character."""
         if request.speaker is not None and request.speaker not in names:
             raise CharacterNotFoundError
         for character_id in (request.speaker, target.spoken_by, *names):

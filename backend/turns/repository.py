@@ -19,7 +19,7 @@ from backend.turns.models import ContextText, StoredContextRecord, Turn, TurnSta
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID) -> Turn | None:
-    """A turn by its id, whoever's: the caller looks at the owner."""
+    """A turn by its id, of any user: the caller looks at the owner."""
     return await session.get(Turn, turn_id, populate_existing=True)
 
 

@@ -1,4 +1,4 @@
-"""Turns that run in this process: each a task of its own, whoever listens.
+"""Turns that run in this process: each a task of its own, with or without listeners.
 
 What was said is stored every second, for all running turns in one transaction, and once more, with
 everything that belongs to the reply, when a turn is over.

@@ -86,8 +86,8 @@ class TurnService:
     async def take(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> UUID:
         """Build the prompt, store the user's line with a place for the reply, ask the model.
 
-        Gives back the turn's id; the turn goes on whoever listens. With a turn id that was used for
-        the same request it is that turn, and nothing is begun.
+        Gives back the turn's id; the turn goes on without a listener, too. With a turn id that was
+        used for the same request it is that turn, and nothing is begun.
 
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
         and what `PromptBuilder.build` raises. Nothing is stored then.

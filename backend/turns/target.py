@@ -54,7 +54,7 @@ async def find_target(
     if request.regenerate_of is not None:
         return await _regeneration(session, chat, request.regenerate_of)
     if leaf is not None and leaf.status == "streaming":
-        # What was said so far is no line to build on yet; whoever stores will get the 409.
+        # What was said so far is no line to build on yet; storing will give the 409.
         leaf = await _parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":

@@ -140,7 +140,7 @@ class PageController(Controller):
 
     @route("/", http_method=METHODS, operation_id="page", summary="The page")
     async def page(self, request: AnyRequest) -> Response[bytes]:
-        """The page, for whoever opens the address in a browser."""
+        """The page, for people who open the address in a browser."""
         return _answer(request, self.files.index, ASK_FIRST)
 
     @route(

@@ -12,7 +12,7 @@ from backend.errors import ValidationError
 
 
 class Freeform(Rules):
-    """A story that is told, with numbers that nobody but its user minds."""
+    """A story without rules: numbers mean what its user says."""
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """Any attributes."""

@@ -115,7 +115,7 @@ class CompiledBook:
         needs_process: Whether it has regexes for which the evaluator's process should be ready.
         modes: How its entries are found, by their own or the book's word.
         given_up: Digests of regexes that took too long, which are not tried again.
-        notes: What is wrong with keys, for whoever wrote them.
+        notes: What is wrong with keys, for their author.
     """
 
     def __init__(

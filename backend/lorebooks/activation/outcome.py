@@ -134,7 +134,7 @@ class Outcome:
         left_out_more: How many more there are.
         not_found: How many entries were not considered: nothing of theirs occurs.
         timed: The state to keep with the message that this prompt is for.
-        notes: What whoever wrote the books should know, such as a regex that was given up.
+        notes: What the books' author should know, such as a regex that was given up.
         tokens: What the activated entries take together.
     """
 

@@ -1,7 +1,7 @@
 """Vectors of texts that were embedded before, sealed, by a keyed hash of the text.
 
-A hash names the model, the task and the text under a key of the user's: it says nothing to whoever
-reads the table, and no two users share one.
+A hash names the model, the task and the text under a key of the user's: it tells a reader of the
+table nothing, and no two users share one.
 """
 
 from __future__ import annotations

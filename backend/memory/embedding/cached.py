@@ -30,7 +30,7 @@ class Retries:
     """Further attempts at a request that was not answered.
 
     They are for a connection that broke or a server that stumbled. A limit that the provider named
-    is never waited for: the error says how long it lasts, and whoever has the time comes back.
+    is never waited for: the error says how long it lasts, and a caller with time comes back.
 
     Attributes:
         attempts: How many there are, the first one included.

@@ -1,4 +1,4 @@
-"""What turns texts into vectors, whoever does it."""
+"""What turns texts into vectors: the protocol of all embedders."""
 
 from __future__ import annotations
 
