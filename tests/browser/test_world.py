@@ -232,3 +232,41 @@ def test_the_world_is_on_the_campaign_s_own_page(
     assert_accessible(page)
     phone(page)
     assert_accessible(page)
+
+
+def test_the_layers_of_a_prompt_and_what_the_campaign_put_into_it_are_shown(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    seagate.account.turn(seagate.chat, text="I look around.")
+    messages = seagate.account.get(f"/chats/{seagate.chat}/messages")["items"]
+    page.goto(f"/#/chats/{seagate.chat}?panel=context&message={messages[-1]['id']}")
+    panel = page.get_by_role("complementary")
+    window = panel.get_by_role("group", name="How the window is filled")
+    expect(window.get_by_role("button", name=re.compile("^Campaign"))).to_be_visible()
+    layers = panel.locator(".layers")
+    for name in ("Frozen", "Cold", "Search", "Hot"):
+        expect(layers.get_by_text(name, exact=False).first).to_be_visible()
+    panel.get_by_text("What the campaign put into this prompt").click()
+    expect(panel.get_by_text("## SESSION CONTEXT: Seagate")).to_be_visible()
+    assert_accessible(page)
+    window.get_by_role("button", name=re.compile("^Campaign")).click()
+    state = panel.get_by_role("link", name=re.compile("^Go to State"))
+    expect(state).to_have_attribute("href", f"#{seagate.path}?tab=world")
+
+    page.goto(f"/#/chats/{seagate.account.new_chat(title='Plain')['id']}?panel=context")
+    expect(panel.get_by_text("Layers of the campaign")).to_be_hidden()
+
+
+def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) -> None:
+    for line in ("I look around.", "I wait."):
+        seagate.account.turn(seagate.chat, text=line)
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    expect(section(page, "Party")).to_contain_text("HP 9 / 13")
+    read = re.compile(f"{seagate.path}/state")
+    for act in ("New version", "Previous version"):
+        path = f"{seagate.path}/entities/{seagate.ids['Jake']}"
+        hp = seagate.item("Jake")["attributes"]["hp"] - 1
+        seagate.account.client.patch(path, json={"attributes": {"hp": hp}})
+        with page.expect_response(read):
+            page.get_by_role("button", name=act, exact=True).last.click()
+        expect(section(page, "Party")).to_contain_text(f"HP {hp} / 13")

@@ -29,13 +29,17 @@ export default async function ({ params: { id }, query, signal, title }) {
   };
   tell();
   const { default: build } = await TABS[here]();
+  const content = await build(it, { signal, query, tell });
   const places = Object.keys(TABS).map((name) => [name, c(`tabs.${name}`), `${path}?tab=${name}`]);
+  const nav = tabs(c("parts"), here, places);
+  // On a phone the last ones are beyond the edge.
+  requestAnimationFrame(() => nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" }));
   return h("div.page.campaign", {},
     h("a.row.back", { href: "#/campaigns" }, icon("left"), c("campaigns")),
     h("header", {},
       h("div.grow", {}, heading, when),
       act("plus", c("open_chat"), () => choose(id), "primary"),
       more(c("acts", it), acts(it, () => (location.hash = "#/campaigns")))),
-    tabs(c("parts"), here, places),
-    await build(it, { signal, query, tell }));
+    nav,
+    content);
 }

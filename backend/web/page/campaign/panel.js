@@ -21,9 +21,9 @@ export default async function (room, { signal }) {
   let known = end();
   room.path.addEventListener("change", () => {
     // Pages of messages come and go; what is told ends elsewhere after a swipe, an edit, a deletion.
-    if (room.busy || known === end()) return;
+    const before = known;
     known = end();
-    soon();
+    if (known !== before && !room.busy) soon();
   }, { signal });
   room.events.addEventListener("turn", soon, { signal });
   document.addEventListener("visibilitychange", () => document.hidden || soon(), { signal });

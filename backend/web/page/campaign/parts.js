@@ -48,6 +48,7 @@ export const GROUPS = [
       count("compaction_interval", 100),
       count("scene_beats", 1000),
       { ...count("glossary_tokens", 20_000), min: 0 },
+      field("settings.summaries", "check", { wide: true }),
       field("settings.approve_terms", "check", { wide: true }),
       field("settings.hidden_information", "check", { wide: true }),
     ],

@@ -4,7 +4,7 @@ import { c } from "./parts.js";
 
 const ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 /** Fields whose values have words of their own. */
-const CHOICES = ["kind", "tension", "priority", "status", "audience"];
+const CHOICES = ["kind", "tension", "priority", "status", "audience", "source"];
 
 /** What a value of a field says: items by their names, lists with commas between. */
 export function said(key, value, world) {

@@ -1,6 +1,6 @@
 /** A world in sections: the moment, who is there, what is open, and all else that is in it. */
 import { attempt } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
+import { act, fill, h, settled } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { number, t } from "../core/words.js";
 import { asking } from "../memory/parts.js";
@@ -70,8 +70,14 @@ export function section(it, world, signal) {
   const { name, kind, open } = it;
   const cards = new Map();
   const count = h("span.figure");
-  const list = h("ul.things", { "aria-label": c(`sections.${name}`) });
-  const note = h("p.soft", { hidden: true });
+  const title = c(`sections.${name}`);
+  const list = h("ul.things", { "aria-label": title });
+  const look = settled(() => attempt(() => world.find(kind, words.value)));
+  const words = h("input.finder", {
+    type: "search", placeholder: c("find", { name: title }), "aria-label": c("find", { name: title }), maxlength: 200,
+    oninput: () => (words.value.trim() ? look() : draw()),
+  });
+  const note = h("div.stack.cut", { hidden: true }, h("p.soft", {}, c("cut")), words);
   let most = PAGE;
   const rest = h("button", { type: "button", onclick: () => draw((most += PAGE)) }, t("common.more"));
   const add = async () => {
@@ -84,8 +90,10 @@ export function section(it, world, signal) {
   };
   const found = () => {
     // What is being edited stays where it is.
-    const all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
+    let all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
     if (it.newest) all.reverse();
+    const wanted = words.value.trim().toLowerCase();
+    if (wanted) all = all.filter((item) => JSON.stringify(item).toLowerCase().includes(wanted));
     const rank = (item) => it.rank?.(item, world) ?? 0;
     return all.toSorted((one, other) => rank(one) - rank(other));
   };
@@ -110,10 +118,9 @@ export function section(it, world, signal) {
     if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
     note.hidden = !world.cut.has(kind);
-    note.textContent = world.cut.has(kind) ? c("cut") : "";
   };
   const element = h("details.group", { open, ontoggle: () => draw() },
-    h("summary", {}, c(`sections.${name}`), " ", count),
+    h("summary", {}, title, " ", count),
     note, list, rest,
     it.make && act("plus", c(`add.${name}`), () => attempt(add), "plain"));
   world.addEventListener("change", draw, { signal });

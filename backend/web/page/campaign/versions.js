@@ -38,9 +38,10 @@ function row({ version, actor, changes: count, created_at: when }, world, restor
     await restored(view);
   });
   const open = ({ target }) => target.open && attempt(async () => {
-    const { differences } = await api.get(`${world.path}/comparison`, { query: { version } });
+    const { differences, more } = await api.get(`${world.path}/comparison`, { query: { version } });
     fill(box, differences.length
       ? [h("ul", {}, differences.map((each) => difference(each, world))),
+        more > 0 && h("p.soft", {}, c("more_differ", { count: more })),
         act("undo", c("restore_named", { version }), restore)]
       : h("p.soft", {}, c("as_now")));
   });

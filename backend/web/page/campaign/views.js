@@ -84,7 +84,7 @@ const clock = (item, world, edit) => h("div.row", {},
       !item.visible && h("span.tag", {}, icon("hide"), c("unseen"))),
     h("p.row", {},
       value(edit, "filled", c("filled", item), "soft"),
-      item.filled >= item.segments ? tag(edit, "filled", c("full"), "warn") : tag(edit, "kind", c(`values.${item.kind}`))),
+      item.filled >= item.segments ? tag(edit, "filled", c("full"), item.kind === "threat" ? "warn" : "urgent") : tag(edit, "kind", c(`values.${item.kind}`))),
     item.consequence && value(edit, "consequence", `→ ${item.consequence}`, "text")));
 
 const fact = (item, world, edit) => [

@@ -45,11 +45,24 @@ export class World extends EventTarget {
     const query = { limit: MOST };
     const pages = await Promise.all(LISTS.map((kind) => api.get(`${this.path}/${PATHS[kind]}`, { query, ...options })));
     this.#lists = { entity: state.entities, echo: state.echoes };
+    this.cut = new Set(Object.keys(this.#lists).filter((kind) => state.more[PATHS[kind]]));
     LISTS.forEach((kind, at) => {
       this.#lists[kind] = pages[at].items;
-      this.cut[pages[at].next ? "add" : "delete"](kind);
+      if (pages[at].next) this.cut.add(kind);
     });
     this.state = state;
+    this.#tell();
+  }
+
+  /** Read what has these words in it, beside what was read. */
+  async find(kind, q) {
+    const query = { q, limit: MOST };
+    const { items } = await api.get(`${this.path}/${PATHS[kind]}`, { query, signal: this.#signal });
+    this.#lists[kind].push(...items.filter(({ id }) => !this.#byId.has(id)));
+    this.#tell();
+  }
+
+  #tell() {
     this.#byId = new Map(Object.values(this.#lists).flat().map((item) => [item.id, item]));
     this.dispatchEvent(new Event("change"));
   }

@@ -5,6 +5,7 @@ import { explain } from "../core/dialogs.js";
 import { act, fill, h, set, settled } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 import { budgets } from "./budgets.js";
+import { layers } from "./layers.js";
 import { grouped, GROUPS, piece, unfolding } from "./pieces.js";
 import { upper } from "./why.js";
 
@@ -15,7 +16,8 @@ const HEAVIEST = 6;
 export default async function panel(room, { options: { message }, signal }) {
   const chat = `/chats/${room.chat.id}`;
   const next = () => h("a", { href: `#${chat}?panel=context` }, t("context.see_next"));
-  const known = { chat: `#${chat}`, containers: {}, opened: new Set() };
+  const campaign = room.chat.campaign_id && `#/campaigns/${room.chat.campaign_id}`;
+  const known = { chat: `#${chat}`, campaign, containers: {}, opened: new Set() };
   const which = h("small.soft", {}, !message && t("context.next"));
   const sum = h("p.sum");
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
@@ -23,6 +25,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const trouble = h("div", { role: "alert" });
   const groups = Object.keys(GROUPS).map((name) => group(name, bar, known));
   const sliders = message ? null : budgets(room, () => soon());
+  const world = layers(message, signal);
   const change = fold("since");
   const left = fold("left_out");
   const exact = fold("exact");
@@ -33,6 +36,7 @@ export default async function panel(room, { options: { message }, signal }) {
     h("div.top", {}, which, sum, bar, reuse),
     trouble,
     groups.map((each) => each.element),
+    world.element,
     notes,
     [left.element, sliders?.element, change.element, exact.element],
   );
@@ -55,6 +59,7 @@ export default async function panel(room, { options: { message }, signal }) {
       count > 0 && `${t("context.shared", { count, tokens: shared })} `,
       usage && t("context.reported", { tokens: usage.prompt_tokens, cached: usage.cached_tokens }),
     );
+    world.show(view);
     left.show(view.left_out.map((item) => piece(item, known)));
     change.element.hidden = !difference;
     if (difference) showChanges(difference);

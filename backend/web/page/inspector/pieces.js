@@ -7,12 +7,16 @@ import { upper, why } from "./why.js";
 export const GROUPS = {
   rules: ["system_prompt", "authors_note", "post_history", "instruction", "joints"],
   who: ["persona", "character", "examples", "depth_prompt"],
+  world: ["campaign", "glossary", "scenes", "entity", "state"],
   history: ["history", "user_line"],
   memory: [],
   lore: ["lore"],
   free: [],
   reserve: [],
 };
+
+/** The tabs of a campaign that its pieces lead to, where that is not its world. */
+const WORLDS = { campaign: "settings", glossary: "glossary" };
 
 /** A context sorted into groups: `{ tokens, pieces }` by name. */
 export function grouped({ totals, history, items, retrieved }) {
@@ -39,10 +43,11 @@ export function grouped({ totals, history, items, retrieved }) {
 }
 
 /** The address where a piece comes from. */
-function source({ kind, title, reasons = [], source_id: id }, chat, holder) {
+function source({ kind, title, reasons = [], source_id: id }, { chat, campaign }, holder) {
   const reason = reasons[0]?.kind;
   const said = kind === "summary" ? reasons[0]?.count : { history: title, memory: title }[kind]?.match(/\d+/)?.[0];
   if (said) return `${chat}?at=${said - 1}`;
+  if (GROUPS.world.includes(kind)) return campaign && `${campaign}?tab=${WORLDS[kind] ?? "world"}`;
   if (holder && kind === "lore") return `#/lorebooks/${holder}?entry=${id}`;
   if (holder) return `#/chronicles/${holder}?event=${id}`;
   if (kind === "persona") return "#/personas";
@@ -52,7 +57,7 @@ function source({ kind, title, reasons = [], source_id: id }, chat, holder) {
 
 /** What unfolds to a text; `opened` has the keys of those that are open, however often they are drawn. */
 export function unfolding(key, opened, summary, text) {
-  const whole = h("div.text");
+  const whole = h("div.text", { tabindex: 0 });
   const ontoggle = ({ target: { open } }) => {
     opened[open ? "add" : "delete"](key);
     whole.textContent = open ? text : "";
@@ -62,12 +67,14 @@ export function unfolding(key, opened, summary, text) {
 
 /**
  * A piece of a prompt: what it is, why it is there, its text, the way to its source. Of the panel,
- * `containers` tells where entries and events are found; `opened` keeps which texts are open.
+ * `containers` tells where entries and events are found; `opened` keeps which texts are open; `chat`
+ * and `campaign` are addresses.
  */
-export function piece(item, { chat, containers, opened }) {
+export function piece(item, known) {
+  const { containers, opened } = known;
   const title = upper(item.title);
   const key = `${item.kind} ${item.source_id ?? title}`;
-  const href = source(item, chat, containers[item.source_id]);
+  const href = source(item, known, containers[item.source_id]);
   const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
   const about = [
     h("span.row", {}, h("strong.grow", {}, title), tokens),
