@@ -23,6 +23,7 @@ from backend.accounts.second_factor.controller import SecondFactorController
 from backend.accounts.service import finish_deletions
 from backend.accounts.token_controller import ApiKeyController, SessionController
 from backend.campaigns.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
+from backend.campaigns.files.controller import CampaignTransferController
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
@@ -93,6 +94,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     PersonaLorebookController,
     LoreTesterController,
     *CAMPAIGN_CONTROLLERS,
+    CampaignTransferController,
     ChronicleController,
     EventController,
     ChronicleTransferController,

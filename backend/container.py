@@ -16,6 +16,7 @@ from backend.accounts.second_factor.service import SecondFactorService
 from backend.accounts.service import AccountService
 from backend.accounts.sessions import SessionService, SessionWatch
 from backend.accounts.throttle import Throttle
+from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.history import HistoryService
 from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_service import ItemService
@@ -61,7 +62,7 @@ from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.openings import OpeningService
 from backend.prompts import load_prompts
-from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES
+from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.ledgers import NightlyRecount
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
@@ -181,6 +182,13 @@ class Services:
             chronicle=joining.choose,
             participants=participants,
             check_added=partial(self.quotas.check_added, CHATS),
+        )
+        self.campaign_transfer = CampaignTransfer(
+            database,
+            index,
+            pool,
+            chats=self.chats,
+            checks_added=[partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)],
         )
         self.messages = MessageService(
             database, settings, index, pool=pool, scripts=self.scripts, participants=participants

@@ -238,7 +238,7 @@ def ranked(
         return (
             named.index(person.id) if person.id in named else len(named),
             spoke.index(person.id) if person.id in spoke else len(spoke),
-            -strength.get(person.id, feeling),
+            -max(strength.get(person.id, 0), feeling),
             person.entity.name.casefold(),
         )
 

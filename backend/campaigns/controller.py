@@ -31,6 +31,7 @@ from backend.campaigns.schemas import (
 from backend.campaigns.service import CampaignService
 from backend.campaigns.situations import SituationService
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
+from backend.chronicles.errors import ChronicleFullError
 from backend.errors import PreconditionFailedError
 from backend.wire import EXAMPLE, MAX_INTEGER, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
@@ -55,14 +56,17 @@ class CampaignController(Controller):
         """Campaigns, newest first, with the chats that are their sessions."""
         return await campaigns.list_page(identity, limit=limit, after=after)
 
-    @post(opt={RAISES: (CampaignFullError,)}, summary="Make a campaign")
+    @post(opt={RAISES: (CampaignFullError, ChronicleFullError)}, summary="Make a campaign")
     async def create_campaign(
         self,
         data: JSONBody[NewCampaign],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
     ) -> Response[CampaignView]:
-        """Make a campaign without people or places. A chat joins it by its `campaign_id`."""
+        """Make a campaign without people or places, and a chronicle named after it.
+
+        A chat joins by its `campaign_id`; one without a chronicle takes the campaign's.
+        """
         return _tagged(await campaigns.create(identity, data))
 
     @get("/{campaign_id:uuid}", opt={RAISES: (CampaignNotFoundError,)}, summary="Read a campaign")
@@ -117,7 +121,10 @@ class CampaignController(Controller):
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
     ) -> None:
-        """Delete a campaign with its items and its ledger. Its chats stay, as plain chats."""
+        """Delete a campaign with its items and its ledger.
+
+        Its chats stay, as plain chats, and so does its chronicle.
+        """
         if_match = request.headers.get("if-match")
         await campaigns.delete(identity, campaign_id, if_match=if_match)
 

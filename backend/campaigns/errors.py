@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.errors import ConflictError, NotFoundError
+from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class CampaignNotFoundError(NotFoundError):
@@ -33,3 +33,9 @@ class CampaignFullError(ConflictError):
     """A campaign, or an account, holds as much as it may."""
 
     slug, title = "campaign-full", "There is no more room"
+
+
+class CampaignFileError(ValidationError):
+    """The file is broken, or no campaign: the text says where."""
+
+    slug, title = "unreadable-campaign", "The campaign's file could not be read"

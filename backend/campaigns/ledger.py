@@ -130,9 +130,7 @@ def _compare_members(change: Operations, key: str, old: State, new: State) -> No
 
 def _compare(change: Operations, key: str, old: Any, new: Any) -> None:
     if isinstance(old, list) and isinstance(new, list):
-        olds, news = _values(old), _values(new)
-        gone = [value for value in olds if value not in news]
-        more = [value for value in news if value not in olds]
+        gone, more = _removed(old, new), _removed(new, old)
         if _removed(_added(old, more), gone) == new:
             if more:
                 change.add[key] = more
@@ -176,19 +174,26 @@ def _added(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) + value
     have = _values(current)
-    return [*have, *(one for one in _values(value) if one not in have)]
+    known = set(map(_comparable, have))
+    return [*have, *(one for one in _values(value) if _comparable(one) not in known)]
 
 
 def _removed(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) - value
-    gone = _values(value)
-    return [one for one in _values(current) if one not in gone]
+    gone = set(map(_comparable, _values(value)))
+    return [one for one in _values(current) if _comparable(one) not in gone]
+
+
+def _comparable(value: Any) -> str | bytes:
+    """A value of JSON as something that sets hold: lists may have thousands of members."""
+    return value if isinstance(value, str) else msgspec.json.encode(value, order="deterministic")
 
 
 def _bounds(kind: Kind, state: State) -> Bounds:
     if kind == "clock":
-        return {"filled": (0, state.get("segments", 6))}
+        segments = state.get("segments", 6)
+        return {"filled": (0, segments)} if isinstance(segments, int) else {}
     if kind == "relation":
         return {"score": (-100, 100)}
     if kind == "world":

@@ -107,7 +107,7 @@ async def append(
         for change, line in zip(changes, ledger, strict=True)
     }
     rows = [
-        _row(sealer, campaign, item_id, kind, states[item_id], seq)
+        item_row(sealer, campaign, item_id, kind, states[item_id], seq)
         async for item_id, (kind, seq) in unhurried(last.items())
     ]
     await _write(
@@ -189,7 +189,7 @@ async def refold(
         kinds = {row.id: row.kind for row in await session.execute(query)}
         folded = await fold_items(session, sealer, kinds)
         rows = [
-            _row(sealer, campaign, item_id, kinds[item_id], state, seq)
+            item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
             async for item_id, (state, seq) in unhurried(folded.items())
         ]
         await _write(session, rows, [])
@@ -269,9 +269,10 @@ async def _write(
         )
 
 
-def _row(
+def item_row(
     sealer: Sealer, campaign: Campaign, item_id: UUID, kind: Kind, state: State, seq: int
 ) -> dict[str, Any]:
+    """The row of an item in a state, sealed; `seq` is its last change that counts."""
     there = exists(state)
     columns: dict[str, Any] = {
         "subkind": "",

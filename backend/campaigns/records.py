@@ -43,7 +43,7 @@ from backend.vault.sealing import Sealer
 from backend.wire import merge_patch, reject_unknown
 
 _FIELDS = msgspec.json.Decoder(CampaignFields)
-_REFERENCES = (
+REFERENCES = (
     "location_id",
     "from_id",
     "to_id",
@@ -53,6 +53,7 @@ _REFERENCES = (
     "about_id",
     "superseded_by",
 )
+REFERENCE_LISTS = ("present", "audience")
 
 
 class ItemKey(NamedTuple):
@@ -240,14 +241,20 @@ async def edit_item(
         )
 
 
-async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
-    """Raise `ValidationError` where an item names one that its campaign has not."""
-    named = {name: getattr(item, name, None) for name in _REFERENCES}
-    wanted: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
-    for name in ("present", "audience"):
+def references(item: Item) -> dict[str, list[UUID]]:
+    """The ids of other items that an item names, by field."""
+    named = {name: getattr(item, name, None) for name in REFERENCES}
+    found: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
+    for name in REFERENCE_LISTS:
         value = getattr(item, name, None)
         if isinstance(value, list) and value:
-            wanted[name] = value
+            found[name] = value
+    return found
+
+
+async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
+    """Raise `ValidationError` where an item names one that its campaign has not."""
+    wanted = references(item)
     ids = {each for group in wanted.values() for each in group}
     if not ids:
         return

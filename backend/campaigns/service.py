@@ -160,12 +160,7 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
 
     Raises `CampaignFullError`, `ChronicleFullError`.
     """
-    count = select(func.count()).where(Campaign.user_id == identity.user_id)
-    if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
-        raise CampaignFullError(
-            f"An account holds {MAX_CAMPAIGNS} campaigns. Delete some first.",
-            extra={"limit": "campaigns", "allowed": MAX_CAMPAIGNS},
-        )
+    await check_room(session, identity)
     chronicle = await make_chronicle(session, identity, ChronicleFields(name=new.name))
     campaign = Campaign(
         id=new_id(),
@@ -186,6 +181,16 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
     )
     await session.flush()
     return campaign
+
+
+async def check_room(session: AsyncSession, identity: Identity) -> None:
+    """Raise `CampaignFullError` where an account has as many campaigns as it may."""
+    count = select(func.count()).where(Campaign.user_id == identity.user_id)
+    if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
+        raise CampaignFullError(
+            f"An account holds {MAX_CAMPAIGNS} campaigns. Delete some first.",
+            extra={"limit": "campaigns", "allowed": MAX_CAMPAIGNS},
+        )
 
 
 def _check_name(name: str) -> None:

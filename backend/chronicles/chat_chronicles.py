@@ -141,6 +141,7 @@ async def _copy_events(
             sources=[_led_over(each, fork_id, copied) for each in event.sources],
             is_pinned=event.is_pinned,
             is_edited=event.is_edited,
+            audience=event.audience,
         )
         async for event in unhurried(events)
         if all(each.id in copied for each in event.sources if each.chat_id == source_id)

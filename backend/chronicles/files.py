@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import PUBLIC
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
@@ -41,8 +42,8 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     """An event in a file.
 
     `source` says who wrote it down there; what is imported is of source `import`. `counts` is false
-    where it came from a branch that was left. `source_message_ids` mean something to the account
-    alone that the file is from.
+    where it came from a branch that was left. `source_message_ids`, and ids in `audience`, mean
+    something to the account alone that the file is from.
     """
 
     id: LocalId = ""
@@ -54,6 +55,7 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
     superseded_by: LocalId | None = None
     counts: bool = True
+    audience: Annotated[str, msgspec.Meta(max_length=4_000)] = PUBLIC
 
     @property
     def fields(self) -> EventFields:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, PUBLIC
 from backend.characters.exporting import ExportedFile
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields, EventFields
@@ -63,7 +64,7 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Incoming:
+class IncomingEvent:
     """An event of a file, with what takes time to make of it.
 
     Of `new` the messages are not known yet, nor its place.
@@ -143,10 +144,12 @@ class ChronicleTransfer:
                 known.setdefault(seen[event_id].same, event_id)
             return await self._add(session, identity, chronicle_id, events, messages, known=known)
 
-    async def _read(self, sealer: Sealer, data: bytes) -> tuple[ChronicleFile, Sequence[_Incoming]]:
-        def read() -> tuple[ChronicleFile, Sequence[_Incoming]]:
+    async def _read(
+        self, sealer: Sealer, data: bytes
+    ) -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
+        def read() -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
             file = read_file(data)
-            return file, [_incoming(sealer, record) for record in file.events]
+            return file, [incoming_event(sealer, record) for record in file.events]
 
         return await self._pool.run(sealer.user_id, read)
 
@@ -155,12 +158,14 @@ class ChronicleTransfer:
         session: AsyncSession,
         identity: Identity,
         chronicle_id: UUID,
-        events: Sequence[_Incoming],
+        events: Sequence[IncomingEvent],
         messages: Mapping[UUID, SourceMessage],
         *,
         known: dict[_Same, UUID],
     ) -> ImportedChronicle:
-        created = await _write(session, identity.sealer, chronicle_id, events, messages, known)
+        created = await write_events(
+            session, identity.sealer, chronicle_id, events, messages, known
+        )
         if created:
             await self._outbox.changed(session, identity, kind=KIND, container_id=chronicle_id)
         return ImportedChronicle(
@@ -170,17 +175,18 @@ class ChronicleTransfer:
         )
 
 
-async def _write(
+async def write_events(
     session: AsyncSession,
     sealer: Sealer,
     chronicle_id: UUID,
-    events: Sequence[_Incoming],
+    events: Sequence[IncomingEvent],
     messages: Mapping[UUID, SourceMessage],
     known: Mapping[_Same, UUID],
 ) -> int:
     """Store those events that are not `known`, and did not come from a branch that was left.
 
-    Returns how many. What was there before stays as it was, also where the file says that something
+    `messages` are those that the events come from, by their ids in the file. Returns how many were
+    stored. What was there before stays as it was, also where the file says that something
     superseded it since.
     """
     rows: dict[int, UUID] = {}
@@ -249,7 +255,8 @@ async def _read_known(
     return {each: known[each] for each in revisions}
 
 
-def _incoming(sealer: Sealer, record: EventRecord) -> _Incoming:
+def incoming_event(sealer: Sealer, record: EventRecord, *, audience: str = GM) -> IncomingEvent:
+    """An event of a file, sealed. `audience` knows of it where it is not for everybody."""
     fields, event_id = record.fields, new_id()
     new = NewEvent(
         id=event_id,
@@ -259,8 +266,9 @@ def _incoming(sealer: Sealer, record: EventRecord) -> _Incoming:
         source="import",
         happened_at=record.happened_at,
         is_pinned=record.pinned,
+        audience=PUBLIC if record.audience == PUBLIC else audience,
     )
-    return _Incoming(record, _same(fields, record.happened_at), new)
+    return IncomingEvent(record, _same(fields, record.happened_at), new)
 
 
 def _same(fields: EventFields, happened_at: datetime) -> _Same:

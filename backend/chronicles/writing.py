@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import PUBLIC
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Chat
 from backend.chronicles.events import EventFields
@@ -54,11 +55,21 @@ class NewEvent:
     is_edited: bool = False
     superseded_by: UUID | None = None
     run_id: UUID | None = None
+    audience: str = PUBLIC
     id: UUID = field(default_factory=new_id)
     sealed: bytes | None = None
 
 
-_RESTORED = "source", "significance", "is_pinned", "is_edited", "happened_at", "place", "run_id"
+_RESTORED = (
+    "source",
+    "significance",
+    "is_pinned",
+    "is_edited",
+    "happened_at",
+    "place",
+    "run_id",
+    "audience",
+)
 
 
 class _Snapshot(StoredEvent, frozen=True, kw_only=True):
@@ -111,6 +122,7 @@ def _row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]
         "place": new.place,
         "superseded_by": new.superseded_by,
         "run_id": new.run_id,
+        "audience": new.audience,
         "sealed_event": new.sealed or sealed_event(sealer, new.id, new.fields),
     }
 

@@ -389,11 +389,13 @@ async def test_files_have_the_media_types_that_are_described(
         await ada.client.put(f"/api/v1/{path}/avatar", content=picture(), headers=headers)
     book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Lore"}), 201)["id"]
     made = ok(await ada.client.post("/api/v1/chronicles", json={"name": "The coast"}), 201)
+    campaign = ok(await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
     ids = {
         "character_id": character,
         "persona_id": persona,
         "lorebook_id": book,
         "chronicle_id": made["id"],
+        "campaign_id": campaign["id"],
     }
     binary = {"type": "string", "format": "binary"}
     seen: dict[str, set[str]] = {}
@@ -410,7 +412,7 @@ async def test_files_have_the_media_types_that_are_described(
             assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
             seen.setdefault(each.id, set()).add(kind)
         assert seen[each.id] == set(described), each.id
-    assert len(seen) == 5
+    assert len(seen) == 6
 
 
 async def test_each_event_of_a_stream_is_described(ada: Account, document: dict[str, Any]) -> None:

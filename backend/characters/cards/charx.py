@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import unquote, unquote_to_bytes
 
-from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO
+from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO, Limit
 from backend.characters.cards.model import CardAsset
 from backend.characters.errors import CardError
 
@@ -52,8 +52,15 @@ def is_archive(data: bytes) -> bool:
     return data.startswith(_FIRST_ENTRY) or _DIRECTORY_END in data[-_DIRECTORY_END_REACH:]
 
 
-def unpack(data: bytes) -> dict[str, bytes]:
+def unpack(
+    data: bytes, *, what: str = "CHARX archive", entries: Limit = ARCHIVE_ENTRIES
+) -> dict[str, bytes]:
     """The files of the archive by path, `/` between the parts.
+
+    Args:
+        data: The zip file.
+        what: What messages call it.
+        entries: How many entries it may have.
 
     Raises:
         CardError: Broken, encrypted, or with an entry that is no plain file under a safe name.
@@ -61,22 +68,22 @@ def unpack(data: bytes) -> dict[str, bytes]:
             counted as they are unpacked; what the headers claim is not believed.
     """
     # Before `zipfile` builds an object for each: half a million fit into 20 MB.
-    ARCHIVE_ENTRIES.check(data.count(_DIRECTORY_ENTRY), "The archive")
+    entries.check(data.count(_DIRECTORY_ENTRY), "The archive")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_entries(archive, packed_size=len(data))
+            return _read_entries(archive, what, packed_size=len(data))
     except _BROKEN as error:
-        raise CardError("The CHARX archive is broken.") from error
+        raise CardError(f"The {what} is broken.") from error
 
 
-def _read_entries(archive: zipfile.ZipFile, *, packed_size: int) -> dict[str, bytes]:
+def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     total = 0
     for entry in archive.infolist():
-        path = safe_path(entry.orig_filename)
-        _check_kind(entry)
+        path = safe_path(entry.orig_filename, what)
+        _check_kind(entry, what)
         if path in files:
-            raise CardError("The CHARX archive has two entries of the same name.")
+            raise CardError(f"The {what} has two entries of the same name.")
         if path.endswith("/"):
             continue
         parts: list[bytes] = []
@@ -89,11 +96,11 @@ def _read_entries(archive: zipfile.ZipFile, *, packed_size: int) -> dict[str, by
                 parts.append(block)
         files[path] = b"".join(parts)
         if len(files[path]) != entry.file_size:
-            raise CardError("The CHARX archive has an entry of another size than it states.")
+            raise CardError(f"The {what} has an entry of another size than it states.")
     return files
 
 
-def safe_path(name: str) -> str:
+def safe_path(name: str, what: str = "CHARX archive") -> str:
     """`name` with `/` between its parts.
 
     Raises:
@@ -102,29 +109,30 @@ def safe_path(name: str) -> str:
     path = name.replace("\\", "/")
     climbs = ".." in path.split("/")
     if not path or climbs or path.startswith("/") or _DRIVE.match(path) or "\0" in path:
-        raise CardError("The CHARX archive has an entry whose path leads out of it.")
+        raise CardError(f"The {what} has an entry whose path leads out of it.")
     return path
 
 
-def _check_kind(entry: zipfile.ZipInfo) -> None:
+def _check_kind(entry: zipfile.ZipInfo, what: str) -> None:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise CardError("The CHARX archive has a link, or something else that is no file.")
+        raise CardError(f"The {what} has a link, or something else that is no file.")
     if entry.flag_bits & _ENCRYPTED:
-        raise CardError("The CHARX archive is encrypted.")
+        raise CardError(f"The {what} is encrypted.")
     if entry.compress_type not in _METHODS:
-        raise CardError("The CHARX archive is compressed in another way than by deflate.")
+        raise CardError(f"The {what} is compressed in another way than by deflate.")
 
 
-def pack(files: dict[str, bytes]) -> bytes:
+def pack(files: Mapping[str, bytes], *, deflated: bool = False) -> bytes:
     """An archive of `files`, in their order; the same bytes for the same files.
 
-    Stored, not compressed: media are compressed already, and a card is small beside them.
+    Stored unless `deflated`: media are compressed already, and a card is small beside them.
     """
+    method = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
     target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for path, data in files.items():
-            archive.writestr(zipfile.ZipInfo(path), data)
+            archive.writestr(zipfile.ZipInfo(path), data, compress_type=method)
     return target.getvalue()
 
 

@@ -92,6 +92,7 @@ async def test_a_file_holds_the_chronicle_and_all_that_happened_in_it(
                 "source_message_ids": [reply],
                 "superseded_by": "2",
                 "counts": False,
+                "audience": "public",
             },
             {
                 "id": "2",
@@ -109,6 +110,7 @@ async def test_a_file_holds_the_chronicle_and_all_that_happened_in_it(
                 "source_message_ids": [],
                 "superseded_by": None,
                 "counts": True,
+                "audience": "public",
             },
         ],
     }

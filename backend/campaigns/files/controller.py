@@ -1,0 +1,82 @@
+"""Campaigns as files: `/campaigns/import`, `/campaigns/{campaign_id}/export`."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+
+from backend.accounts.activity import ActivityLog
+from backend.accounts.identity import Identity
+from backend.campaigns.errors import (
+    CampaignFileError,
+    CampaignFullError,
+    CampaignNotFoundError,
+)
+from backend.campaigns.files.transfer import CampaignTransfer, ExportFormat, ImportedCampaign
+from backend.characters.uploads import (
+    MAX_UPLOAD_BYTES,
+    NamedFileOperation,
+    file_answer,
+    read_upload,
+)
+from backend.chronicles.errors import ChronicleFullError
+from backend.wire import FILES, RAISES, etag
+
+
+class CampaignTransferController(Controller):
+    """Campaigns as zip files."""
+
+    path = "/campaigns"
+    tags = ("Campaigns",)
+
+    @post(
+        "/import",
+        opt={RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError)},
+        summary="Import a campaign",
+        operation_class=NamedFileOperation,
+        request_max_body_size=MAX_UPLOAD_BYTES,
+    )
+    async def import_campaign(
+        self,
+        request: Request[Any, Any, Any],
+        identity: NamedDependency[Identity],
+        campaign_transfer: NamedDependency[CampaignTransfer],
+    ) -> Response[ImportedCampaign]:
+        """Make a campaign of a zip: of one that was exported, or of a vault of Markdown files.
+
+        All of it is taken in, or nothing. `name` is what it is called where the file does not say,
+        else the file's name. `warnings` name what was not understood; its text is kept.
+        """
+        upload = await read_upload(request)
+        stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
+        made = await campaign_transfer.import_new(
+            identity, upload.data, upload.name.strip() or stem
+        )
+        return Response(made, headers={"ETag": etag(made.version)})
+
+    @get(
+        "/{campaign_id:uuid}/export",
+        opt={RAISES: (CampaignNotFoundError, CampaignFileError), FILES: ("application/zip",)},
+        summary="Export a campaign",
+        media_type="application/zip",
+    )
+    async def export_campaign(
+        self,
+        request: Request[Any, Any, Any],
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaign_transfer: NamedDependency[CampaignTransfer],
+        activity: NamedDependency[ActivityLog],
+        file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "json",
+    ) -> Response[bytes]:
+        """A zip of the campaign, from which it is imported to the same state.
+
+        `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
+        programs such as Obsidian; its import begins a ledger of its own.
+        """
+        file = await campaign_transfer.export(identity, campaign_id, file_format)
+        await activity.note(request, "exported", detail="campaign")
+        return file_answer(file)

@@ -1,0 +1,64 @@
+"""Recognises what a zip of a campaign holds, and reads it. CPU-bound, no database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from uuid import UUID
+
+from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.files.archive import MAIN, read_archive, told_items
+from backend.campaigns.files.draft import CampaignDraft
+from backend.campaigns.files.limits import ZIP_ENTRIES
+from backend.campaigns.files.vault_reader import is_vault, read_vault
+from backend.characters.cards.charx import is_archive, unpack
+from backend.characters.cards.limits import check_file_size
+from backend.characters.errors import CardError, CardLimitError
+
+MAX_FOLDERS = 3
+"""Folders around everything that are taken off."""
+
+
+def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
+    """Read a zip that somebody sends: a campaign, and items that its files leave out.
+
+    `name` is what it is called where the file does not say. Raises `CampaignFileError`,
+    `TooLargeError`.
+    """
+    check_file_size(len(data))
+    if not is_archive(data):
+        raise CampaignFileError("This is no zip file.")
+    try:
+        files = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
+    except CardLimitError as error:
+        limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
+        raise CampaignFileError(error.detail, extra=limit) from error
+    except CardError as error:
+        raise CampaignFileError(error.detail) from error
+    if MAIN in files:
+        draft = read_archive(files)
+        return draft, told_items(files, draft)
+    if is_vault(files):
+        return read_vault(files, name), ()
+    raise CampaignFileError(
+        f"The zip file holds no campaign: neither `{MAIN}`, nor a vault with `campaign.md` or "
+        "a folder `canon`."
+    )
+
+
+def _without_folder(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files without what programs add of their own, and without the folder all of them are in.
+
+    Such a folder may be in another one.
+    """
+    kept = {path: data for path, data in files.items() if not _is_hidden(path)}
+    for _ in range(MAX_FOLDERS):
+        tops = {path.partition("/")[0] for path in kept}
+        if len(tops) != 1 or tops <= {"canon", "chats"} or any("/" not in path for path in kept):
+            break
+        kept = {path.partition("/")[2]: data for path, data in kept.items()}
+    return kept
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether it is a program's own file: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))

@@ -1,0 +1,263 @@
+"""Campaigns out into files, and in out of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
+
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.files.archive import (
+    CompactionRecord,
+    OpenCampaign,
+    SourceRecord,
+    write_archive,
+)
+from backend.campaigns.files.draft import CampaignDraft, settle
+from backend.campaigns.files.reader import read_campaign
+from backend.campaigns.files.rows import (
+    CampaignRows,
+    ChatRows,
+    campaign_rows,
+    chat_rows,
+    open_changes,
+    open_items,
+)
+from backend.campaigns.files.vault_writer import write_vault
+from backend.campaigns.item_service import MAX_ITEMS
+from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.records import campaign_views, open_campaign, reading
+from backend.campaigns.schemas import CampaignView
+from backend.campaigns.service import check_room
+from backend.characters.cards.charx import pack
+from backend.characters.exporting import ExportedFile
+from backend.characters.models import Character, Persona
+from backend.chats.counting import CountUnit
+from backend.chats.logs import write_log
+from backend.chats.models import Chat, ChatCharacter, Message
+from backend.chats.repository import character_ids
+from backend.chats.schemas import ChatSettings
+from backend.chats.service import ChatService
+from backend.chronicles.event_search import all_events
+from backend.chronicles.events import ChronicleFields
+from backend.chronicles.index_source import KIND as EVENTS
+from backend.chronicles.reading import StoryEvent
+from backend.chronicles.repository import make_chronicle
+from backend.chronicles.transfer import write_events
+from backend.cpu_pool import CpuPool
+from backend.database.base import chunks
+from backend.database.engine import Database
+from backend.generation.tokens import best_tokenizer
+from backend.memory.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded
+
+ExportFormat = Literal["json", "vault"]
+
+AT_ONCE = 500
+"""Rows that are written in one statement."""
+
+
+class ImportedCampaign(CampaignView, kw_only=True):
+    """A campaign that was made of a file. `warnings` say what of the file was not understood."""
+
+    warnings: list[str]
+
+
+class CampaignTransfer:
+    """Exports campaigns, and imports what was exported, or what people keep as Markdown.
+
+    Args:
+        checks_added: Refuse an import after which its account holds more than it may.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        outbox: IndexOutbox,
+        pool: CpuPool,
+        *,
+        chats: ChatService,
+        checks_added: Collection[CheckAdded],
+    ) -> None:
+        self._database = database
+        self._outbox = outbox
+        self._pool = pool
+        self._chats = chats
+        self._checks_added = checks_added
+
+    async def export(
+        self, identity: Identity, campaign_id: UUID, file_format: ExportFormat
+    ) -> ExportedFile:
+        """A zip of a campaign. Raises `CampaignNotFoundError`."""
+        sealer = identity.sealer
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            fields = open_campaign(sealer, campaign)
+            rows = await _items(session, campaign)
+            events: Sequence[StoryEvent] = ()
+            changes: Sequence[Any] = ()
+            sources: Mapping[UUID, list[SourceRecord]] = {}
+            chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
+            if campaign.chronicle_id is not None:
+                events = await all_events(session, sealer, campaign.chronicle_id)
+            if file_format == "json":
+                changes, sources = await _changes(session, campaign)
+                chats = await _chats(session, campaign)
+
+        def write() -> bytes:
+            found = OpenCampaign(
+                id=campaign_id,
+                fields=fields,
+                counters=CompactionRecord(
+                    version=campaign.version,
+                    edits=campaign.edits,
+                    compactions=campaign.compactions,
+                ),
+                items=open_items(sealer, rows),
+                uses={row.id: row.uses for row in rows if row.kind == "term"},
+                changes=open_changes(sealer, changes, sources),
+                chronicle=ChronicleFields(name=fields.name),
+                events=events,
+                chats=[write_log(sealer, *each) for each in chats],
+            )
+            files = write_archive(found) if file_format == "json" else write_vault(found)
+            return pack(files, deflated=True)
+
+        data = await self._pool.run(identity.user_id, write)
+        return ExportedFile(data, "application/zip", fields.name, "zip")
+
+    async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
+        """Make a campaign of a zip, with all that is in it or not at all.
+
+        `name` is what it is called where the file does not say. Raises `CampaignFileError`,
+        `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`, `TooLargeError`.
+        """
+        sealer = identity.sealer
+        draft, told = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
+        if len(draft.kinds) > MAX_ITEMS:
+            raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
+        chats = await self._chat_rows(identity, draft)
+
+        def make() -> CampaignRows:
+            return campaign_rows(sealer, draft, settle(draft, told=told), chats)
+
+        rows = await self._pool.run(sealer.user_id, make)
+        async with self._database.write() as session:
+            await self._store(session, identity, rows, chats)
+            for check in self._checks_added:
+                await check(session, identity.user_id)
+            [view] = await campaign_views(session, sealer, [rows.campaign])
+        fields = {name: getattr(view, name) for name in CampaignView.__struct_fields__}
+        return ImportedCampaign(**fields, warnings=draft.warnings)
+
+    async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
+        if not draft.chats:
+            return []
+        spec, _ = self._chats.effective_model(identity, ChatSettings())
+        tokenizer = best_tokenizer(spec.tokenizer)
+        async with self._database.read() as session:
+            people = await _people(session, identity, draft)
+        found: list[ChatRows] = []
+        for log in draft.chats:
+            unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)
+            work = partial(chat_rows, identity.sealer, draft, log, unit=unit, people=people)
+            found.append(await self._pool.run(identity.user_id, work))
+        return found
+
+    async def _store(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        rows: CampaignRows,
+        chats: Sequence[ChatRows],
+    ) -> None:
+        campaign = rows.campaign
+        await check_room(session, identity)
+        fields = open_campaign(identity.sealer, campaign)
+        chronicle = await make_chronicle(session, identity, ChronicleFields(name=fields.name))
+        campaign.chronicle_id = chronicle.id
+        session.add(campaign)
+        await session.flush()
+        await _insert(session, CampaignItem, rows.items)
+        await self._outbox.changed(session, identity, kind="campaign", container_id=campaign.id)
+        await _insert(session, CampaignChange, rows.changes)
+        for chat in chats:
+            await _insert(session, Chat, [{**chat.chat, "chronicle_id": chronicle.id}])
+            members = [
+                {"chat_id": chat.chat["id"], "character_id": each, "place": place}
+                for place, each in enumerate(chat.character_ids)
+            ]
+            await _insert(session, ChatCharacter, members)
+            await _insert(session, Message, chat.messages)
+            await self._outbox.changed(
+                session, identity, kind="message", container_id=chat.chat["id"]
+            )
+        await _insert(session, ChangeSource, rows.sources)
+        if await write_events(
+            session, identity.sealer, chronicle.id, rows.events, rows.messages, known={}
+        ):
+            await self._outbox.changed(session, identity, kind=EVENTS, container_id=chronicle.id)
+
+
+async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:
+    for part in chunks(rows, AT_ONCE):
+        await session.execute(insert(table), list(part))
+
+
+async def _items(session: AsyncSession, campaign: Campaign) -> Sequence[Any]:
+    query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
+    mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
+    return (await session.execute(query.where(*mine).order_by(CampaignItem.id))).all()
+
+
+async def _changes(
+    session: AsyncSession, campaign: Campaign
+) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
+    """The ledger in order, and the messages that made its changes."""
+    mine = CampaignChange.campaign_id == campaign.id, CampaignChange.user_id == campaign.user_id
+    query = select(
+        *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
+        CampaignItem.kind,
+    ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+    rows = (await session.execute(query.where(*mine).order_by(CampaignChange.seq))).all()
+    sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
+    theirs = select(ChangeSource).join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
+    for each in await session.scalars(theirs.where(*mine).order_by(ChangeSource.message_id)):
+        record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
+        sources[each.change_id].append(record)
+    return rows, sources
+
+
+async def _chats(
+    session: AsyncSession, campaign: Campaign
+) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
+    """The sessions, oldest first: (chat, its characters, its messages)."""
+    query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
+    chats = (await session.scalars(query.order_by(Chat.id))).all()
+    members = await character_ids(session, [chat.id for chat in chats])
+    found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
+    for chat in chats:
+        messages = select(Message.__table__).where(Message.chat_id == chat.id)
+        rows = await session.execute(messages.order_by(Message.position, Message.id))
+        found.append((chat, members.get(chat.id, []), rows.all()))
+    return found
+
+
+async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraft) -> set[UUID]:
+    """Of the characters and personas that the chats name, those that are the user's."""
+    named: set[UUID | None] = set()
+    for log in draft.chats:
+        named |= {*log.head.character_ids, log.head.persona_id}
+        named |= {each for line in log.lines for each in (line.character_id, line.persona_id)}
+    wanted = [each for each in named if each is not None]
+    found: set[UUID] = set()
+    for table in (Character, Persona):
+        for part in chunks(wanted):
+            mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
+            found |= set(await session.scalars(mine))
+    return found

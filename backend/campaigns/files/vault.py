@@ -1,0 +1,84 @@
+"""What a campaign's vault looks like: its folders, its files, and the words in them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+MAIN = "campaign.md"
+INDEX = "canon/temporal-index.json"
+
+EntityKind = Literal["pc", "npc", "location", "item", "faction", "ability"]
+
+FOLDERS: dict[EntityKind, str] = {
+    "pc": "pcs",
+    "npc": "npcs",
+    "location": "locations",
+    "item": "items",
+    "faction": "factions",
+    "ability": "abilities",
+}
+"""Folders of `canon`, one file for each entity."""
+
+FOLDER_KINDS: dict[str, EntityKind] = {
+    **{folder: kind for kind, folder in FOLDERS.items()},
+    "characters": "pc",
+    "players": "pc",
+    "party": "pc",
+    "people": "npc",
+    "places": "location",
+    "environments": "location",
+    "spells": "ability",
+}
+
+THREADS = "open-threads"
+TIMELINE = "timeline"
+CLOCKS = "clocks"
+FACTS = "facts"
+RELATIONS = "relations"
+GLOSSARY = "glossary"
+SCENES = "scenes"
+ECHOES = "echoes"
+OUTLINES = (THREADS, TIMELINE, CLOCKS, FACTS, RELATIONS, GLOSSARY, SCENES, ECHOES)
+"""Files of `canon` that hold lists under headings."""
+
+TENSIONS = {
+    "critical": "critical",
+    "urgent": "urgent",
+    "high": "urgent",
+    "rising": "rising",
+    "medium": "rising",
+    "simmering": "simmering",
+    "low": "simmering",
+}
+TENSION_HEADINGS = {
+    "critical": "Critical",
+    "urgent": "Urgent",
+    "rising": "Medium",
+    "simmering": "Simmering",
+}
+THREAD_ENDS = {"resolved": "resolved", "done": "resolved", "failed": "failed", "dormant": "dormant"}
+LINKED = frozenset({"giver", "location", "present", "audience"})
+"""Details of an entry that name entities."""
+UNTITLED = "Untitled"
+WORLD = "World"
+"""The heading of facts that are about nobody."""
+
+ATTRIBUTES = frozenset(
+    {
+        "class", "level", "race", "species", "background", "hp", "hp_max", "ac", "gold",
+        "conditions", "inventory", "abilities", "speed", "xp", "stress", "trauma", "heat", "wanted",
+    }
+)  # fmt: skip
+"""Front matter that belongs among an entity's attributes, and needs no warning."""
+
+
+def entity_kind(path: str) -> EntityKind | None:
+    """What kind of entity a file is about, by the nearest folder that says so."""
+    folders = path.casefold().split("/")[:-1]
+    return next((FOLDER_KINDS[each] for each in reversed(folders) if each in FOLDER_KINDS), None)
+
+
+def outline_name(path: str) -> str | None:
+    """Which file of lists it is, if any."""
+    stem = path.casefold().rpartition("/")[2].removesuffix(".md")
+    return stem if stem in OUTLINES and path.casefold().endswith(".md") else None

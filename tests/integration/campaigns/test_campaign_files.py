@@ -1,0 +1,327 @@
+"""Campaigns out into zip files, and in again: over HTTP, on both databases."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from tests.integration.campaigns.seagate import Table, seagate
+from tests.support.server import Account, ok, problem
+from tests.support.zips import seagate_vault, unzipped, zipped
+
+pytestmark = [pytest.mark.anyio]
+
+KINDS = ("entities", "threads", "clocks", "facts", "relations", "scenes", "glossary", "echoes")
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+OWN = {"id", "revision", "created_at", "updated_at"}
+
+GOLDEN = """\
+## SESSION CONTEXT: Seagate
+Setting: SEAGATE. No other place name may stand in for SEAGATE.
+A harbour city of tide-gates and dredged canals. Magic is taxed by weight.
+**Day 5** - morning
+
+### Player character
+**Jake** | Wizard | HP 13/13 | at The Salty Sigil | 15 gold
+Inventory: spell-etched tuning fork, Courier Valen's cloak
+
+### Current location
+**The Salty Sigil**: A curio shop in the Dredgeworks dealing in rare magical components. \
+Salt crusts the window; the bell rings a beat late.
+
+### NPCs present
+**Marlena** [active] - intimate-ally
+*Voice: Speaks in a slow, measured drawl (drops when emotional); \
+Views herself as a "gardener": supplies ingredients, doesn't judge; Shows vulnerability with Jake*
+**Gareth** [rescued] - ally
+**Aldous** [active] - neutral
+**Bettany** [active] - neutral
+**Corwin** [active] - neutral
+Also here: Delphine, Emeric
+
+### Active threads
+- [URGENT] **The Fading Muffle**: Token scrying anchor muffled for about 36 hours, fading. \
+→ Next: Execute infiltration before it fails
+- [URGENT] **Silent Circle Salon (TONIGHT)**: Infiltrate as Courier Valen.
+- [RISING] **The debt to the Collegium**: 200 gp by midwinter.
+
+### Today
+- Jake rescued Gareth from the Sunfall Hills gully
+- Token muffling performed by Marlena"""
+
+
+async def sent(
+    account: Account, files: Mapping[str, bytes | str], name: str = "campaign.zip"
+) -> httpx.Response:
+    upload = {"file": (name, zipped(files), "application/zip")}
+    return await account.client.post("/api/v1/campaigns/import", files=upload)
+
+
+async def imported(account: Account, files: Mapping[str, bytes | str]) -> Table:
+    return Table(account, ok(await sent(account, files), 201))
+
+
+async def exported(table: Table, file_format: str) -> dict[str, bytes]:
+    answer = await table.ask("GET", "/export", params={"format": file_format})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/zip"
+    return unzipped(answer.content)
+
+
+async def state(table: Table) -> dict[str, Any]:
+    """All that a campaign holds, with names for ids; of deleted items there are none."""
+    items = {kind: await every(table, f"/{kind}") for kind in KINDS}
+    names = {
+        item["id"]: f"{kind}: {item.get('name') or item.get('text') or item.get('title')}"
+        for kind, found in items.items()
+        for item in found
+    }
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {key: named(each) for key, each in members.items() if key not in OWN}
+        if isinstance(value, list):
+            return [named(each) for each in cast("Any", value)]
+        return names.get(value) if isinstance(value, str) and UUID.fullmatch(value) else value
+
+    held = {
+        kind: sorted(json.dumps(named(item), sort_keys=True) for item in found)
+        for kind, found in items.items()
+    }
+    view = await table.get()
+    kept = ("name", "rules", "brief", "settings", "day", "time_of_day", "flags")
+    return {**{key: view[key] for key in kept}, **held}
+
+
+async def every(table: Table, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    query: dict[str, Any] = {"limit": 100}
+    while True:
+        page = await table.get(path, **query)
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        query["before" if "changes" in path else "after"] = page["next"]
+
+
+async def ledger(table: Table) -> list[dict[str, Any]]:
+    lines = await every(table, "/changes")
+    ids = {line["target"]["id"]: number for number, line in enumerate(lines[::-1])}
+    return [
+        {
+            **{k: line[k] for k in ("seq", "version", "actor", "counts", "undone", "created_at")},
+            "item": (line["target"]["kind"], line["target"]["name"], ids[line["target"]["id"]]),
+            "keys": [sorted(line[each]) for each in ("set", "add", "remove")],
+            "told": line["message_id"] is not None,
+        }
+        for line in lines
+    ]
+
+
+async def world(table: Table) -> None:
+    """One of everything, with references between them."""
+    ids = await seagate(table)
+    clock = await table.add("clocks", name="The tide", segments=4, filled=1, consequence="Flood")
+    await table.add("clocks", name="The watch", visible=False, linked_id=clock["id"])
+    await table.add(
+        "threads",
+        kind="quest",
+        title="The Fading Muffle",
+        tension="critical",
+        objectives=[{"text": "Get in", "done": True}, {"text": "Get out"}],
+        giver_id=ids["marlena"],
+        clock_id=clock["id"],
+    )
+    new = await table.add("facts", text="The token is loud again.", about_id=ids["jake"])
+    await table.add("facts", text="The token is quiet.", superseded_by=new["id"])
+    await table.add("facts", text="Holt sold it.", about_id=ids["holt"], audience="gm")
+    await table.add(
+        "facts", text="Only Marlena knows.\nReally.", audience=[ids["marlena"], ids["jake"]]
+    )
+    await table.add(
+        "relations", from_id=ids["marlena"], to_id=ids["jake"], score=70, note="[[odd]]"
+    )
+    await table.add(
+        "scenes",
+        title="The Salon",
+        location_id=ids["shop"],
+        present=[ids["marlena"], ids["jake"]],
+        stakes="All of it",
+        beats=3,
+        key_moments=["The bell rings", "- a dash"],
+    )
+    await table.add("echoes", kind="threat", text="Holt saw the cloak", resolved=True)
+    await table.add("glossary", term="Muffle", definition="A spell: quiet.", status="raw")
+    await table.change("", flags={"masked": True}, settings={"memory_interval": 6})
+    await table.change(f"/entities/{ids['jake']}", attributes={"hp": 9}, locked=["attributes"])
+    newest = (await table.get("/changes", limit=1))["items"][0]
+    ok(await table.ask("POST", f"/changes/{newest['id']}/undo"))
+    ok(await table.ask("DELETE", f"/entities/{ids['hills']}"), 204)
+
+
+async def test_a_vault_becomes_a_campaign_that_begins_where_the_story_is(ada: Account) -> None:
+    table = await imported(ada, seagate_vault())
+    view = table.campaign
+    assert (view["name"], view["day"], view["time_of_day"]) == ("Seagate", 5, "morning")
+    assert view["warnings"] == [
+        "canon/locations/the-salty-sigil.md: `district` is kept among the attributes"
+    ]
+    context = await table.get("/context", text="continue")
+    assert context["full"] == GOLDEN
+    assert context["light"] == (
+        "[Day 5 | Jake HP 13/13 | at the-salty-sigil | with Marlena, Gareth +5]"
+    )
+    assert {line["actor"] for line in await ledger(table)} == {"import"}
+    [holt] = (await table.get("/entities", q="Holt"))["items"]
+    [secret] = (await table.get("/facts"))["items"]
+    assert (secret["about_id"], secret["audience"]) == (holt["id"], "gm")
+    assert secret["text"] == "He sold the token's twin to the Silent Circle."
+    [owes] = (await table.get("/relations"))["items"]
+    assert owes["note"] == "Owes Gareth a year of rent."
+
+
+async def test_where_jake_goes_decides_who_is_there(ada: Account) -> None:
+    table = await imported(ada, seagate_vault())
+    [jake] = (await table.get("/entities", kind="pc"))["items"]
+    [hills] = (await table.get("/entities", q="Sunfall", kind="location"))["items"]
+    await table.change(f"/entities/{jake['id']}", location_id=hills["id"])
+    full = (await table.get("/context", text="continue"))["full"]
+    assert "**Inspector Holt** [active] - hostile" in full
+    assert "Marlena" not in full.partition("### Active threads")[0]
+
+
+async def test_an_archive_gives_the_same_state_and_the_same_ledger(
+    ada: Account, table: Table
+) -> None:
+    await world(table)
+    files = await exported(table, "json")
+    copy = await imported(ada, files)
+    assert copy.campaign["warnings"] == []
+    assert await state(copy) == await state(table)
+    assert await ledger(copy) == await ledger(table)
+    assert copy.campaign["version"] == (await table.get())["version"]
+    assert copy.campaign["id"] != table.campaign["id"]
+    old = {item["id"] for kind in KINDS for item in await every(table, f"/{kind}")}
+    new = {item["id"] for kind in KINDS for item in await every(copy, f"/{kind}")}
+    assert not old & new
+    again = await exported(copy, "json")
+    assert files.keys() == again.keys()
+    deleted = next(
+        line
+        for line in await every(copy, "/changes")
+        if line["target"]["name"] == "Sunfall Hills" and line["set"] == {"exists": False}
+    )
+    ok(await copy.ask("POST", f"/changes/{deleted['id']}/undo"))
+    assert (await copy.get("/entities", q="Sunfall"))["items"]
+
+
+async def test_a_vault_gives_the_same_state_as_often_as_it_is_taken(
+    ada: Account, table: Table
+) -> None:
+    await world(table)
+    files = await exported(table, "vault")
+    copy = await imported(ada, files)
+    assert copy.campaign["warnings"] == []
+    assert await state(copy) == await state(table)
+    assert await exported(copy, "vault") == files
+
+
+async def test_the_vault_of_the_fixtures_comes_back(ada: Account) -> None:
+    first = await imported(ada, seagate_vault())
+    files = await exported(first, "vault")
+    assert set(seagate_vault("")) <= set(files)
+    second = await imported(ada, files)
+    assert await state(second) == await state(first)
+    assert await exported(second, "vault") == files
+    assert (await second.get("/context"))["full"] == GOLDEN
+
+
+async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
+    ada: Account, table: Table
+) -> None:
+    character = await ada.new_character(alternate_greetings=["The door stays shut."])
+    chat = await ada.new_chat(
+        campaign_id=table.campaign["id"], character_ids=[character["id"]], title="One"
+    )
+    await ada.turn(chat["id"], text="I open it")
+    [greeting, *_] = await ada.messages(chat["id"])
+    cause = {"message_id": greeting["id"]}
+    ok(await table.ask("PATCH", "", params=cause, json={"day": 9}))
+    files = await exported(table, "json")
+    copy = await imported(ada, files)
+    assert copy.campaign["day"] == 9
+    [copied] = copy.campaign["chat_ids"]
+    shown = await ada.messages(copied)
+    before = await ada.messages(chat["id"])
+    kept = ("role", "author", "text", "position", "sibling", "sibling_count", "created_at")
+    assert [[each[k] for k in kept] for each in shown] == [
+        [each[k] for k in kept] for each in before
+    ]
+    view = ok(await ada.client.get(f"/api/v1/chats/{copied}"))
+    assert (view["title"], view["character_ids"]) == ("One", [character["id"]])
+    path = f"/api/v1/messages/{shown[0]['id']}/siblings"
+    other = ok(await ada.client.get(path))["items"][1]
+    ok(await ada.client.post(f"/api/v1/messages/{other['id']}/activate", json={}))
+    assert (await copy.get())["day"] == 5
+    ok(await ada.client.post(f"/api/v1/messages/{shown[0]['id']}/activate", json={}))
+    assert (await copy.get())["day"] == 9
+    assert (await table.get())["day"] == 9
+
+
+async def test_what_is_changed_by_hand_in_an_archive_is_a_change_of_its_import(
+    ada: Account, table: Table
+) -> None:
+    await world(table)
+    files = await exported(table, "json")
+    people = json.loads(files["npcs.json"])
+    [marlena] = [each for each in people if each["name"] == "Marlena"]
+    marlena["status"] = "gone"
+    del marlena["voice"]
+    stranger = {"kind": "npc", "name": "Stranger"}
+    files["npcs.json"] = json.dumps([marlena, stranger]).encode()
+    copy = await imported(ada, files)
+    people = (await copy.get("/entities", kind="npc"))["items"]
+    assert [(each["name"], each["status"]) for each in people] == [
+        ("Marlena", "gone"),
+        ("Stranger", "active"),
+    ]
+    assert people[0]["voice"] == []
+    added = [line for line in await ledger(copy) if line["actor"] == "import"]
+    assert sorted(line["item"][1] for line in added) == ["Inspector Holt", "Marlena", "Stranger"]
+
+
+async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: Table) -> None:
+    await world(table)
+    files = await exported(table, "json")
+    before = ok(await ada.client.get("/api/v1/campaigns"))["items"]
+    wrong: list[Mapping[str, bytes | str]] = [
+        {"readme.txt": "hello"},
+        {**files, "npcs.json": b"["},
+        {**files, "npcs.json": b'[{"kind": "npc", "name": ""}]'},
+        {**files, "npcs.json": b'[{"kind": "npc", "name": "A", "location_id": "%s"}]' % b"0" * 8},
+        {**files, "npcs.json": b"\xff\xfe"},
+        {**files, "ledger.json": b'[{"seq": 1}]'},
+        {**files, "narratives.json": b'{"format": "other"}'},
+        {**files, "chats/001.jsonl": b'{"id": 1}\n'},
+        {"../npcs/a.md": "hello", "campaign.md": "hello"},
+        {"campaign.md": "---\na: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
+         "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
+         "e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\n"
+         "g: [*f,*f,*f,*f,*f,*f,*f,*f,*f]\n---\n"},
+        {"campaign.md": "x" * 9_000_000},
+        {f"canon/npcs/{number}.md": "" for number in range(10_000)},
+        {"canon/temporal-index.json": b"{"},
+    ]  # fmt: skip
+    for each in wrong:
+        problem(await sent(ada, each), 422, "unreadable-campaign")
+    upload = {"file": ("a.zip", b"no zip at all", "application/zip")}
+    answer = await ada.client.post("/api/v1/campaigns/import", files=upload)
+    problem(answer, 422, "unreadable-campaign")
+    assert ok(await ada.client.get("/api/v1/campaigns"))["items"] == before
+    assert len(ok(await ada.client.get("/api/v1/chronicles"))["items"]) == 1
