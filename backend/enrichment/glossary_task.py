@@ -170,7 +170,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             changed_at=message.updated_at,
             text=self.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content),
             campaign_id=campaign.id,
-            version=campaign.version,
+            # What is stale is folded before the proposals are written, and compared again.
+            version=-1 if campaign.is_stale else campaign.version,
             terms=terms,
             names=[*names, *await entity_names(session, self.sealer, campaign.id)],
             texts=[*texts, fields.name, *msgspec.structs.astuple(fields.brief)],
