@@ -113,7 +113,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         key: The key that was said, as it was written.
         found_in: What it was said in.
         name: Of a group, a lorebook, an outlet, an entity, or the limit that macros went beyond;
-            why the state block has its form; how many terms of a glossary found room.
+            why the state block has its form; which terms of a glossary found room.
         winner: The title of the entry that came in instead.
         count: Messages or replies left; the level of recursion; the last message of a summary,
             from 1; the most that macros may do.

@@ -58,8 +58,8 @@ class Familiar:
         self.is_common = is_common
         names, terms = list(names), list(terms)
         self._whole = {key_of(each) for each in (*names, *terms)}
-        self._names = {word for name in names for word in _words_of(name)}
-        self._terms = {word for term in terms for word in _words_of(term)}
+        self._names = set(_words_of("\n".join(names)))
+        self._terms = set(_words_of("\n".join(terms)))
         self._text = plain("\n".join(texts)).casefold()
         self._words = {_stem(match[0]) for match in WORD.finditer(self._text)}
 

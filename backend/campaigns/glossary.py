@@ -33,7 +33,8 @@ MAX_PROPOSED = 200
 MAX_DEFINITION = 300
 
 _MAX_SHOWN = 200
-_LEAST_TOKENS = 3
+_MAX_REFUSED = 5
+_LEAST_TOKENS = 4
 """What a line of a glossary costs at least."""
 
 
@@ -169,15 +170,20 @@ def glossary_lines(terms: Sequence[Term], *, count: Callable[[str], int], budget
     Args:
         terms: Approved and raw ones, the most used first.
         count: Counts the tokens of a text.
-        budget: Tokens for all lines. A term that does not fit is left out, and a less used one
+        budget: Tokens for all lines. A term that does not fit is left out, and one of the next
             that does may take its place.
     """
     lines: list[tuple[str, str]] = []
+    refused = 0
     for term in terms:
         meaning = f": {term.definition}" if term.status == "approved" and term.definition else ""
         line = " ".join(f"- {term.term}{meaning}".split())
         cost = count(f"{line}\n")
-        if cost <= budget:
-            budget -= cost
-            lines.append((term.term.casefold(), line))
+        if cost > budget:
+            refused += 1
+            if refused == _MAX_REFUSED:
+                break
+            continue
+        budget -= cost
+        lines.append((term.term.casefold(), line))
     return [line for _, line in sorted(lines)]

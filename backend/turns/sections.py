@@ -151,7 +151,10 @@ class SectionBuilder:
         if not lines:
             return []
         text = self._render("sections/glossary", terms="\n".join(lines))
-        reason = Reason("glossary", name=f"{len(lines)} of {len(campaign.terms)}")
+        is_all = len(lines) == len(campaign.terms)
+        reason = Reason(
+            "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
+        )
         return [_head("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
     def _scenes(self) -> list[Item]:

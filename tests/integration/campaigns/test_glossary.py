@@ -278,7 +278,7 @@ async def test_approved_and_bare_terms_stand_in_the_next_prompt(
     assert "\n- Dunmere\n- Skyglass: A mirror that fell." in system
     stored = ok(await play.ada.client.get(f"{API}/messages/{said}/context"))
     section = next(each for each in stored["items"] if each["kind"] == "glossary")
-    assert (section["place"], section["reason"]) == ("head", "glossary, 2 of 2 terms")
+    assert (section["place"], section["reason"]) == ("head", "glossary, 2 terms")
     kinds = [each["kind"] for each in stored["items"] if each["place"] == "head"]
     assert kinds.index("campaign") < kinds.index("glossary")
     assert {each["uses"] for each in (await play.terms()).values()} == {1}
@@ -310,6 +310,7 @@ async def test_where_not_all_terms_fit_the_most_used_come_in(play: Play) -> None
     used = [f"Zyrath{number}un" for number in range(12 - len(shown), 12)]
     assert shown == sorted(used, key=str.casefold)
     assert section["tokens"] <= 80 + 20
+    assert section["reason"] == f"glossary, the {len(shown)} most used terms"
     await play.table.change("", settings={"glossary_tokens": 0})
     assert await play.section() is None
 
