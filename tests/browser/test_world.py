@@ -270,3 +270,19 @@ def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) ->
         with page.expect_response(read):
             page.get_by_role("button", name=act, exact=True).last.click()
         expect(section(page, "Party")).to_contain_text(f"HP {hp} / 13")
+
+
+def test_what_is_changed_may_belong_to_the_last_reply(page: Page, seagate: Seagate) -> None:
+    seagate.account.turn(seagate.chat, text="I ride out.")
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.get_by_role("switch", name="My changes belong to the last message").check()
+    jake = card(page, "Jake")
+    jake.get_by_role("button", name="Place: at The Salty Sigil").click()
+    jake.get_by_label("Place", exact=True).select_option(label="Sunfall Hills")
+    expect(section(page, "Present")).to_contain_text("Holt")
+    expect(section(page, "Present")).not_to_contain_text("Marlena")
+
+    page.get_by_role("button", name="New version").last.click()
+    expect(section(page, "Present")).to_contain_text("Marlena")
+    page.get_by_role("button", name="Previous version").last.click()
+    expect(section(page, "Present")).to_contain_text("Holt")

@@ -1,6 +1,7 @@
 /** The world beside a chat: as the chat's active path leaves it. */
 import { complain } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
+import { kept } from "../core/store.js";
 import { c } from "./parts.js";
 import { sections } from "./sections.js";
 import { World } from "./world.js";
@@ -27,5 +28,10 @@ export default async function (room, { signal }) {
   }, { signal });
   room.events.addEventListener("turn", soon, { signal });
   document.addEventListener("visibilitychange", () => document.hidden || soon(), { signal });
-  return sections(world, signal, true);
+  world.message = () => (kept.get("world.told") ? room.path.last()?.id : null);
+  const onchange = ({ target }) => kept.set("world.told", target.checked);
+  const told = h("label.row.told", {},
+    h("input", { type: "checkbox", role: "switch", checked: kept.get("world.told"), onchange }),
+    h("span.grow", {}, c("told"), h("small.help", {}, c("told_help"))));
+  return h("div", {}, sections(world, signal, true), told);
 }

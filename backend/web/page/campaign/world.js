@@ -24,6 +24,8 @@ export const called = (item) => item.name ?? item.title ?? item.term ?? item.tex
 
 /** Says "change" when something in it did, and "cut" has the kinds of which there is more. */
 export class World extends EventTarget {
+  /** The message that what is changed here belongs to, and counts with; none: it counts always. */
+  message = () => null;
   cut = new Set();
   #lists = {};
   #byId = new Map();
@@ -97,7 +99,9 @@ export class World extends EventTarget {
     const path = kind === "world" ? this.path : `${this.path}/${PATHS[kind]}/${item.id}`;
     const made = this.#queue.then(async () => {
       const ifMatch = kind === "world" ? this.state.version : revision();
-      const now = await api.patch(path, patch, { ifMatch, keepalive: true });
+      // A lock is the user's, whatever is told.
+      const query = { message_id: "locked" in patch ? null : this.message() };
+      const now = await api.patch(path, patch, { ifMatch, query, keepalive: true });
       if (kind !== "world") Object.assign(item, now);
       await this.#again();
       return now;
@@ -117,14 +121,16 @@ export class World extends EventTarget {
   }
 
   async add(kind, values) {
-    const made = await api.post(`${this.path}/${PATHS[kind]}`, values);
+    const query = { message_id: this.message() };
+    const made = await api.post(`${this.path}/${PATHS[kind]}`, values, { query });
     await this.#again();
     return made;
   }
 
   /** Delete an item, and offer to undo that. */
   async remove(kind, item) {
-    await api.delete(`${this.path}/${PATHS[kind]}/${item.id}`, undefined, { ifMatch: item.revision });
+    const query = { message_id: this.message() };
+    await api.delete(`${this.path}/${PATHS[kind]}/${item.id}`, undefined, { ifMatch: item.revision, query });
     await this.#again();
     const back = () => attempt(async () => {
       const { items } = await api.get(`${this.path}/changes`, { query: { limit: 50 } });
