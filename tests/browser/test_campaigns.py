@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
-from tests.support.browser import Account, dark, phone
+from tests.support.browser import Account, Watch, dark, phone
+from tests.support.zips import seagate_vault, zipped
 
 pytestmark = pytest.mark.browser
+
+DROPPED = """([name, data]) => {
+  const held = new DataTransfer();
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  held.items.add(new File([bytes], name));
+  return held;
+}"""
 
 
 def test_a_campaign_is_made_set_up_and_played_in(
@@ -90,3 +99,50 @@ def test_a_campaign_is_deleted_once_that_is_confirmed(
     expect(page.get_by_text("A campaign is a world")).to_be_visible()
     assert account.get("/campaigns")["items"] == []
     assert account.get(f"/chats/{chat}")["campaign_id"] is None
+
+
+def test_a_vault_is_dropped_on_the_page_and_says_what_was_not_understood(
+    page: Page, account: Account, watch: Watch, assert_accessible: Callable[[Page], None]
+) -> None:
+    watch.expected.append("/campaigns/import")
+    vault = seagate_vault()
+    vault["seagate-vault/canon/npcs/odd.md"] = b"---\nname: [unclosed\n---\n"
+    page.goto("/#/campaigns")
+    expect(page.get_by_text("A campaign is a world")).to_be_visible()
+    for name, data in (("Seagate.zip", zipped(vault)), ("broken.zip", b"no zip")):
+        encoded = base64.b64encode(data).decode()
+        held = page.evaluate_handle(DROPPED, [name, encoded])
+        page.get_by_role("main").dispatch_event("drop", {"dataTransfer": held})
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports.get_by_role("status")).to_have_text("1 of 2 imported, 1 refused")
+    expect(imports.get_by_role("button", name="Try broken.zip again")).to_be_visible()
+    imports.get_by_text("not understood").click()
+    expect(imports.get_by_text("odd.md")).to_be_visible()
+    assert_accessible(page)
+
+    [made] = account.get("/campaigns")["items"]
+    imports.get_by_role("link", name=made["name"]).click()
+    page.get_by_role("link", name="World").click()
+    expect(page.get_by_role("list", name="Party")).to_contain_text("Jake")
+    expect(page.get_by_role("list", name="Present")).to_contain_text("Marlena")
+
+
+def test_a_campaign_is_saved_as_a_file_and_comes_in_again(page: Page, account: Account) -> None:
+    campaign = account.post("/campaigns", {"name": "Seagate", "day": 5})["id"]
+    page.goto(f"/#/campaigns/{campaign}")
+    files: list[FilePayload] = []
+    for label in ("Export as a zip", "Export as a Markdown vault"):
+        page.get_by_role("button", name="More for Seagate").click()
+        with page.expect_download() as saved:
+            page.get_by_role("menuitem", name=label).click()
+        data = saved.value.path().read_bytes()
+        files.append({"name": f"{label}.zip", "mimeType": "application/zip", "buffer": data})
+    page.get_by_role("link", name="Campaigns").click()
+    with page.expect_file_chooser() as chosen:
+        page.get_by_role("button", name="Import").click()
+    chosen.value.set_files(files)
+    expect(page.get_by_role("region", name="Imports").get_by_role("status")).to_have_text(
+        "2 of 2 imported"
+    )
+    found = [(each["name"], each["day"]) for each in account.get("/campaigns")["items"]]
+    assert found == [("Seagate", 5)] * 3

@@ -1,9 +1,9 @@
 /** What the views of campaigns share: words, making one, files, what can be done with one. */
 import { api } from "../core/api.js";
 import { attempt, deleting, sure } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
+import { h, icon } from "../core/dom.js";
 import { importing } from "../core/importing.js";
-import { campaigns, chats } from "../core/store.js";
+import { campaigns, chats, chronicles } from "../core/store.js";
 import { has, t } from "../core/words.js";
 import { asking } from "../memory/parts.js";
 
@@ -88,12 +88,11 @@ export const files = importing({
   accept: ".zip,application/zip",
   drop: c("drop"),
   async send(file, options) {
-    const made = await api.upload("/campaigns/import", file, options);
-    const { id, name } = made.campaign ?? made;
-    campaigns.changed();
-    chats.changed();
-    const link = h("a", { href: `#/campaigns/${id}` }, name ?? file.name);
-    return [[link, made.warnings?.map((each) => h("small", {}, each))]];
+    const { id, name, warnings } = await api.upload("/campaigns/import", file, options);
+    for (const each of [campaigns, chats, chronicles]) each.changed();
+    const told = warnings.length > 0 && h("details", {},
+      h("summary", {}, c("warnings", { count: warnings.length })), warnings.map((each) => h("small", {}, each)));
+    return [[h("a", { href: `#/campaigns/${id}` }, name), told], warnings.length ? icon("alert") : icon("check")];
   },
 });
 
