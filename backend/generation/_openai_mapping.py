@@ -2,8 +2,8 @@
 
 Source: https://platform.openai.com/docs/api-reference/chat
 
-Servers call themselves compatible and leave out what they like, and the SDK does not check what
-comes in: whatever is read here is read as JSON of any shape, not as the SDK's types.
+Servers call themselves compatible and leave out what they like: whatever is read here is read as
+JSON of any shape.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def read_calls(completion: Any) -> list[ToolCall]:
         arguments = parse_json(_text(function, "arguments") or "{}")
         if not isinstance(arguments, dict):
             raise ValueError("the arguments of a tool call are not an object")  # noqa: TRY004 - of what the model wrote, not of a caller's type
-        raw: dict[str, Any] = clean(mapping(call) or call.to_dict())
+        raw: dict[str, Any] = clean(mapping(call))
         raw["type"] = "function"
         raw["id"] = identifier = _text(call, "id") or f"call-{uuid4().hex}"
         calls.append(
@@ -180,10 +180,7 @@ def read_usage(reported: Any) -> TokenUsage | None:
 
 
 def _member(value: Any, name: str) -> Any:
-    """A member of an SDK object, or of a plain one where the SDK did not know the shape."""
-    if isinstance(value, Mapping):
-        return cast("Mapping[str, Any]", value).get(name)
-    return getattr(value, name, None)
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
 def _text(value: Any, name: str) -> str:

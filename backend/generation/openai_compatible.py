@@ -27,9 +27,13 @@ from backend.generation.sampling import Sampling, SamplingField, check_taken
 
 if TYPE_CHECKING:
     import httpx2
-    from openai import APIError, AsyncOpenAI  # noqa: TID251 - this is the adapter
+    from openai import APIError, AsyncOpenAI, AsyncStream  # noqa: TID251 - this is the adapter
 
 WHO = "The OpenAI-compatible server"
+
+COMPLETIONS = "/chat/completions"
+"""Called without the SDK's own types: with them, 1,000 messages take 150 ms to be sent, and each
+token 0.2 ms to be read, in which the event loop does nothing else."""
 
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
     {
@@ -71,6 +75,7 @@ class OpenAICompatibleConfig:
 @dataclass(frozen=True, slots=True)
 class _Connection:
     client: AsyncOpenAI
+    stream: type[AsyncStream[object]]
     http: httpx2.AsyncClient
     api_error: type[APIError]
 
@@ -90,7 +95,8 @@ class OpenAICompatibleProvider:
             raise failure(WHO, status=None, words=(type(error).__name__,)) from None
 
     def _connect(self) -> _Connection:
-        from openai import APIError, AsyncOpenAI  # noqa: PLC0415, TID251 - slow: not at start-up
+        # Slow: not at start-up.
+        from openai import APIError, AsyncOpenAI, AsyncStream  # noqa: PLC0415, TID251
 
         key = self.config.api_key
         http = make_http_client(
@@ -104,7 +110,7 @@ class OpenAICompatibleProvider:
             max_retries=0,
             http_client=http,
         )
-        return _Connection(client, http, APIError)
+        return _Connection(client, AsyncStream[object], http, APIError)
 
     def failure(self, error: Exception) -> ModelError:
         """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
@@ -179,20 +185,21 @@ class OpenAICompatibleModel:
         return StructuredAnswer(parse_value(text, who=WHO, finish=finish), answer.usage)
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-        """The request's body.
-
-        It goes past the SDK's own types, as `extra_body`: it takes 3 ms in place of 150 to send
-        1,000 messages, in which the event loop does nothing else.
-        """
+        """The request's body."""
         check_taken(sampling, accepts=self.spec.accepts, model_id=self.spec.id)
-        return {"messages": wire.messages(prompt), **wire.settings(sampling)}
+        settings = wire.settings(sampling)
+        return {"model": self.spec.name, "messages": wire.messages(prompt), **settings}
 
     async def _deltas(
         self, connection: _Connection, body: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
         try:
-            chunks = await connection.client.chat.completions.create(
-                model=self.spec.name, messages=[], stream=True, extra_body=body
+            chunks = await connection.client.post(
+                COMPLETIONS,
+                cast_to=object,
+                body={**body, "stream": True},
+                stream=True,
+                stream_cls=connection.stream,
             )
             async with chunks:
                 async for chunk in chunks:
@@ -202,9 +209,7 @@ class OpenAICompatibleModel:
 
     async def _whole(self, body: dict[str, Any]) -> Any:
         connection = await self._provider.connect()
-        asked = connection.client.chat.completions.create(
-            model=self.spec.name, messages=[], extra_body=body
-        )
+        asked = connection.client.post(COMPLETIONS, cast_to=object, body=body)
         return await whole(
             asked,
             who=WHO,
