@@ -69,5 +69,5 @@ def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
 async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:
     version, wrapped = root.wrap(os.urandom(KEY_BYTES), context=INSTANCE_CONTEXT)
     values = {"id": 1, "root_version": version, "wrapped": wrapped}
-    await upsert(session, InstanceKey, values, key=["id"], update={})
+    await upsert(session, InstanceKey, values, key=("id",))
     return (await session.scalars(select(InstanceKey))).one()

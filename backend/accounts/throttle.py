@@ -176,7 +176,7 @@ class Throttle:
             .limit(MAX_KNOWN_ADDRESSES)
         )
         async with self._database.write() as session:
-            await upsert(session, KnownAddress, fresh, key=["key"], update={"last_at": at})
+            await upsert(session, KnownAddress, fresh, key=("key",), update=("last_at",))
             await session.execute(
                 delete(KnownAddress).where(
                     KnownAddress.user_id == user_id, KnownAddress.key.not_in(newest)
@@ -243,7 +243,7 @@ async def _count(session: AsyncSession, key: bytes, at: datetime, allowance: All
     # Made or locked in one step, so that of many attempts at once, the first ones included,
     # each counts those before it, and none is forgiven in between.
     fresh = {"key": key, "failures": 0.0, "last_at": at}
-    await upsert(session, LoginFailures, fresh, key=["key"], update={"key": key})
+    await upsert(session, LoginFailures, fresh, key=("key",), update=("key",))
     row = await session.get_one(LoginFailures, key)
     row.failures = allowance.count(row.failures, row.last_at, at=at)
     row.last_at = at

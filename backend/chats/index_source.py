@@ -8,12 +8,13 @@ from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import chunks
+from backend.database.types import Id
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
@@ -132,6 +133,16 @@ _COLUMNS = (
     Message.sealed_author,
     Message.sealed_content,
 )
+_OF_A_CHAT = select(*_COLUMNS).where(
+    Message.chat_id == bindparam("chat_id"), Message.user_id == bindparam("owner_id")
+)
+_IDS = bindparam("ids", expanding=True, type_=Id())
+_THEMSELVES = _OF_A_CHAT.where(Message.id.in_(_IDS))
+_FOLLOWING = _OF_A_CHAT.where(Message.parent_id.in_(_IDS), Message.is_selected)
+_SCENES = _OF_A_CHAT.where(
+    Message.scene_id.in_(_IDS), Message.is_active, Message.status != "streaming"
+)
+"""Built once: building them costs more than running them."""
 
 
 class _Stretch:
@@ -142,9 +153,7 @@ class _Stretch:
 
     def __init__(self, sealer: Sealer, chat_id: UUID) -> None:
         self._sealer = sealer
-        self._query = select(*_COLUMNS).where(
-            Message.chat_id == chat_id, Message.user_id == sealer.user_id
-        )
+        self._chat_id = chat_id
         self.rows: dict[UUID, Any] = {}
         self._selected: dict[UUID, UUID] = {}
         # Rows come in the order of the path: their windows share lines.
@@ -154,7 +163,7 @@ class _Stretch:
         """Read messages; those of them that are there."""
         wanted = set(ids)
         for part in chunks(list(wanted - self.rows.keys())):
-            await self._read(session, Message.id.in_(part))
+            await self._read(session, _THEMSELVES, part)
         return wanted & self.rows.keys()
 
     async def load_above(self, session: AsyncSession, ids: set[UUID]) -> set[UUID]:
@@ -173,7 +182,7 @@ class _Stretch:
         level = ids
         for _ in range(WINDOW):
             for part in chunks([each for each in level if each not in self._selected]):
-                await self._read(session, Message.parent_id.in_(part) & Message.is_selected)
+                await self._read(session, _FOLLOWING, part)
             level = {self._selected[each] for each in level if each in self._selected}
 
     async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
@@ -181,14 +190,16 @@ class _Stretch:
         scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
         members: dict[UUID, list[UUID]] = defaultdict(list)
         for part in chunks(list(scene_ids)):
-            is_there = Message.is_active & (Message.status != "streaming")
-            found = await self._read(session, Message.scene_id.in_(part) & is_there)
+            found = await self._read(session, _SCENES, part)
             for row in sorted(found, key=lambda row: row.position):
                 members[row.scene_id].append(row.id)
         return members
 
-    async def _read(self, session: AsyncSession, condition: ColumnElement[bool]) -> Sequence[Any]:
-        found: Sequence[Any] = (await session.execute(self._query.where(condition))).all()
+    async def _read(
+        self, session: AsyncSession, query: Select[*tuple[Any, ...]], ids: Sequence[UUID]
+    ) -> Sequence[Any]:
+        values = {"chat_id": self._chat_id, "owner_id": self._sealer.user_id, "ids": ids}
+        found = (await session.execute(query, values)).all()
         for row in found:
             self.rows[row.id] = row
             if row.is_selected and row.parent_id is not None:

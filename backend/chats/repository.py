@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
@@ -23,6 +23,28 @@ PAGE = 500
 """Rows that are made of what a driver gives at a time."""
 
 
+_CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
+_LOCKED_CHAT = _CHAT.with_for_update()
+_CAST = (
+    select(ChatCharacter.chat_id, ChatCharacter.character_id)
+    .where(ChatCharacter.chat_id.in_(bindparam("chat_ids", expanding=True)))
+    .order_by(ChatCharacter.place)
+)
+_ACTIVE = (
+    select(Message)
+    .where(Message.chat_id == bindparam("chat_id"), Message.is_active)
+    .where(Message.position < bindparam("before"))
+    .order_by(Message.position.desc())
+    .limit(bindparam("limit"))
+    .execution_options(populate_existing=True)
+)
+_ACTIVE_AND_SHOWN = _ACTIVE.where(~Message.hidden)
+"""What every turn reads is built once: building a statement costs more than running it."""
+
+FOREVER = 2**31 - 1
+"""A position that no path reaches."""
+
+
 async def get_chat(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chat:
@@ -30,8 +52,8 @@ async def get_chat(
 
     `lock` lets one transaction at a time change the chat's tree.
     """
-    query = select(Chat).where(Chat.id == chat_id, Chat.user_id == owner_id)
-    chat = await session.scalar(query.with_for_update() if lock else query)
+    query = _LOCKED_CHAT if lock else _CHAT
+    chat = await session.scalar(query, {"chat_id": chat_id, "owner_id": owner_id})
     if chat is None:
         raise ChatNotFoundError
     return chat
@@ -70,11 +92,7 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
 
 async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
     """Who takes part in each chat, in order."""
-    rows = await session.execute(
-        select(ChatCharacter.chat_id, ChatCharacter.character_id)
-        .where(ChatCharacter.chat_id.in_(chat_ids))
-        .order_by(ChatCharacter.place)
-    )
+    rows = await session.execute(_CAST, {"chat_ids": chat_ids})
     found: dict[UUID, list[UUID]] = defaultdict(list)
     for chat_id, character_id in rows:
         found[chat_id].append(character_id)
@@ -90,18 +108,10 @@ async def active_page(
     with_hidden: bool = True,
 ) -> list[Message]:
     """The end of the active path above position `before`, oldest first."""
-    query = (
-        select(Message)
-        .where(Message.chat_id == chat_id, Message.is_active)
-        .order_by(Message.position.desc())
-        .limit(limit)
-        .execution_options(populate_existing=True)
-    )
-    if before is not None:
-        query = query.where(Message.position < before)
-    if not with_hidden:
-        query = query.where(~Message.hidden)
-    return list(await session.scalars(query))[::-1]
+    query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
+    end = FOREVER if before is None else before
+    found = await session.scalars(query, {"chat_id": chat_id, "before": end, "limit": limit})
+    return list(found)[::-1]
 
 
 async def sibling_places(
@@ -226,10 +236,32 @@ class SealedHistory:
     sealed_authors: Sequence[bytes] = ()
 
 
+_BEHIND = and_(
+    Message.chat_id == bindparam("chat_id"),
+    Message.is_active,
+    Message.path_tokens > bindparam("from_sum"),
+    Message.path_tokens - Message.tokens >= bindparam("from_sum"),
+)
+
+
+def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
+    # Without a type SQLAlchemy hands on what the driver gives, untouched.
+    return (
+        select(*(type_coerce(column, NullType()) for column in columns))
+        .where(_BEHIND, Message.position <= bindparam("to_position"), ~Message.hidden)
+        .order_by(Message.path_tokens)
+    )
+
+
+_COLUMNS = Message.id, Message.position, Message.role, Message.tokens, Message.sealed_content
+_LINES = _lines(*_COLUMNS)
+_LINES_WITH_AUTHORS = _lines(*_COLUMNS, Message.sealed_author)
+
+
 async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
     """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
-    query = select(Message.position).where(_behind(chat_id, from_sum))
-    return await session.scalar(query.order_by(Message.path_tokens).limit(1))
+    query = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)
+    return await session.scalar(query, {"chat_id": chat_id, "from_sum": from_sum})
 
 
 async def active_lines(
@@ -240,35 +272,12 @@ async def active_lines(
     Up to and with `to_position`, oldest first, hidden ones left out: one range on an index.
     `authors` are read only where they are asked for.
     """
-    columns: list[InstrumentedAttribute[Any]] = [
-        Message.id,
-        Message.position,
-        Message.role,
-        Message.tokens,
-        Message.sealed_content,
-    ]
-    if authors:
-        columns.append(Message.sealed_author)
-    query = (
-        # Without a type SQLAlchemy hands on what the driver gives, untouched.
-        select(*(type_coerce(column, NullType()) for column in columns))
-        .where(_behind(chat_id, from_sum), Message.position <= to_position, ~Message.hidden)
-        .order_by(Message.path_tokens)
-    )
-    rows = (await session.execute(query)).all()
+    query = _LINES_WITH_AUTHORS if authors else _LINES
+    values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}
+    rows = (await session.execute(query, values)).all()
     if not rows:
         return SealedHistory()
-    found: list[list[Any]] = [[row[place] for row in rows] for place in range(len(columns))]
-    ids, *rest = found
+    ids, *rest = ([row[place] for row in rows] for place in range(len(rows[0])))
     # SQLite's driver gives bytes, PostgreSQL's a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
     return SealedHistory(raw, *rest)
-
-
-def _behind(chat_id: UUID, from_sum: int) -> ColumnElement[bool]:
-    return and_(
-        Message.chat_id == chat_id,
-        Message.is_active,
-        Message.path_tokens > from_sum,
-        Message.path_tokens - Message.tokens >= from_sum,
-    )

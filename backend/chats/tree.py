@@ -113,13 +113,10 @@ async def set_hidden(session: AsyncSession, message: Message, *, hidden: bool) -
     await _add_to_sums(session, message.id, change)
 
 
-async def recount(session: AsyncSession, message: Message, tokens: int) -> None:
-    """Set what a message costs: sums from it downwards follow."""
-    change = 0 if message.hidden else tokens - message.tokens
+def recount(message: Message, tokens: int) -> None:
+    """Set what a message costs that nothing follows yet, as nothing does while it is written."""
+    message.path_tokens += 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
-    await session.flush()
-    if change:
-        await _add_to_sums(session, message.id, change)
 
 
 async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:

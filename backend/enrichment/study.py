@@ -114,7 +114,7 @@ class StudyTask(Task[StudyWork, AgentResult]):
                 "chat_id": self.chat_id,
                 "position": line.position,
             }
-            await upsert(session, EnrichmentMark, values, key=["id"], update={})
+            await upsert(session, EnrichmentMark, values, key=("id",))
 
 
 class TurnTask(StudyTask):

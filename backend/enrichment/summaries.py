@@ -132,25 +132,20 @@ async def store_summary(
 ) -> None:
     """Keep a text as the summary through a message, in place of what was there."""
     at = now()
-    update: dict[str, Any] = {
-        "sealed_summary": sealer.seal(CHAT_SUMMARY, message.id, text),
-        "is_edited": is_edited,
-        "updated_at": at,
-    }
     row = {
         "id": message.id,
         "user_id": message.user_id,
         "chat_id": message.chat_id,
         "position": message.position,
         "run_id": run_id,
+        "sealed_summary": sealer.seal(CHAT_SUMMARY, message.id, text),
+        "is_edited": is_edited,
         "revision": 1,
         "created_at": at,
-        **update,
+        "updated_at": at,
     }
-    if run_id is not None:
-        update["run_id"] = run_id
-    again = {**update, "revision": ChatSummary.revision + 1}
-    await upsert(session, ChatSummary, row, key=["id"], update=again)
+    update = "sealed_summary", "is_edited", "updated_at", *(["run_id"] if run_id else [])
+    await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
 
 
 async def find_goal(

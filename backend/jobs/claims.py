@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, tuple_, update
+from sqlalchemy import and_, bindparam, case, delete, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.sql.dml import ReturningUpdate
 
 from backend.database.base import UNSYNCHRONISED
 from backend.jobs.candidates import Wanted, candidates
@@ -52,18 +51,46 @@ class Claimed:
     root_version: int | None
     key_until: datetime | None
 
-    def is_held(self, at: datetime) -> ColumnElement[bool]:
-        """The condition that its row is still this worker's, and the lease has not run out."""
-        return and_(
-            Job.id == self.id,
-            Job.state == "running",
-            Job.lease_owner == self.lease_owner,
-            Job.fence == self.fence,
-            Job.lease_until > at,
-        )
+    def held(self, at: datetime) -> dict[str, Any]:
+        """The parameters of `IS_HELD`."""
+        return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
+
+IS_HELD = and_(
+    Job.id == bindparam("job"),
+    Job.state == "running",
+    Job.lease_owner == bindparam("owner"),
+    Job.fence == bindparam("held_fence"),
+    Job.lease_until > bindparam("at"),
+)
+"""A job's row is still its worker's, and the lease has not run out."""
 
 _COLUMNS: tuple[Any, ...] = tuple(getattr(Job, name) for name in Claimed.__dataclass_fields__)
+_FREE = or_(
+    Job.state.in_(("queued", "waiting_key")),
+    and_(Job.state == "running", Job.lease_until <= bindparam("at")),
+)
+_TAKE: Any = (
+    update(Job)
+    .where(
+        Job.id.in_(
+            select(Job.id)
+            .where(Job.id.in_(bindparam("ids", expanding=True)), _FREE)
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(
+        state="running",
+        lease_owner=bindparam("owner"),
+        lease_until=bindparam("until"),
+        fence=Job.fence + 1,
+        attempts=Job.attempts + 1,
+        # One that runs can be claimed only because its lease ran out.
+        leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
+        updated_at=bindparam("at"),
+    )
+    .returning(*_COLUMNS)
+)
 
 
 async def claim(
@@ -88,27 +115,8 @@ async def claim(
     ids = await candidates(session, wanted, at, start)
     if not ids:
         return []
-    is_free = or_(
-        Job.state.in_(("queued", "waiting_key")),
-        and_(Job.state == "running", Job.lease_until <= at),
-    )
-    free = select(Job.id).where(Job.id.in_(ids), is_free).with_for_update(skip_locked=True)
-    taken = (
-        update(Job)
-        .where(Job.id.in_(free))
-        .values(
-            state="running",
-            lease_owner=wanted.owner,
-            lease_until=at + lease,
-            fence=Job.fence + 1,
-            attempts=Job.attempts + 1,
-            # One that runs can be claimed only because its lease ran out.
-            leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
-            updated_at=at,
-        )
-    )
-    query: ReturningUpdate[Any] = cast("Any", taken).returning(*_COLUMNS)
-    rows = await session.execute(query, execution_options=UNSYNCHRONISED)
+    values = {"ids": ids, "at": at, "until": at + lease, "owner": wanted.owner}
+    rows = await session.execute(_TAKE, values, execution_options=UNSYNCHRONISED)
     return sorted((Claimed(*row) for row in rows), key=lambda each: ids.index(each.id))
 
 
@@ -121,12 +129,20 @@ ENDED: dict[str, Any] = {
 }
 """What a row loses with its job's end."""
 
+_END = delete(Job).where(IS_HELD).returning(Job.id)
+_END_AND_KEEP = (
+    update(Job)
+    .where(IS_HELD)
+    .values(state="done", updated_at=bindparam("at"), **ENDED)
+    .returning(Job.id)
+)
+
 
 async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) -> bool:
     """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
-    done = update(Job).values(state="done", updated_at=at, **ENDED)
-    query = (done if keep else delete(Job)).where(job.is_held(at)).returning(Job.id)
-    return await session.scalar(query, execution_options=UNSYNCHRONISED) is not None
+    query = _END_AND_KEEP if keep else _END
+    ended = await session.execute(query, job.held(at), execution_options=UNSYNCHRONISED)
+    return ended.scalar() is not None
 
 
 async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
@@ -174,8 +190,8 @@ async def put_back(
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(Job).where(job.is_held(at)).values(values).returning(Job.id)
-    held = select(Job.dedupe_key).where(job.is_held(at)).with_for_update().scalar_subquery()
+    query = update(Job).where(IS_HELD).values(values).returning(Job.id)
+    held = select(Job.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
     twins = delete(Job).where(
         Job.dedupe_key == held,
         Job.id != job.id,
@@ -186,9 +202,9 @@ async def put_back(
         try:
             async with session.begin_nested():
                 if waits:
-                    await session.execute(twins, execution_options=UNSYNCHRONISED)
-                found = await session.scalar(query, execution_options=UNSYNCHRONISED)
-                return found is not None
+                    await session.execute(twins, job.held(at), execution_options=UNSYNCHRONISED)
+                found = await session.execute(query, job.held(at), execution_options=UNSYNCHRONISED)
+                return found.scalar() is not None
         except IntegrityError:  # one more came in between
             if not left:
                 raise

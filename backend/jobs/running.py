@@ -38,6 +38,8 @@ UNEXPECTED = "internal-error"
 
 Clock = Callable[[], datetime]
 
+_HELD = select(Job.id).where(claims.IS_HELD).with_for_update()
+
 
 class RunningJob:
     """One attempt at a job.
@@ -102,8 +104,7 @@ class RunningJob:
         Raises `LostLeaseError` as `finish` does.
         """
         async with self._writing() as session:
-            held = select(Job.id).where(self.claimed.is_held(self._clock())).with_for_update()
-            if await session.scalar(held) is None:
+            if await session.scalar(_HELD, self.claimed.held(self._clock())) is None:
                 raise LostLeaseError
             yield session
             await self._store(session)

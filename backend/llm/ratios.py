@@ -117,8 +117,7 @@ async def learn(
     samples = row.samples if row else 0
     ratio, learned = learn_ratio(before, samples, counted=counted, reported=reported)
     if learned != samples:
-        values = {"ratio": ratio, "samples": learned}
-        row_key = {"user_id": user_id, "model": key}
+        values = {"user_id": user_id, "model": key, "ratio": ratio, "samples": learned}
         await upsert(
-            session, TokenRatio, {**row_key, **values}, key=["user_id", "model"], update=values
+            session, TokenRatio, values, key=("user_id", "model"), update=("ratio", "samples")
         )

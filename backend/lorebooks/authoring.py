@@ -94,7 +94,7 @@ async def chronicle_book(
         "sealed_book": sealed_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
     }
     # Another process may make it at this moment, too: there is one in the end.
-    await upsert(session, Lorebook, values, key=["chronicle_id"], update={})
+    await upsert(session, Lorebook, values, key=("chronicle_id",))
     made = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
     if made is None:
         raise LorebookNotFoundError

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import literal, null, select, union_all
+from sqlalchemy import Select, bindparam, literal, null, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat
+from backend.database.types import Id
 from backend.lorebooks.entries import BookFields, LinkSource, LoreEntry
 from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink
 from backend.lorebooks.records import open_book, open_entries
@@ -42,6 +43,45 @@ class ChatBook:
     is_chronicles: bool = False
 
 
+def _books_of_a_chat() -> Select[UUID, int, int, bool, bool]:
+    """(book, revision, rank, whether it is off, whether it is a chronicle's) of a chat's books."""
+    chat, link, book = ChatLorebook, LorebookLink, Lorebook
+    chat_id, owner_id = bindparam("chat_id", type_=Id()), bindparam("owner_id", type_=Id())
+    characters = bindparam("character_ids", type_=Id(), expanding=True)
+    found = union_all(
+        select(chat.lorebook_id.label("book_id"), literal(0).label("rank")).where(
+            chat.chat_id == chat_id, chat.state == "linked"
+        ),
+        select(book.id, literal(1))
+        .join(Chat, Chat.chronicle_id == book.chronicle_id)
+        .where(Chat.id == chat_id),
+        select(link.lorebook_id, literal(2)).where(
+            link.persona_id == bindparam("persona_id", type_=Id())
+        ),
+        select(book.id, literal(3)).where(book.character_id.in_(characters)),
+        select(link.lorebook_id, literal(4)).where(link.character_id.in_(characters)),
+        select(book.id, literal(5)).where(book.user_id == owner_id, book.is_global),
+    ).subquery()
+    off = select(chat.lorebook_id).where(chat.chat_id == chat_id, chat.state == "off").subquery()
+    return (
+        select(
+            found.c.book_id,
+            book.revision,
+            found.c.rank,
+            off.c.lorebook_id.is_not(null()),
+            book.chronicle_id.is_not(null()),
+        )
+        .join(book, book.id == found.c.book_id)
+        .outerjoin(off, off.c.lorebook_id == book.id)
+        .where(book.user_id == owner_id)
+        .order_by(found.c.rank, found.c.book_id)
+    )
+
+
+_BOOKS = _books_of_a_chat()
+"""Built once: building it costs more than running it."""
+
+
 async def books_for_chat(
     session: AsyncSession,
     *,
@@ -56,37 +96,14 @@ async def books_for_chat(
     In the order chat, its chronicle, persona, character (the cards' own before others), global.
     One query. The chat, its characters and its persona are taken for the owner's.
     """
-    chat, link, book = ChatLorebook, LorebookLink, Lorebook
-    ranks = [
-        select(chat.lorebook_id.label("book_id"), literal(0).label("rank")).where(
-            chat.chat_id == chat_id, chat.state == "linked"
-        ),
-        select(book.id, literal(1))
-        .join(Chat, Chat.chronicle_id == book.chronicle_id)
-        .where(Chat.id == chat_id),
-        select(book.id, literal(5)).where(book.user_id == owner_id, book.is_global),
-    ]
-    if persona_id is not None:
-        ranks.append(select(link.lorebook_id, literal(2)).where(link.persona_id == persona_id))
-    if character_ids:
-        ranks.append(select(book.id, literal(3)).where(book.character_id.in_(character_ids)))
-        ranks.append(
-            select(link.lorebook_id, literal(4)).where(link.character_id.in_(character_ids))
-        )
-    found = union_all(*ranks).subquery()
-    off = select(chat.lorebook_id).where(chat.chat_id == chat_id, chat.state == "off").subquery()
     rows = await session.execute(
-        select(
-            found.c.book_id,
-            book.revision,
-            found.c.rank,
-            off.c.lorebook_id.is_not(null()),
-            book.chronicle_id.is_not(null()),
-        )
-        .join(book, book.id == found.c.book_id)
-        .outerjoin(off, off.c.lorebook_id == book.id)
-        .where(book.user_id == owner_id)
-        .order_by(found.c.rank, found.c.book_id)
+        _BOOKS,
+        {
+            "owner_id": owner_id,
+            "chat_id": chat_id,
+            "character_ids": character_ids,
+            "persona_id": persona_id,
+        },
     )
     books: dict[UUID, ChatBook] = {}
     for book_id, revision, rank, is_off, is_chronicles in rows:

@@ -67,7 +67,7 @@ class LorebookLinkService:
         async with self._database.write() as session:
             await _check_holder(session, holder, holder_id, owner_id)
             await repository.get_book(session, book_id, owner_id=owner_id)
-            await upsert(session, LorebookLink, values, key=[column, "lorebook_id"], update={})
+            await upsert(session, LorebookLink, values, key=(column, "lorebook_id"))
 
     async def unlink(
         self, identity: Identity, holder: Holder, holder_id: UUID, book_id: UUID
@@ -111,11 +111,11 @@ class LorebookLinkService:
     ) -> ChatLorebookView:
         """Link a book to a chat, or switch it off there. Raises as `in_chat` does."""
         values = {"chat_id": chat_id, "lorebook_id": book_id, "state": state}
-        key = ["chat_id", "lorebook_id"]
+        key = "chat_id", "lorebook_id"
         async with self._database.write() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             await repository.get_book(session, book_id, owner_id=identity.user_id)
-            await upsert(session, ChatLorebook, values, key=key, update={"state": state})
+            await upsert(session, ChatLorebook, values, key=key, update=("state",))
             return await _in_chat(session, identity, chat_id, book_id)
 
     async def clear_in_chat(self, identity: Identity, chat_id: UUID, book_id: UUID) -> None:

@@ -89,7 +89,7 @@ class Collections:
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID) -> None:
         """All texts of a user's are in the current collection: from now on it is searched."""
-        await self._note_ready(session, user_id, update={"state": "ready"})
+        await self._note_ready(session, user_id, update=("state",))
         await session.execute(
             delete(IndexState).where(
                 IndexState.user_id == user_id, IndexState.collection != self.current.name
@@ -101,7 +101,7 @@ class Collections:
         """Note a user who came after the current collection: nothing has to move."""
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
         if await session.scalar(known) is None:
-            await self._note_ready(session, user_id, update={})
+            await self._note_ready(session, user_id)
 
     async def mark_due(self, session: AsyncSession) -> list[UUID]:
         """Have everything of all users indexed anew; gives back whose."""
@@ -125,10 +125,10 @@ class Collections:
             await index.aclose()
 
     async def _note_ready(
-        self, session: AsyncSession, user_id: UUID, *, update: dict[str, str]
+        self, session: AsyncSession, user_id: UUID, *, update: tuple[str, ...] = ()
     ) -> None:
         row = {"user_id": user_id, "collection": self.current.name, "state": "ready"}
-        await upsert(session, IndexState, row, key=["user_id", "collection"], update=update)
+        await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
 
     async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
         """The collection that a user is in: the current one, else the newest that is there."""

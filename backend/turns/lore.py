@@ -266,5 +266,4 @@ async def store_state(
         "position": message.position,
         "sealed_state": sealer.seal_bytes(LORE_STATE, message.id, after.encode()),
     }
-    update = {"sealed_state": row["sealed_state"]}
-    await upsert(session, LoreState, row, key=["id"], update=update)
+    await upsert(session, LoreState, row, key=("id",), update=("sealed_state",))

@@ -170,5 +170,7 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
                 "sealed_text": blob,
                 "created_at": now(),
             }
-            await upsert(session, ContextText, row, key=["chat_id", "digest"], update={})
-    await upsert(session, StoredContextRecord, values, key=["id"], update=values)
+            await upsert(session, ContextText, row, key=("chat_id", "digest"))
+    await upsert(
+        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
+    )

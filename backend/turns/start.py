@@ -87,7 +87,6 @@ class TurnStarter:
                 lease_until=now() + LEASE,
                 user_message_id=target.line.id if target.line else None,
             )
-            session.add(turn)
             parent = target.parent or target.leaf
             line: Message | None = None
             if line_draft is not None:
@@ -104,6 +103,7 @@ class TurnStarter:
             run = self._make_run(identity, built, turn, reply if target.continued else None)
             if reply is not None:
                 reply.status = "streaming"
+            session.add(turn)  # last, in one statement with what it refers to
             return run
 
     async def _line_draft(self, identity: Identity, built: Built) -> dict[str, Any] | None:

@@ -233,8 +233,7 @@ class TurnStore:
         message.status = _status(run)
         unit = CountUnit.parse(chat.count_unit)
         message.token_counts = msgspec.json.encode(counts).decode()
-        await session.flush()
-        await tree.recount(session, message, counts[str(unit)])
+        tree.recount(message, counts[str(unit)])
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
         await store_state(

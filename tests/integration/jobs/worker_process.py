@@ -30,8 +30,7 @@ async def count_up(job: RunningJob) -> None:
     async with job.finish() as session:
         key = b"%d" % job.payload["number"]
         fresh = {"key": key, "failures": 1, "last_at": now()}
-        more = {"failures": LoginFailures.failures + 1}
-        await upsert(session, LoginFailures, fresh, key=["key"], update=more)
+        await upsert(session, LoginFailures, fresh, key=("key",), count_up=("failures",))
         await asyncio.sleep(random.uniform(0, 0.005))
 
 
