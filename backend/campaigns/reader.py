@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
@@ -162,7 +163,7 @@ class CampaignReader:
         if not limit:
             return []
         query = (
-            select(CampaignItem)
+            select(CampaignItem.id, CampaignItem.sealed_state)
             .where(
                 CampaignItem.campaign_id == self._campaign.id,
                 CampaignItem.kind == "term",
@@ -173,7 +174,9 @@ class CampaignReader:
             .order_by(CampaignItem.uses.desc(), CampaignItem.id)
             .limit(limit)
         )
-        items = [self._open(row) for row in await self._session.scalars(query)]
+        rows = await self._session.execute(query)
+        read = partial(ledger_store.read_state, self._sealer)
+        items = [item_of("term", read(row.id, row.sealed_state)) for row in rows]
         return [item for item in items if isinstance(item, Term)]
 
     async def situation(

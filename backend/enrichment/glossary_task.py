@@ -336,17 +336,9 @@ def _kept(
 
 
 def _texts_of(card: Card) -> list[str]:
-    return [
-        card.description,
-        card.personality,
-        card.scenario,
-        card.first_mes,
-        card.mes_example,
-        card.system_prompt,
-        card.post_history_instructions,
-        *card.alternate_greetings,
-        *card.group_only_greetings,
-    ]
+    told = [card.description, card.personality, card.scenario, card.first_mes, card.mes_example]
+    orders = [card.system_prompt, card.post_history_instructions]
+    return [*told, *orders, *card.alternate_greetings, *card.group_only_greetings]
 
 
 def _is_before_consent(chat: Chat, message: Message) -> bool:

@@ -16,6 +16,7 @@ from backend.campaigns.models import CampaignItem
 from backend.campaigns.reader import CampaignReader
 from backend.campaigns.records import get_campaign
 from backend.chats.models import Message
+from backend.enrichment import glossary_task
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import GLOSSARY
 from backend.generation.registry import ModelRegistry
@@ -57,11 +58,17 @@ class Glossarist(OpenAIServer):
         finally:
             self.is_opened.set()
 
-    async def _answer(self, request: Request, *more: Any) -> bool:
+    async def _answer(
+        self,
+        request: Request,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
         if request.body and is_glossary(request):
             self.is_reached.set()
             await self.is_opened.wait()
-        return await super()._answer(request, *more)
+        return await super()._answer(request, answer, reader, writer)
 
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
@@ -372,6 +379,47 @@ async def test_a_failing_model_leaves_no_term_and_stops_nothing(
     model.fails = None
     await play.turn()
     assert set(await play.terms()) == {"Skyglass", "Dunmere"}
+
+
+async def test_terms_of_what_a_continued_reply_adds_are_found_too(
+    play: Play, model: Glossarist
+) -> None:
+    first = await play.turn()
+    model.tells = " Nobody came back from the Ashmere either."
+    last = await play.turn("", **{"continue": True})
+    assert last == first
+    assert set(await play.terms()) == {"Skyglass", "Dunmere", "Ashmere"}
+
+
+async def test_while_many_proposals_wait_no_more_are_made(
+    play: Play, model: Glossarist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glossary_task, "MAX_PROPOSED", 2)
+    await play.turn()
+    model.tells = "Nobody came back from the Ashmere. The Skyglass took them all."
+    await play.turn()
+    assert len(model.asked) == 1
+    assert (await play.terms())["Skyglass"]["uses"] == 1
+    await play.decide("Dunmere", status="raw")
+    await play.turn()
+    assert set(await play.terms()) == {"Skyglass", "Dunmere", "Ashmere"}
+
+
+async def test_chats_of_one_campaign_share_its_glossary(
+    play: Play, model: Glossarist, server: Running, ada: Account, table: Table
+) -> None:
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    path = f"{API}/chats/{chat['id']}/settings"
+    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    other = Play(server, ada, table, chat["id"])
+    async with model.thinking() as is_reached:
+        await ada.turn(play.chat, text="Go on.")
+        await asyncio.wait_for(is_reached.wait(), 30)
+        await ada.turn(other.chat, text="Go on.")
+    await play.read()
+    await other.read()
+    page = await table.get("/glossary")
+    assert sorted(each["term"] for each in page["items"]) == ["Dunmere", "Skyglass"]
 
 
 async def test_where_there_are_no_capitals_the_model_names_terms(
