@@ -59,8 +59,9 @@ class CampaignItem(Base):
     __tablename__ = "campaign_items"
     __table_args__ = (
         Index(None, "campaign_id", "kind", "id"),
-        Index(None, "campaign_id", "place_id"),
-        Index(None, "campaign_id", "about_id"),
+        Index(None, "campaign_id", "kind", "subkind"),
+        Index(None, "campaign_id", "place_id", "kind"),
+        Index(None, "campaign_id", "about_id", "kind"),
         Index(None, "campaign_id", "version"),
     )
 

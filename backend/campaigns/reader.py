@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.campaigns import ledger_store
-from backend.campaigns.context import Known, Placed, Situation, ranked
+from backend.campaigns.context import MAX_DETAILED, Known, Placed, Situation, ranked
 from backend.campaigns.items import (
     Clock,
     Echo,
@@ -51,11 +51,7 @@ MAX_FACTS = 12
 CLOSED_SCENES = 2
 """Closed scenes that a prompt tells of."""
 
-_IS_HOT = or_(
-    CampaignItem.kind == "world",
-    and_(CampaignItem.kind == "entity", CampaignItem.subkind == "pc"),
-    and_(CampaignItem.kind.in_(["thread", "clock", "scene"]), CampaignItem.is_live),
-)
+_HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class CampaignReader:
@@ -71,7 +67,11 @@ class CampaignReader:
         self._session = session
         self._sealer = sealer
         self._campaign = campaign
-        self._visible = _visible_to(speaker)
+        self._own = (
+            CampaignItem.campaign_id == campaign.id,
+            CampaignItem.exists,
+            *_visible_to(speaker),
+        )
 
     async def rows(
         self,
@@ -82,17 +82,23 @@ class CampaignReader:
     ) -> list[tuple[CampaignItem, Item]]:
         """Items with their rows: of the lowest rank, and then the oldest, or those changed last."""
         order = CampaignItem.seq.desc() if newest else CampaignItem.id
-        query = (
-            select(CampaignItem)
-            .where(
-                CampaignItem.campaign_id == self._campaign.id,
-                CampaignItem.exists,
-                *self._visible,
-                *conditions,
-            )
-            .order_by(*([] if rank is None else [rank]), order)
-            .limit(limit)
+        query = select(CampaignItem).where(*self._own, *conditions)
+        return await self._opened(
+            query.order_by(*([] if rank is None else [rank]), order).limit(limit)
         )
+
+    async def any_of(
+        self, *alternatives: Sequence[Condition], limit: int
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Items that meet all conditions of one alternative, the oldest first.
+
+        Each alternative has an index of its own; for an OR SQLite reads all items of the campaign.
+        """
+        found = union_all(*(select(CampaignItem.id).where(*self._own, *x) for x in alternatives))
+        query = select(CampaignItem).where(CampaignItem.id.in_(found))
+        return await self._opened(query.order_by(CampaignItem.id).limit(limit))
+
+    async def _opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self._session.scalars(query)).all()
         sized = unhurried(rows, lambda row: len(row.sealed_state))
         return [(row, self._open(row)) async for row in sized]
@@ -137,10 +143,9 @@ class CampaignReader:
         query = (
             select(CampaignItem.kind, func.count())
             .where(
-                CampaignItem.campaign_id == self._campaign.id,
+                *self._own,
                 CampaignItem.is_live,
                 CampaignItem.kind.in_(kinds),
-                *self._visible,
             )
             .group_by(CampaignItem.kind)
         )
@@ -165,11 +170,9 @@ class CampaignReader:
         query = (
             select(CampaignItem.id, CampaignItem.sealed_state)
             .where(
-                CampaignItem.campaign_id == self._campaign.id,
+                *self._own,
                 CampaignItem.kind == "term",
-                CampaignItem.exists,
                 CampaignItem.is_live,
-                *self._visible,
             )
             .order_by(CampaignItem.uses.desc(), CampaignItem.id)
             .limit(limit)
@@ -191,7 +194,9 @@ class CampaignReader:
             events: Of the chronicle, each with its day, the newest last.
         """
         fields = open_campaign(self._sealer, self._campaign)
-        hot = await self.rows(_IS_HOT, limit=4 * MAX_HOT)
+        is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
+        is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
+        hot = await self.any_of(is_player, is_hot, limit=4 * MAX_HOT)
         world = next((item for _, item in hot if isinstance(item, World)), World())
         scene_id, scene = max(
             ((row.id, item) for row, item in hot if isinstance(item, Scene)),
@@ -210,7 +215,7 @@ class CampaignReader:
         people = [
             _placed(row, item)
             for row, item in await self.of_kind(
-                "entity", CampaignItem.subkind == "npc", is_here, limit=MAX_HOT
+                "entity", CampaignItem.subkind == "npc", is_here, limit=MAX_HOT, newest=True
             )
             if isinstance(item, Entity)
         ]
@@ -220,8 +225,11 @@ class CampaignReader:
         asked = [one for one in named if one not in silent][:MAX_MENTIONED]
         elsewhere = [one for one in asked if one not in here]
         known = here | await self._entities([*elsewhere, *([place] if place else [])])
-        about = [*here, *([place] if place else [])]
-        facts, relations = await self._about(about, elsewhere)
+        relations = await self._relations(list(here))
+        present = ranked(people, named=named, spoke=spoke, relations=relations)
+        nearest = [*(each.id for each in (*players, *present[:MAX_DETAILED]))]
+        about = [*nearest, *([place] if place else [])]
+        facts = await self._facts([*about, *asked])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
 
         def place_of(entity: Entity) -> str:
@@ -237,7 +245,7 @@ class CampaignReader:
             stakes=scene.stakes if scene else "",
             players=players,
             location=known.get(place) if place else None,
-            present=ranked(people, named=named, spoke=spoke, relations=relations),
+            present=present,
             relations=relations,
             threads=[item for _, item in hot if isinstance(item, Thread)],
             clocks=[item for _, item in hot if isinstance(item, Clock)],
@@ -254,7 +262,7 @@ class CampaignReader:
                 for one in asked
                 if one in known
             ],
-            told=frozenset([*about, *(fact_id for fact_id, _ in told)]),
+            told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
             places={player.id: place_of(player.entity) for player in players},
         )
 
@@ -264,26 +272,30 @@ class CampaignReader:
         rows = await self.of_kind("entity", CampaignItem.id.in_(ids))
         return {row.id: _placed(row, item) for row, item in rows if isinstance(item, Entity)}
 
-    async def _about(
-        self, here: Sequence[UUID], elsewhere: Sequence[UUID]
-    ) -> tuple[dict[UUID, list[tuple[UUID, str]]], list[Relation]]:
-        """Facts by entity, each with its id, and the relations of those who are here."""
-        if not here and not elsewhere:
-            return {}, []
-        about = CampaignItem.about_id
-        is_fact = and_(
-            CampaignItem.kind == "fact", CampaignItem.is_live, about.in_([*here, *elsewhere])
+    async def _facts(self, about: Sequence[UUID]) -> dict[UUID, list[tuple[UUID, str]]]:
+        """Facts by the entity that they are about, each with its id, the newest last."""
+        rows = await self.of_kind(
+            "fact",
+            CampaignItem.is_live,
+            CampaignItem.about_id.in_(about),
+            limit=MAX_HOT,
+            newest=True,
         )
-        is_relation = and_(
-            CampaignItem.kind == "relation",
-            or_(about.in_(here), CampaignItem.place_id.in_(here)),
-        )
-        rows = await self.rows(or_(is_fact, is_relation), limit=2 * MAX_HOT, newest=True)
         facts: dict[UUID, list[tuple[UUID, str]]] = {}
         for row, item in rows[::-1]:
             if isinstance(item, Fact) and item.about_id is not None:
                 facts.setdefault(item.about_id, []).append((row.id, item.text))
-        return facts, [item for _, item in rows if isinstance(item, Relation)]
+        return facts
+
+    async def _relations(self, ids: Sequence[UUID]) -> list[Relation]:
+        """Relations from and to entities."""
+        is_relation = CampaignItem.kind == "relation"
+        rows = await self.any_of(
+            (CampaignItem.about_id.in_(ids), is_relation),
+            (CampaignItem.place_id.in_(ids), is_relation),
+            limit=MAX_HOT,
+        )
+        return [item for _, item in rows if isinstance(item, Relation)]
 
     async def _echoes(self) -> list[str]:
         rows = await self.of_kind("echo", limit=MAX_HOT, newest=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -14,6 +16,10 @@ depends_on = None
 
 WITH_AUDIENCE = ("messages", "chronicle_events", "chat_summaries")
 
+OLD_INDEXES = ("place_id",), ("about_id",)
+NEW_INDEXES = ("kind", "subkind"), ("place_id", "kind"), ("about_id", "kind")
+"""Of a campaign's items: what a prompt is read by."""
+
 _TEXTS = ("sealed_author", "sealed_content", "sealed_thinking")
 
 
@@ -25,6 +31,7 @@ def upgrade() -> None:
         op.add_column(table, column)
     uses = sa.Column("uses", sa.Integer(), nullable=False, server_default="0")
     op.add_column("campaign_items", uses)
+    _replace_indexes(OLD_INDEXES, NEW_INDEXES)
     stop_counting(connection, "messages")
     count_table(connection, "messages", (*_TEXTS, "sealed_injected_context"))
 
@@ -36,4 +43,16 @@ def downgrade() -> None:
         op.drop_column(table, "audience")
     op.drop_column("messages", "sealed_injected_context")
     op.drop_column("campaign_items", "uses")
+    _replace_indexes(NEW_INDEXES, OLD_INDEXES)
     count_table(connection, "messages", _TEXTS)
+
+
+def _replace_indexes(old: Sequence[Sequence[str]], new: Sequence[Sequence[str]]) -> None:
+    for columns in old:
+        op.drop_index(_name(columns), "campaign_items")
+    for columns in new:
+        op.create_index(_name(columns), "campaign_items", ["campaign_id", *columns])
+
+
+def _name(columns: Sequence[str]) -> str:
+    return "_".join(["ix_campaign_items_campaign_id", *columns])
