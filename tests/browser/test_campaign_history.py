@@ -110,3 +110,28 @@ def test_proposed_terms_are_seen_beside_the_chat_and_answered_in_the_glossary(
         "Muffle": "approved",
     }
     assert stored["saltreader"]["definition"] == "Who reads brine."
+
+
+def test_a_change_leads_to_its_message_and_counts_while_that_is_told(
+    page: Page, account: Account, seagate: str, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat = account.new_chat(campaign_id=seagate.removeprefix("/campaigns/"), title="Morning")["id"]
+    account.turn(chat, text="I rest.")
+    line, reply = account.get(f"/chats/{chat}/messages")["items"]
+    body = {"day": 6}
+    answer = account.client.patch(seagate, json=body, params={"message_id": reply["id"]})
+    assert answer.is_success, answer.text
+    page.goto(f"/#{seagate}?tab=ledger")
+    newest = page.get_by_role("list", name="Ledger").get_by_role("listitem").first
+    expect(newest).to_contain_text("Day 6")
+    newest.get_by_role("button", name="Message").click()
+    expect(page.get_by_role("article").nth(1)).to_be_visible()
+    expect(page).to_have_url(f"{page.url.split('#')[0]}#/chats/{chat}")
+
+    account.post(f"/messages/{line['id']}/activate", {"follow": False})
+    page.goto(f"/#{seagate}?tab=ledger")
+    expect(newest.get_by_text("Does not count")).to_be_visible()
+    expect(page.get_by_text("Day 5", exact=True)).to_be_visible()
+    assert_accessible(page)
+    newest.get_by_role("button", name="Message").click()
+    expect(page.get_by_text("That message is not told now")).to_be_visible()

@@ -286,3 +286,25 @@ def test_what_is_changed_may_belong_to_the_last_reply(page: Page, seagate: Seaga
     expect(section(page, "Present")).to_contain_text("Marlena")
     page.get_by_role("button", name="Previous version").last.click()
     expect(section(page, "Present")).to_contain_text("Holt")
+
+
+def test_of_a_large_world_what_is_not_read_is_found(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
+    for number in range(505):
+        seagate.account.post(f"{seagate.path}/facts", {"text": f"Lantern {number} is lit."})
+    page.goto(f"/#{seagate.path}?tab=world")
+    facts = section(page, "Facts")
+    expect(facts.get_by_role("listitem")).to_have_count(50)
+    find = page.get_by_role("searchbox", name="Find in Facts")
+    find.fill("lantern 504")
+    expect(facts.get_by_role("listitem")).to_have_count(1)
+    assert_accessible(page)
+    # It is still there once it was edited.
+    facts.get_by_role("button", name="Text: Lantern 504 is lit.").click()
+    facts.get_by_label("Text", exact=True).fill("Lantern 504 is dark.")
+    expect(facts.get_by_role("button", name="Text: Lantern 504 is dark.")).to_be_visible()
+    expect(facts.get_by_text("Saved", exact=True)).to_be_visible()
+    facts.get_by_role("button", name="Done").click()
+    find.fill("")
+    expect(facts.get_by_role("listitem")).to_have_count(50)

@@ -93,7 +93,7 @@ export function section(it, world, signal) {
     let all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
     if (it.newest) all.reverse();
     const wanted = words.value.trim().toLowerCase();
-    if (wanted) all = all.filter((item) => JSON.stringify(item).toLowerCase().includes(wanted));
+    if (wanted) all = all.filter((item) => cards.get(item.id)?.isOpen || JSON.stringify(item).toLowerCase().includes(wanted));
     const rank = (item) => it.rank?.(item, world) ?? 0;
     return all.toSorted((one, other) => rank(one) - rank(other));
   };

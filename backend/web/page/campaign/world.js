@@ -29,6 +29,7 @@ export class World extends EventTarget {
   cut = new Set();
   #lists = {};
   #byId = new Map();
+  #sought = new Map();
   #queue = Promise.resolve();
   #signal;
 
@@ -41,11 +42,12 @@ export class World extends EventTarget {
 
   /** Read what changed since it was read last. */
   async read() {
-    const options = { signal: this.#signal };
-    const state = await api.get(`${this.path}/state`, options);
+    const state = await api.get(`${this.path}/state`, { signal: this.#signal });
     if (state.version === this.state?.version) return;
-    const query = { limit: MOST };
-    const pages = await Promise.all(LISTS.map((kind) => api.get(`${this.path}/${PATHS[kind]}`, { query, ...options })));
+    const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
+    const found = await Promise.all([...this.#sought].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
+    // Of two that were under way, the one that was asked for first may answer last.
+    if (state.version < this.state?.version) return;
     this.#lists = { entity: state.entities, echo: state.echoes };
     this.cut = new Set(Object.keys(this.#lists).filter((kind) => state.more[PATHS[kind]]));
     LISTS.forEach((kind, at) => {
@@ -53,15 +55,25 @@ export class World extends EventTarget {
       if (pages[at].next) this.cut.add(kind);
     });
     this.state = state;
+    for (const [kind, { items }] of found) this.#join(kind, items);
     this.#tell();
   }
 
-  /** Read what has these words in it, beside what was read. */
+  /** Read what has these words in it, beside what was read, now and whenever that is read again. */
   async find(kind, q) {
-    const query = { q, limit: MOST };
-    const { items } = await api.get(`${this.path}/${PATHS[kind]}`, { query, signal: this.#signal });
-    this.#lists[kind].push(...items.filter(({ id }) => !this.#byId.has(id)));
+    this.#sought.set(kind, q);
+    const { items } = await this.#page(kind, q);
+    this.#join(kind, items);
     this.#tell();
+  }
+
+  #page(kind, q) {
+    return api.get(`${this.path}/${PATHS[kind]}`, { query: { q, limit: MOST }, signal: this.#signal });
+  }
+
+  #join(kind, items) {
+    const known = new Set(this.#lists[kind].map(({ id }) => id));
+    this.#lists[kind].push(...items.filter(({ id }) => !known.has(id)));
   }
 
   #tell() {
