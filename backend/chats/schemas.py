@@ -166,7 +166,10 @@ class ChatSettings(
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     chronicle_enabled: bool = False
-    """Have the agent write down what happens: the opt-in. Makes a chronicle where none is set."""
+    """Have the agent write down what happens: the opt-in. Makes a chronicle where none is set.
+
+    In a chat of a campaign, also have it propose terms for the glossary.
+    """
     chronicle_id: UUID | None = None
     """The chronicle whose events the chat remembers, and into which the agent writes.
 
