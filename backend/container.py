@@ -24,6 +24,7 @@ from backend.campaigns.name_cache import NameCache
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
+from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -151,7 +152,7 @@ class Services:
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, regexes)
         self.chronicles = ChronicleService(database, index)
-        self.chronicle_events = EventService(database, index)
+        self.chronicle_events = EventService(database, index, check_audience=check_event_audience)
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)
 
         self.campaigns = CampaignService(database)
@@ -168,6 +169,7 @@ class Services:
             ChatLore(index, check_added=check_entries),
             ChatSummaries(),
             CampaignSessions(),
+            CampaignAudiences(),
             names,
             memory,
             self.lore,

@@ -80,12 +80,12 @@ class SearchService:
     ) -> SearchAnswer:
         """Look for a text. Raises `ChatNotFoundError`, `ValidationError`."""
         async with self._database.read() as session:
-            await check_viewpoint(session, viewpoint, owner_id=identity.user_id, chat_id=chat_id)
             if chat_id is None:
                 parts = await self._everywhere(session, identity, kinds)
                 names: list[str] = []
             else:
                 parts, names = await _in_chat(session, identity, chat_id, kinds)
+            await _check_viewpoint(session, identity, viewpoint, chat_id)
         request = SearchRequest(
             text=text,
             names=names,
@@ -146,6 +146,17 @@ class SearchController(Controller):
             limit=limit,
             viewpoint=read_viewpoint(viewpoint),
         )
+
+
+async def _check_viewpoint(
+    session: AsyncSession, identity: Identity, viewpoint: Viewpoint, chat_id: UUID | None
+) -> None:
+    """Raises `ValidationError`."""
+    campaigns = None
+    if chat_id is not None:
+        chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
+        campaigns = [chat.campaign_id]
+    await check_viewpoint(session, viewpoint, campaigns, owner_id=identity.user_id)
 
 
 async def _in_chat(

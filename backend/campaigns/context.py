@@ -65,7 +65,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the story's present moment is, as one speaker may know it.
+    """What the story's present moment is, as a viewpoint may know it.
 
     `present` are the people at the place, the nearest to the story first. `facts` are about them,
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`

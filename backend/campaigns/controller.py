@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, ViewpointText, read_viewpoint
 from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
     CampaignFullError,
@@ -159,9 +160,19 @@ class CampaignController(Controller):
         situations: NamedDependency[SituationService],
         chat_id: FromQuery[UUID | None] = None,
         text: FromQuery[str] = "",
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> CampaignContextView:
-        """Both forms of the state block, and which of them a turn with this text would get."""
-        return await situations.context(identity, campaign_id, chat_id=chat_id, text=text)
+        """Both forms of the state block, and which of them a turn with this text would get.
+
+        `viewpoint` shows what `public`, or an entity of the campaign, may know.
+        """
+        return await situations.context(
+            identity,
+            campaign_id,
+            chat_id=chat_id,
+            text=text,
+            viewpoint=read_viewpoint(viewpoint),
+        )
 
     @get(
         "/{campaign_id:uuid}/changes",

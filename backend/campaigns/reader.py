@@ -1,4 +1,4 @@
-"""Reads what one speaker may know of a campaign: its present moment, and items of each kind."""
+"""Reads what a viewpoint may know of a campaign: its present moment, and items of each kind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from backend.audience import GM, Viewpoint, known_to
 from backend.campaigns import ledger_store
 from backend.campaigns.context import MAX_DETAILED, Known, Placed, Situation, ranked
 from backend.campaigns.items import (
@@ -34,11 +35,6 @@ from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
 
-Speaker = UUID | str
-"""Whose knowledge a prompt may hold: an entity's, what is `public`, or all (`gm`)."""
-
-EVERYTHING = "gm"
-
 MAX_HOT = 100
 """Items of one kind that are read for one block."""
 
@@ -55,22 +51,23 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class CampaignReader:
-    """Reads the items of a campaign that a speaker may know of."""
+    """Reads the items of a campaign that a viewpoint may know of."""
 
     def __init__(
         self,
         session: AsyncSession,
         sealer: Sealer,
         campaign: Campaign,
-        speaker: Speaker = EVERYTHING,
+        viewpoint: Viewpoint = GM,
     ) -> None:
         self._session = session
         self._sealer = sealer
         self._campaign = campaign
+        self.viewpoint = viewpoint
         self._own = (
             CampaignItem.campaign_id == campaign.id,
             CampaignItem.exists,
-            *_visible_to(speaker),
+            known_to(viewpoint, CampaignItem.audience),
         )
 
     async def rows(
@@ -231,9 +228,9 @@ class CampaignReader:
         about = [*nearest, *([place] if place else [])]
         facts = await self._facts([*about, *asked])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
-
-        def place_of(entity: Entity) -> str:
-            return names.by_id[where][0] if (where := entity.location_id) in names.by_id else ""
+        places = await self._place_names(
+            names, [*players, *(known[one] for one in asked if one in known)]
+        )
 
         return Situation(
             name=fields.name,
@@ -257,13 +254,13 @@ class CampaignReader:
                     id=one,
                     entity=known[one].entity,
                     facts=facts.get(one, []),
-                    place=place_of(known[one].entity),
+                    place=places.get(one, ""),
                 )
                 for one in asked
                 if one in known
             ],
             told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
-            places={player.id: place_of(player.entity) for player in players},
+            places={player.id: places.get(player.id, "") for player in players},
         )
 
     async def _entities(self, ids: Sequence[UUID]) -> dict[UUID, Placed]:
@@ -271,6 +268,20 @@ class CampaignReader:
             return {}
         rows = await self.of_kind("entity", CampaignItem.id.in_(ids))
         return {row.id: _placed(row, item) for row, item in rows if isinstance(item, Entity)}
+
+    async def _place_names(self, names: Names, entities: Sequence[Placed]) -> dict[UUID, str]:
+        """What the places are called where entities are, by entity."""
+        places = {
+            each.id: where for each in entities if (where := each.entity.location_id) is not None
+        }
+        hidden: set[UUID] = set()
+        if self.viewpoint != GM:
+            hidden = set(places.values()) - (await self._entities(list(places.values()))).keys()
+        return {
+            one: names.by_id[where][0]
+            for one, where in places.items()
+            if where in names.by_id and where not in hidden
+        }
 
     async def _facts(self, about: Sequence[UUID]) -> dict[UUID, list[tuple[UUID, str]]]:
         """Facts by the entity that they are about, each with its id, the newest last."""
@@ -304,13 +315,3 @@ class CampaignReader:
 
 def _placed(row: CampaignItem, entity: Entity) -> Placed:
     return Placed(id=row.id, entity=entity)
-
-
-def _visible_to(speaker: Speaker) -> list[Condition]:
-    """The condition that a speaker may know of an item; what is not clear is not for them."""
-    if speaker == EVERYTHING:
-        return []
-    is_public = CampaignItem.audience == "public"
-    if isinstance(speaker, str):
-        return [is_public]
-    return [or_(is_public, CampaignItem.audience.contains(f" {speaker} ", autoescape=True))]

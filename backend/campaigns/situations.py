@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, Viewpoint
 from backend.campaigns.context import (
     InjectedContext,
     Known,
@@ -22,10 +23,11 @@ from backend.campaigns.glossary import most_terms
 from backend.campaigns.items import Entity, Scene, Term, World
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache
-from backend.campaigns.reader import EVERYTHING, MAX_HOT, CampaignReader, Speaker
+from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import get_campaign, open_campaign, reading, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignContextView, CampaignFields, StateView
+from backend.campaigns.viewpoints import check_viewpoint
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
 from backend.chronicles.reading import current_events
@@ -44,7 +46,7 @@ LOOK_BACK = 200
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
 
-    `terms` are those of its glossary that the speaker may know, the most used first.
+    `terms` are those of its glossary that the viewpoint may know, the most used first.
     `told` are ids of items that the block or `named` say something of.
     """
 
@@ -108,21 +110,28 @@ class SituationService:
         )
 
     async def context(
-        self, identity: Identity, campaign_id: UUID, *, chat_id: UUID | None, text: str
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        chat_id: UUID | None,
+        text: str,
+        viewpoint: Viewpoint = GM,
     ) -> CampaignContextView:
         """Both forms, and which of them a turn would get. Without a chat: one that begins.
 
-        Raises `CampaignNotFoundError`, `ChatNotFoundError`.
+        Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ValidationError`.
         """
         owner_id, recent = identity.user_id, []
         chat, leaf = None, None
         async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
             if chat_id is not None:
                 chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
                 leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
             if leaf is not None:
-                recent = await _recent(session, identity.sealer, leaf)
-            reader = CampaignReader(session, identity.sealer, campaign)
+                recent = await _recent(session, identity.sealer, leaf, viewpoint)
+            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
             block, _ = await self._moment(
                 reader, session, identity, campaign, chat, leaf, line=text, recent=recent
             )
@@ -144,7 +153,7 @@ class SituationService:
         *,
         line: str,
         recent: Sequence[str],
-        speaker: Speaker = EVERYTHING,
+        viewpoint: Viewpoint = GM,
     ) -> CampaignLayers | None:
         """What the chat's campaign puts into a prompt; None for a chat of none.
 
@@ -155,7 +164,7 @@ class SituationService:
             leaf: The last message before the user's line.
             line: What the user says.
             recent: The last lines before it, the newest last.
-            speaker: Whose knowledge the prompt may hold.
+            viewpoint: Whose knowledge the prompt may hold.
 
         Raises:
             StaleCampaignError: Call `fold`, and begin again.
@@ -165,7 +174,7 @@ class SituationService:
         campaign = await get_campaign(session, identity, chat.campaign_id)
         if campaign.is_stale:
             raise StaleCampaignError(campaign.id)
-        reader = CampaignReader(session, identity.sealer, campaign, speaker)
+        reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
         block, now = await self._moment(
             reader, session, identity, campaign, chat, leaf, line=line, recent=recent
         )
@@ -204,7 +213,9 @@ class SituationService:
         names = await self._names.names(session, sealer, campaign)
         chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
         events = (
-            await current_events(session, sealer, chronicle, limit=RECENT_EVENTS)
+            await current_events(
+                session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
+            )
             if chronicle
             else []
         )
@@ -257,8 +268,15 @@ async def _last_injected(
     return msgspec.json.decode(data, type=InjectedContext)
 
 
-async def _recent(session: AsyncSession, sealer: Sealer, leaf: Message) -> list[str]:
+async def _recent(
+    session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
+) -> list[str]:
     rows = await chats.active_page(
-        session, leaf.chat_id, before=leaf.position + 1, limit=RECENT_LINES, with_hidden=False
+        session,
+        leaf.chat_id,
+        before=leaf.position + 1,
+        limit=RECENT_LINES,
+        with_hidden=False,
+        viewpoint=viewpoint,
     )
     return [sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content) for row in rows]

@@ -1,77 +1,137 @@
-"""Whether a viewpoint, or an audience, names entities that are there."""
+"""Whether a viewpoint, or an audience, names entities that are there; and a player's viewpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import Viewpoint
+from backend.accounts.identity import Identity
+from backend.audience import GM, PUBLIC, Audience, Viewpoint
+from backend.campaigns import ledger_store
+from backend.campaigns.ledger import State
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.records import get_campaign, open_campaign
+from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
-from backend.chats.repository import get_chat
 from backend.errors import ValidationError
+
+Campaigns = Sequence[UUID | None] | None
+"""Ids of campaigns; None stands for all of a user's."""
 
 
 async def check_viewpoint(
-    session: AsyncSession, viewpoint: Viewpoint, *, owner_id: UUID, chat_id: UUID | None
+    session: AsyncSession,
+    viewpoint: Viewpoint,
+    campaigns: Campaigns,
+    *,
+    owner_id: UUID,
 ) -> None:
-    """Raise `ValidationError` for an entity that the chat's campaign does not have.
-
-    Without a chat any campaign of the owner's may have it. Raises `ChatNotFoundError`.
-    """
-    if isinstance(viewpoint, str):
-        return
-    if chat_id is None:
-        where = CampaignItem.user_id == owner_id
-    else:
-        chat = await get_chat(session, chat_id, owner_id=owner_id)
-        where = CampaignItem.campaign_id == chat.campaign_id
-    if await _missing(session, [viewpoint], where, owner_id=owner_id):
+    """Raise `ValidationError` for an entity that none of the campaigns has."""
+    if isinstance(viewpoint, UUID) and await _missing(
+        session, [viewpoint], campaigns, owner_id=owner_id
+    ):
         raise ValidationError(f"`viewpoint` names {viewpoint}, which is no entity of the campaign.")
 
 
-async def check_chat_audience(
-    session: AsyncSession, chat: Chat, entity_ids: Sequence[UUID]
-) -> None:
-    """Raise `ValidationError` where an audience names what is no entity of the chat's campaign."""
-    where = CampaignItem.campaign_id == chat.campaign_id
-    await _check(session, entity_ids, where, owner_id=chat.user_id)
+class CampaignAudiences(AudienceChecked):
+    """Checks the audiences of messages."""
+
+    async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
+        """Raise `ValidationError` where a message of the chat can't have this audience."""
+        await check_chat_audience(session, chat, audience)
+
+
+async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
+    """Raise `ValidationError` for what is no entity of the chat's campaign.
+
+    A message of a chat without a campaign is public.
+    """
+    if audience == PUBLIC:
+        return
+    if chat.campaign_id is None:
+        raise ValidationError("The chat belongs to no campaign: its messages are public.")
+    if isinstance(audience, list):
+        await _check(session, audience, [chat.campaign_id], owner_id=chat.user_id)
 
 
 async def check_event_audience(
-    session: AsyncSession, chronicle_id: UUID, entity_ids: Sequence[UUID], *, owner_id: UUID
+    session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` for what is no entity of a campaign that has the chronicle."""
-    theirs = select(Campaign.id).where(Campaign.chronicle_id == chronicle_id)
-    of_chats = select(Chat.campaign_id).where(
-        Chat.chronicle_id == chronicle_id, Chat.campaign_id.is_not(None)
+    """Raise `ValidationError` for what is no entity of a campaign that uses the chronicle.
+
+    An event of a chronicle that no campaign uses is public.
+    """
+    if audience == PUBLIC:
+        return
+    theirs = select(Campaign.id).where(
+        Campaign.chronicle_id == chronicle_id, Campaign.user_id == owner_id
     )
-    where = or_(CampaignItem.campaign_id.in_(theirs), CampaignItem.campaign_id.in_(of_chats))
-    await _check(session, entity_ids, where, owner_id=owner_id)
+    of_chats = select(Chat.campaign_id).where(
+        Chat.chronicle_id == chronicle_id,
+        Chat.user_id == owner_id,
+        Chat.campaign_id.is_not(None),
+    )
+    found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
+    if not found:
+        raise ValidationError("No campaign uses the chronicle: all of its events are public.")
+    if isinstance(audience, list):
+        await _check(session, audience, found, owner_id=owner_id)
+
+
+async def players_viewpoint(
+    session: AsyncSession, identity: Identity, campaign_id: UUID, name: str
+) -> Viewpoint:
+    """Whose knowledge counts where the user's next line is written.
+
+    The game master's, unless the campaign has hidden information. Then it is that of the player's
+    character with this name, of the only one there is, or what is public.
+    """
+    campaign = await get_campaign(session, identity, campaign_id)
+    if not open_campaign(identity.sealer, campaign).settings.hidden_information:
+        return GM
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.subkind == "pc",
+        CampaignItem.exists,
+    )
+    players: dict[UUID, State] = {
+        row.id: ledger_store.read_state(identity.sealer, row.id, row.sealed_state)
+        for row in await session.execute(query)
+    }
+    folded = name.casefold()
+    for player_id, state in players.items():
+        if folded in {each.casefold() for each in (state["name"], *state.get("aliases", []))}:
+            return player_id
+    only: list[UUID] = list(players)
+    return only[0] if len(only) == 1 else PUBLIC
 
 
 async def _check(
     session: AsyncSession,
     entity_ids: Sequence[UUID],
-    where: ColumnElement[bool],
+    campaigns: Campaigns,
     *,
     owner_id: UUID,
 ) -> None:
-    if missing := await _missing(session, entity_ids, where, owner_id=owner_id):
+    if missing := await _missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(f"`audience` names {missing}, which is no entity of the campaign.")
 
 
 async def _missing(
     session: AsyncSession,
     entity_ids: Sequence[UUID],
-    where: ColumnElement[bool],
+    campaigns: Campaigns,
     *,
     owner_id: UUID,
 ) -> UUID | None:
-    """The first of these that is no entity of the owner's that meets the condition."""
+    """The first of these that is no entity of the owner's in one of the campaigns."""
+    where: list[ColumnElement[bool]] = []
+    if campaigns is not None:
+        where.append(CampaignItem.campaign_id.in_([each for each in campaigns if each]))
     found = set(
         await session.scalars(
             select(CampaignItem.id).where(
@@ -79,7 +139,7 @@ async def _missing(
                 CampaignItem.user_id == owner_id,
                 CampaignItem.kind == "entity",
                 CampaignItem.exists,
-                where,
+                *where,
             )
         )
     )

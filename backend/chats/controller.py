@@ -150,7 +150,7 @@ class MessageController(Controller):
         opt={
             RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
         },
-        summary="Edit or hide a message",
+        summary="Edit or hide a message, or say who may know it",
     )
     async def patch_message(
         self,
@@ -159,14 +159,21 @@ class MessageController(Controller):
         identity: Caller,
         messages: Messages,
     ) -> MessageView:
-        """`text` adds a sibling and makes it active; `hidden` leaves the message out of prompts."""
+        """`text` adds a sibling and makes it active; `hidden` leaves the message out of prompts.
+
+        `audience` says who may know it: `public`, `gm`, or ids of entities of the chat's campaign.
+        """
         match data:
-            case MessagePatch(text=str(text), hidden=msgspec.UNSET):
+            case MessagePatch(text=str(text), hidden=msgspec.UNSET, audience=msgspec.UNSET):
                 return await messages.edit(identity, message_id, text)
-            case MessagePatch(text=msgspec.UNSET, hidden=bool(hidden)):
+            case MessagePatch(text=msgspec.UNSET, hidden=bool(hidden), audience=msgspec.UNSET):
                 return await messages.hide(identity, message_id, hidden=hidden)
+            case MessagePatch(
+                text=msgspec.UNSET, hidden=msgspec.UNSET, audience=("gm" | "public" | list()) as who
+            ):
+                return await messages.set_audience(identity, message_id, who)
             case _:
-                raise BadRequestError("Send either `text` or `hidden`.")
+                raise BadRequestError("Send either `text`, `hidden` or `audience`.")
 
     @delete(
         status_code=200,

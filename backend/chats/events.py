@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import Audience
 from backend.chats.models import Chat, Message
 from backend.events import Participants
 from backend.vault.sealing import Sealer
@@ -59,6 +60,34 @@ class PathMoved(Protocol):
     ) -> None:
         """Follow the path from position `above` on. Without a sealer, no key is at hand."""
         ...
+
+
+@runtime_checkable
+class AudienceChecked(Protocol):
+    """Somebody says who may know a message."""
+
+    async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
+        """Raise `ValidationError` where a message of the chat can't have this audience."""
+        ...
+
+
+@runtime_checkable
+class AudienceChanged(Protocol):
+    """A message is for others than before."""
+
+    async def audience_changed(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> None:
+        """Follow, where something was made from the message."""
+        ...
+
+
+async def check_audience(
+    participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
+) -> None:
+    """Raise `ValidationError` where a message of the chat can't have this audience."""
+    for part in participants.of(AudienceChecked):
+        await part.audience_checked(session, chat, audience)
 
 
 async def tell_path_moved(

@@ -119,6 +119,19 @@ class MessageSource:
         return found
 
 
+async def windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
+    """The messages below one, on all branches, whose windows hold its text."""
+    found: list[UUID] = []
+    level: Sequence[UUID] = [message_id]
+    for _ in range(WINDOW):
+        below: list[UUID] = []
+        for part in chunks(level):
+            below += await session.scalars(select(Message.id).where(Message.parent_id.in_(part)))
+        found += below
+        level = below
+    return found
+
+
 _COLUMNS = (
     Message.id,
     Message.chat_id,

@@ -11,11 +11,13 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import Audience, opened, stored
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
-from backend.chats.events import MessageShown, tell_path_moved
+from backend.chats.events import AudienceChanged, MessageShown, check_audience, tell_path_moved
+from backend.chats.index_source import windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
@@ -26,6 +28,7 @@ from backend.chats.models import (
 )
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
 from backend.events import Participants
@@ -172,7 +175,7 @@ class MessageService:
                     raise MessageBusyError("Stop it first, or wait until it is there.")
                 if chat.count_unit != unit:
                     continue
-                edited = Message(**sealed, hidden=message.hidden)
+                edited = Message(**sealed, hidden=message.hidden, audience=message.audience)
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach(session, chat, edited, parent=parent)
@@ -190,6 +193,28 @@ class MessageService:
             if was_hidden and not hidden:
                 for part in self._participants.of(MessageShown):
                     await part.message_shown(session, identity, message)
+        return await self.get(identity, message_id)
+
+    async def set_audience(
+        self, identity: Identity, message_id: UUID, audience: Audience
+    ) -> MessageView:
+        """Say who may know a message of a campaign's chat.
+
+        Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
+        """
+        async with self._database.write() as session:
+            message, chat = await _locked(session, identity, message_id)
+            if message.status == "streaming":
+                raise MessageBusyError("Stop it first, or wait until it is there.")
+            await check_audience(self._participants, session, chat, audience)
+            if message.audience != stored(audience):
+                # Whoever has read it meanwhile, a summary or the agent, has to read it again.
+                message.audience, message.updated_at = stored(audience), now()
+                await session.flush()
+                for part in self._participants.of(AudienceChanged):
+                    await part.audience_changed(session, identity, message)
+                below = await windows_below(session, message.id)
+                await self._changed(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
@@ -234,6 +259,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         injected_context=_injected_text(sealer, row),
+        audience=opened(row.audience),
         sibling=sibling,
         sibling_count=sibling_count,
         shown=None,

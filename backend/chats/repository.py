@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
+from backend.audience import GM, Viewpoint, known_to
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import climb_from
@@ -106,9 +107,12 @@ async def active_page(
     before: int | None,
     limit: int,
     with_hidden: bool = True,
+    viewpoint: Viewpoint = GM,
 ) -> list[Message]:
     """The end of the active path above position `before`, oldest first."""
     query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
+    if viewpoint != GM:
+        query = query.where(known_to(viewpoint, Message.audience))
     end = FOREVER if before is None else before
     found = await session.scalars(query, {"chat_id": chat_id, "before": end, "limit": limit})
     return list(found)[::-1]
@@ -265,14 +269,23 @@ async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -
 
 
 async def active_lines(
-    session: AsyncSession, chat_id: UUID, *, from_sum: int, to_position: int, authors: bool
+    session: AsyncSession,
+    chat_id: UUID,
+    *,
+    from_sum: int,
+    to_position: int,
+    authors: bool,
+    viewpoint: Viewpoint = GM,
 ) -> SealedHistory:
     """The active path's lines that stand wholly behind `from_sum` tokens from the root.
 
-    Up to and with `to_position`, oldest first, hidden ones left out: one range on an index.
+    Up to and with `to_position`, oldest first, without hidden ones and those that the viewpoint
+    may not know: one range on an index.
     `authors` are read only where they are asked for.
     """
     query = _LINES_WITH_AUTHORS if authors else _LINES
+    if viewpoint != GM:
+        query = query.where(known_to(viewpoint, Message.audience))
     values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}
     rows = (await session.execute(query, values)).all()
     if not rows:

@@ -13,6 +13,7 @@ from backend.accounts.settings import (
     LoreOverrides,
     MemorySettings,
 )
+from backend.audience import Audience
 from backend.chats.models import MessageStatus
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
@@ -57,7 +58,7 @@ class MessageView(msgspec.Struct, kw_only=True):
 
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
     null where they change nothing. `injected_context` is what a campaign put into the prompt of
-    the reply.
+    the reply. `audience` says who may know the message, in a chat of a campaign.
     """
 
     id: UUID
@@ -81,6 +82,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     shown: str | None = None
     shown_thinking: str | None = None
     injected_context: str | None = None
+    audience: Audience = "public"
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
@@ -91,10 +93,11 @@ class MessagePage(msgspec.Struct, kw_only=True):
 
 
 class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`text` adds a sibling and makes it active; `hidden` changes the message itself."""
+    """`text` adds a sibling and makes it active; the others change the message itself."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     hidden: bool | msgspec.UnsetType = msgspec.UNSET
+    audience: Audience | msgspec.UnsetType = msgspec.UNSET
 
 
 class Activation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,8 @@ from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.chats.events import ChatCopied, ChatDeleted
+from backend.audience import narrowest
+from backend.chats.events import AudienceChanged, ChatCopied, ChatDeleted
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
@@ -20,7 +21,13 @@ from backend.chronicles.index_source import KIND
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.reading import SourceMessage, StoryEvent, open_chronicle
 from backend.chronicles.repository import UNNAMED, make_chronicle
-from backend.chronicles.writing import NewEvent, insert_events, mark_superseded, remove_events
+from backend.chronicles.writing import (
+    NewEvent,
+    insert_events,
+    mark_superseded,
+    remove_events,
+    touch,
+)
 from backend.cpu_pool import unhurried
 from backend.memory.outbox import IndexOutbox
 
@@ -28,7 +35,7 @@ MAX_NOTED = 1_000
 """Events whose going the index is told of one by one."""
 
 
-class ChatChronicles(ChatCopied, ChatDeleted):
+class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted):
     """Keeps chats and their chronicles together, in the transactions that change the chats."""
 
     def __init__(self, outbox: IndexOutbox) -> None:
@@ -74,6 +81,34 @@ class ChatChronicles(ChatCopied, ChatDeleted):
             noted = event_ids if len(event_ids) <= MAX_NOTED else None
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=chronicle_id, source_ids=noted
+            )
+
+    async def audience_changed(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> None:
+        """Let what the agent wrote of a message be for those alone who may know the message."""
+        rows = await session.scalars(
+            select(ChronicleEvent)
+            .join(EventSource, EventSource.event_id == ChronicleEvent.id)
+            .where(
+                EventSource.message_id == message.id,
+                ChronicleEvent.user_id == identity.user_id,
+                ChronicleEvent.source == "agent",
+                ~ChronicleEvent.is_edited,
+            )
+        )
+        for row in rows.all():
+            audience = narrowest([row.audience, message.audience])
+            if audience == row.audience:
+                continue
+            row.audience = audience
+            touch(row)
+            await self._outbox.changed(
+                session,
+                identity,
+                kind=KIND,
+                container_id=row.chronicle_id,
+                source_ids=[row.id],
             )
 
     async def chat_copied(

@@ -12,6 +12,7 @@ from msgspec import UnsetType
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import narrowest, opened, stored
 from backend.chats.models import Message
 from backend.chronicles.events import MAX_NAMES, MAX_SOURCES, MAX_SUMMARY, EventFields
 from backend.chronicles.models import ChronicleEvent
@@ -54,6 +55,7 @@ def change_of(event: StoryEvent) -> EventChange:
         **msgspec.structs.asdict(event.fields),
         pinned=event.is_pinned,
         source_message_ids=[each.id for each in event.sources],
+        audience=opened(event.audience),
     )
 
 
@@ -85,7 +87,7 @@ async def apply_change(
     if wanted.pinned and not was.pinned:
         await check_pins(session, row.chronicle_id)
     row.is_pinned, row.significance = wanted.pinned, wanted.significance
-    row.happened_at = happened_at
+    row.happened_at, row.audience = happened_at, stored(wanted.audience)
     if fields != event.fields:
         row.sealed_event = sealed_event(sealer, row.id, fields)
     if sources is not event.sources:
@@ -131,7 +133,8 @@ def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
 
     Summaries are joined, people, keywords and messages united. It is as significant as the most
     significant of them and of its kind, pinned if one of them is, and stands where the first does.
-    The story's time and place are those of the first that has one.
+    The story's time and place are those of the first that has one. Those may know it who may know
+    all of them.
 
     Raises `ValidationError` where it would be longer than an event may be.
     """
@@ -155,6 +158,7 @@ def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
         happened_at=events[0].happened_at,
         place=events[0].place,
         sources=_all_sources(events),
+        audience=narrowest([event.audience for event in events]),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import Audience, opened, stored
 from backend.chronicles.errors import EventNotFoundError
 from backend.chronicles.event_changes import (
     apply_change,
@@ -43,12 +44,25 @@ from backend.vault.sealing import Sealer
 from backend.wire import Page, check_revision, merge_patch, reject_unknown, struct_from
 
 
+class AudienceCheck(Protocol):
+    """Whether an event of a chronicle may have an audience."""
+
+    async def __call__(
+        self, session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
+    ) -> None:
+        """Raise `ValidationError` unless it may."""
+        ...
+
+
 class EventService:
     """What a user does with the events of a chronicle. Each route names what may be raised."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+    def __init__(
+        self, database: Database, outbox: IndexOutbox, *, check_audience: AudienceCheck
+    ) -> None:
         self._database = database
         self._outbox = outbox
+        self._check_audience = check_audience
 
     async def list_page(
         self,
@@ -88,6 +102,7 @@ class EventService:
         happened_at = in_utc(new.happened_at)
         async with self._database.write() as session:
             await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
+            await self._check_audience(session, chronicle_id, new.audience, owner_id=sealer.user_id)
             sources = await find_sources(session, new.source_message_ids, owner_id=sealer.user_id)
             await hold_chats(session, sources)
             await self._lock(session, sealer, chronicle_id)
@@ -101,6 +116,7 @@ class EventService:
                 place=first_place(sources),
                 sources=sources,
                 is_pinned=new.pinned,
+                audience=stored(new.audience),
             )
             await insert_events(session, sealer, chronicle_id, [event])
             await self._note(session, identity, chronicle_id, [event.id])
@@ -138,6 +154,10 @@ class EventService:
             event = await _read(session, sealer, chronicle_id, event_id)
             check_revision(if_match, row.revision)
             wanted = merge_patch(change_of(event), patch)
+            if "audience" in patch:
+                await self._check_audience(
+                    session, chronicle_id, wanted.audience, owner_id=sealer.user_id
+                )
             if await apply_change(session, sealer, row, event, wanted):
                 await self._note(session, identity, chronicle_id, [event_id])
             return await _view(session, sealer, event_id)
@@ -211,6 +231,7 @@ def _view_of(event: StoryEvent) -> EventView:
         **msgspec.structs.asdict(event.fields),
         pinned=event.is_pinned,
         edited=event.is_edited,
+        audience=opened(event.audience),
         source_message_ids=[each.id for each in event.sources],
         source_chat_ids=list(dict.fromkeys(each.chat_id for each in event.sources)),
     )

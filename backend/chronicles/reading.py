@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from backend.audience import PUBLIC
+from backend.audience import GM, PUBLIC, Viewpoint, known_to
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
 from backend.chronicles.events import ChronicleFields, EventFields
@@ -67,7 +67,10 @@ class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the row of an event has, unsealed. Sources stand in the order of their depth."""
+    """What the row of an event has, unsealed. Sources stand in the order of their depth.
+
+    `audience` is as its column holds it.
+    """
 
     id: UUID
     fields: EventFields
@@ -145,16 +148,17 @@ async def current_events(
     *,
     limit: int,
     pinned: bool = False,
-    known: ColumnElement[bool] | None = None,
+    viewpoint: Viewpoint = GM,
 ) -> list[StoryEvent]:
     """The latest `limit` events that are current, in story order, oldest first.
 
-    `pinned` takes those alone that are pinned, `known` those whose audience meets a condition (see
-    `backend.audience`). What is not the sealer's chronicle has none.
+    `pinned` takes those alone that are pinned. What is not the sealer's chronicle has none.
     """
-    conditions = [ChronicleEvent.chronicle_id == chronicle_id, current()]
-    if known is not None:
-        conditions.append(known)
+    conditions = [
+        ChronicleEvent.chronicle_id == chronicle_id,
+        current(),
+        known_to(viewpoint, ChronicleEvent.audience),
+    ]
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
     return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]

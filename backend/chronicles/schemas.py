@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from backend.audience import PUBLIC, Audience
 from backend.chronicles.events import (
     MAX_MERGED,
     MAX_SOURCES,
@@ -65,7 +66,8 @@ class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
 
     `happened_at` is when it was played: by default when the last of its messages was written, else
     now. `source_message_ids` are the messages that it comes from: it counts while all of them are
-    on their chats' active paths.
+    on their chats' active paths. `audience` says who may know it, where a campaign uses the
+    chronicle.
     """
 
     summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
@@ -73,6 +75,7 @@ class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
     pinned: bool = False
     happened_at: Moment | None = None
     source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
+    audience: Audience = PUBLIC
 
 
 class EventChange(EventFields, frozen=True, kw_only=True):
@@ -87,6 +90,7 @@ class EventChange(EventFields, frozen=True, kw_only=True):
     happened_at: Moment | None = None
     source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
     superseded_by: UUID | None = None
+    audience: Audience = PUBLIC
 
 
 class EventView(
@@ -111,6 +115,7 @@ class EventView(
     superseded_by: UUID | None
     edited: bool
     run_id: UUID | None
+    audience: Audience
     revision: int
     created_at: datetime
     updated_at: datetime

@@ -42,7 +42,8 @@ AT_ONCE = 200
 class NewEvent:
     """An event to write down. `place` is the depth of its first source message.
 
-    `sealed` is what its row holds, where the fields were sealed for this `id` before.
+    `sealed` is what its row holds, where the fields were sealed for this `id` before; `audience`
+    is as its column holds it.
     """
 
     fields: EventFields

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import PUBLIC
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.models import ChronicleEvent
@@ -33,6 +34,7 @@ from backend.vault.sealing import Sealer
 
 _CHANGED = "It was changed while the agent read: it stays as it is."
 _SUPERSEDED = "What it supersedes was superseded while the agent read: that stays as it is."
+_NOT_PUBLIC = "Lorebooks are for everyone; the lines that were read are not."
 _PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
 
 
@@ -99,7 +101,11 @@ class ProposalWriter:
             return
         await self._write_events([each for each in proposals if isinstance(each, ProposedEvent)])
         name = open_chronicle(self.sealer, chronicle).name
-        for each in proposals:
+        entries = [each for each in proposals if not isinstance(each, ProposedEvent)]
+        if entries and self.stretch.audience != PUBLIC:
+            self._refuse("create_lorebook_entry", _NOT_PUBLIC)
+            return
+        for each in entries:
             if isinstance(each, ProposedEntry):
                 await self._add_entry(each, name)
             elif isinstance(each, ProposedChange):
@@ -116,6 +122,7 @@ class ProposalWriter:
                 place=each.place,
                 sources=each.sources,
                 run_id=self.run_id,
+                audience=self.stretch.audience,
             )
             for each in proposed
         ]

@@ -167,7 +167,8 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
 
     `model` wrote it; null where a person did, where that is no longer known, or where no model
     would sum up the lines and they were passed over. `edited`: a person wrote or changed it.
-    `is_used`: the next prompt would have it.
+    `is_used`: the next prompt would have it. `audience`: `public` if all messages that it covers
+    are, else `gm`.
     """
 
     text: str
@@ -177,6 +178,7 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     model: str | None
     revision: int
     is_used: bool
+    audience: Literal["gm", "public"]
     created_at: datetime
     updated_at: datetime
 

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, PUBLIC, Viewpoint
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
 from backend.enrichment.cleaning import clipped
@@ -56,6 +57,7 @@ class TranscriptSlice:
         since: What the chat said before this is not read, not even as a memory; None: all of it.
         left_alone: Events and entries that are as good as gone: neither shown nor compared with.
         is_last: Nothing unread stands behind the lines.
+        audience: Of all lines, as a column holds it.
     """
 
     chat_id: UUID
@@ -68,6 +70,15 @@ class TranscriptSlice:
     since: datetime | None = None
     left_alone: frozenset[UUID] = frozenset()
     is_last: bool = True
+    audience: str = PUBLIC
+
+    @property
+    def viewpoint(self) -> Viewpoint:
+        """Whose knowledge may be shown beside the lines: what comes of them is for their audience.
+
+        Lines for some entities are read with what everyone may know.
+        """
+        return GM if self.audience == GM else PUBLIC
 
     @property
     def first_position(self) -> int:
@@ -100,7 +111,8 @@ def readable(chat: Chat) -> ColumnElement[bool]:
 async def read_unread(session: AsyncSession, reader: Reader, chat: Chat) -> TranscriptSlice | None:
     """What a chat said since the agent read last, and since its owner agreed to it.
 
-    It ends with a reply: a user's line without one is read together with its reply. None where
+    It ends with a reply: a user's line without one is read together with its reply, if both have
+    one audience. None where
     there is nothing to read, or no chronicle to write into.
     """
     if chat.chronicle_id is None:
@@ -130,8 +142,8 @@ async def read_range(
 ) -> TranscriptSlice | None:
     """The beginning of a range of the active path, as much as one run reads.
 
-    Hidden lines and such as are being written are left out. Whoever reads on begins behind the last
-    line's position. None where nothing is left.
+    All of one audience. Hidden lines and such as are being written are left out. Whoever reads on
+    begins behind the last line's position. None where nothing is left.
     """
     sealer, most_tokens = reader.sealer, reader.stretch_tokens
     inside = Message.position.between(place.from_position, place.to_position)
@@ -139,9 +151,12 @@ async def read_range(
     fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
     if not fitting:
         return None
+    audience = fitting[0].audience
     above = Message.position < fitting[0].position
-    before = await _rows(session, chat, since, above, limit=EARLIER_LINES, backwards=True)
-    kept = _fitting(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
+    # Lines for the same, and what all of them know.
+    heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
+    before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
+    kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
     lines = [_line(sealer, row, most_tokens) for row in fitting]
     earlier = [_line(sealer, row, most_tokens) for row in kept]
     return TranscriptSlice(
@@ -155,6 +170,7 @@ async def read_range(
         since=since,
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
+        audience=audience,
     )
 
 
@@ -202,7 +218,7 @@ async def plan_batches(
     """The tokens of each line of each stretch into which `read_range` cuts a range."""
     rows: Sequence[Any] = (
         await session.execute(
-            select(Message.tokens)
+            select(Message.tokens, Message.audience)
             .where(
                 readable(chat),
                 Message.position.between(place.from_position, place.to_position),
@@ -245,6 +261,7 @@ async def _rows(
             Message.tokens,
             Message.created_at,
             Message.updated_at,
+            Message.audience,
             Message.sealed_author,
             Message.sealed_content,
         )
@@ -258,6 +275,14 @@ async def _rows(
 
 
 def _fitting(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+    """The longest beginning that is within both limits, all of it for one audience."""
+    same = next(
+        (count for count, row in enumerate(rows) if row.audience != rows[0].audience), len(rows)
+    )
+    return _within(rows[:same], most_lines, most_tokens)
+
+
+def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
     """The longest beginning that is within both limits."""
     total = 0
     for count, row in enumerate(rows):

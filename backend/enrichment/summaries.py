@@ -11,18 +11,19 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, PUBLIC, Viewpoint, known_to
 from backend.campaigns.models import Campaign
 from backend.campaigns.records import open_campaign
-from backend.chats.events import ChatCopied, MessageShown
+from backend.chats.events import AudienceChanged, ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
 from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
-from backend.chats.tree import subtree
+from backend.chats.tree import climb_from, subtree
 from backend.context.budget import eviction_point, step_of
 from backend.database.base import Base, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
@@ -54,7 +55,7 @@ class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of the path down to and with a message.
 
     `position` and `path_tokens` are that message's, as they are now. `model` is who wrote it, where
-    that is still known.
+    that is still known. `audience` is as its column holds it.
     """
 
     message_id: UUID
@@ -64,15 +65,26 @@ class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     is_edited: bool
     revision: int
     model: str | None
+    audience: str
     created_at: datetime
     updated_at: datetime
 
 
 async def current_summary(
-    session: AsyncSession, sealer: Sealer, chat: Chat, *, up_to_position: int | None = None
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    *,
+    up_to_position: int | None = None,
+    viewpoint: Viewpoint = GM,
 ) -> StoredSummary | None:
-    """The summary that reaches furthest down the active path, to `up_to_position` at most."""
-    found = await active_summaries(session, sealer, chat, limit=1, up_to_position=up_to_position)
+    """The summary that reaches furthest down the active path, to `up_to_position` at most.
+
+    Of those that the viewpoint may know.
+    """
+    found = await active_summaries(
+        session, sealer, chat, limit=1, up_to_position=up_to_position, viewpoint=viewpoint
+    )
     return found[0] if found else None
 
 
@@ -83,6 +95,7 @@ async def active_summaries(
     *,
     limit: int,
     up_to_position: int | None = None,
+    viewpoint: Viewpoint = GM,
 ) -> list[StoredSummary]:
     """Summaries of messages on a chat's active path, the deepest first."""
     query = (
@@ -91,6 +104,7 @@ async def active_summaries(
             ChatSummary.sealed_summary,
             ChatSummary.is_edited,
             ChatSummary.revision,
+            ChatSummary.audience,
             ChatSummary.created_at,
             ChatSummary.updated_at,
             Message.position,
@@ -104,6 +118,7 @@ async def active_summaries(
             ChatSummary.user_id == sealer.user_id,
             Message.is_active,
             _TELLS_ALL,
+            known_to(viewpoint, ChatSummary.audience),
         )
         .order_by(ChatSummary.position.desc())
         .limit(limit)
@@ -130,7 +145,10 @@ async def store_summary(
     run_id: UUID | None = None,
     is_edited: bool = False,
 ) -> None:
-    """Keep a text as the summary through a message, in place of what was there."""
+    """Keep a text as the summary through an active message, in place of what was there.
+
+    It is public if all messages that it covers are, else the game master's alone.
+    """
     at = now()
     row = {
         "id": message.id,
@@ -140,11 +158,14 @@ async def store_summary(
         "run_id": run_id,
         "sealed_summary": sealer.seal(CHAT_SUMMARY, message.id, text),
         "is_edited": is_edited,
+        "audience": await _audience_through(session, message),
         "revision": 1,
         "created_at": at,
         "updated_at": at,
     }
-    update = "sealed_summary", "is_edited", "updated_at", *(["run_id"] if run_id else [])
+    update: tuple[str, ...] = ("sealed_summary", "is_edited", "audience", "updated_at")
+    if run_id:
+        update = (*update, "run_id")
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
 
 
@@ -222,8 +243,36 @@ async def wanted_summary(session: AsyncSession, sealer: Sealer, chat: Chat) -> S
     return SummarySettings(enabled=True, words=CAMPAIGN_WORDS, interval=settings.memory_interval)
 
 
-class ChatSummaries(ChatCopied, MessageShown):
+class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
     """Keeps summaries with their chats, in the transactions that change the chats."""
+
+    async def audience_changed(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> None:
+        """Let summaries through a message, and below it, be for those who may know all of it."""
+        owned = ChatSummary.user_id == identity.user_id
+        # The message is as new as this change: a summary through it still tells all of it.
+        await session.execute(
+            update(ChatSummary)
+            .where(ChatSummary.id == message.id, owned)
+            .values(updated_at=message.updated_at)
+        )
+        below = select(subtree(message.id).c.id)
+        if message.audience != PUBLIC:
+            await session.execute(
+                update(ChatSummary).where(ChatSummary.id.in_(below), owned).values(audience=GM)
+            )
+            return
+        limited = await session.scalars(
+            select(ChatSummary.id).where(ChatSummary.id.in_(below), owned)
+        )
+        for summary_id in limited.all():
+            through = await session.get_one(Message, summary_id)
+            await session.execute(
+                update(ChatSummary)
+                .where(ChatSummary.id == summary_id)
+                .values(audience=await _audience_through(session, through))
+            )
 
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
@@ -267,6 +316,7 @@ class ChatSummaries(ChatCopied, MessageShown):
                 "id": copied[row.id],
                 "position": row.position,
                 "is_edited": row.is_edited,
+                "audience": row.audience,
                 "sealed_summary": sealer.seal(
                     CHAT_SUMMARY,
                     copied[row.id],
@@ -292,6 +342,15 @@ class ChatSummaries(ChatCopied, MessageShown):
         ]
         if read:
             await session.execute(insert(table), read)
+
+
+async def _audience_through(session: AsyncSession, message: Message) -> str:
+    """Who may know all from the root through a message, as a column holds it."""
+    path = climb_from(message.id)
+    limited = select(Message.id).where(
+        Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
+    )
+    return PUBLIC if await session.scalar(limited.limit(1)) is None else GM
 
 
 async def _last_before(

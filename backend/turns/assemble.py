@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from backend.accounts.identity import Identity
+from backend.audience import GM
 from backend.context.assembly import Assembled, Counter, Item, LeftOut, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget, Variables
@@ -255,7 +256,10 @@ def _size(context: PromptContext) -> int | None:
 
 def _loses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
     campaign, leaf = loaded.campaign, loaded.target.leaf
-    if campaign is None or leaf is None or not campaign.fields.settings.summaries:
+    # What a viewpoint may not know is not lost to it.
+    if campaign is None or leaf is None or loaded.viewpoint != GM:
+        return False
+    if not campaign.fields.settings.summaries:
         return False
     kept = assembled.history.positions
     first = kept[0] if kept else leaf.position + 1

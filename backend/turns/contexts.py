@@ -89,7 +89,10 @@ class ContextService:
         """
         text = request.text if request.text and request.text.strip() else None
         built = await self._builder.build(
-            identity, chat_id, TurnRequest(text=text), tried=request.budgets
+            identity,
+            chat_id,
+            TurnRequest(text=text, viewpoint=request.viewpoint),
+            tried=request.budgets,
         )
         messages = built.assembled.messages
         view = _view(record_of(built))

@@ -14,6 +14,7 @@ from litestar.response import Stream
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.accounts.sessions import SessionWatch
+from backend.audience import ViewpointText
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import (
     ChatNotFoundError,
@@ -170,12 +171,14 @@ class TurnController(Controller):
         contexts: NamedDependency[ContextService],
         text: FromQuery[str | None] = None,
         prompt: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
+        viewpoint: FromQuery[ViewpointText | None] = None,
     ) -> ContextView:
         """What the prompt of the turn that would come now is made of, and why; no model is asked.
 
-        `prompt=true` adds the prompt itself.
+        `prompt=true` adds the prompt itself. `viewpoint` is whose knowledge it may hold.
         """
-        return await contexts.preview(identity, chat_id, ContextRequest(text=text, prompt=prompt))
+        request = ContextRequest(text=text, prompt=prompt, viewpoint=viewpoint)
+        return await contexts.preview(identity, chat_id, request)
 
     @post(
         "/context",

@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
+from backend.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
 from backend.campaigns.situations import RECENT_LINES, SituationService
+from backend.campaigns.viewpoints import check_chat_audience, check_viewpoint, players_viewpoint
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
@@ -27,6 +29,7 @@ from backend.chronicles.reading import current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
 from backend.enrichment.summaries import HOT_ROUNDS, current_summary
+from backend.errors import ValidationError
 from backend.lorebooks.chat_books import books_for_chat
 from backend.reasons import ReasonKind
 from backend.turns.lore import LoreReader
@@ -78,6 +81,7 @@ class ChatLoader:
         chat, leaf, sealed_globals = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
         target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
+        audience = await self._audience(chat, request, target)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
@@ -91,6 +95,9 @@ class ChatLoader:
             if persona_id
             else None
         )
+        user_name = persona.name if persona else self._user_name
+        viewpoint = await self._viewpoint(chat, request, user_name)
+        target = self._answerable(target, viewpoint, audience if request.text else PUBLIC)
         books = await books_for_chat(
             self._session,
             owner_id=owner_id,
@@ -118,7 +125,7 @@ class ChatLoader:
             speaker=speaker,
             others=[name for key, name in names.items() if key != speaker.id],
             member_count=len(member_ids),
-            user_name=persona.name if persona else self._user_name,
+            user_name=user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
@@ -129,23 +136,35 @@ class ChatLoader:
             note_is_due=await self._is_due(note, target, request),
             pinned=(
                 await current_events(
-                    self._session, sealer, chat.chronicle_id, limit=MAX_PINNED, pinned=True
+                    self._session,
+                    sealer,
+                    chat.chronicle_id,
+                    limit=MAX_PINNED,
+                    pinned=True,
+                    viewpoint=viewpoint,
                 )
                 if chat.chronicle_id
                 else ()
             ),
             summary=(
                 await current_summary(
-                    self._session, sealer, chat, up_to_position=target.leaf.position
+                    self._session,
+                    sealer,
+                    chat,
+                    up_to_position=target.leaf.position,
+                    viewpoint=viewpoint,
                 )
                 if target.leaf and (settings.summary.enabled or chat.campaign_id)
                 else None
             ),
             line=request.text,
             said=self._said(target, request),
+            viewpoint=viewpoint,
+            audience=audience,
         )
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
-        recent = await self._recent(target, max(quoted, lore.depth, RECENT_LINES))
+        most = max(quoted, lore.depth, RECENT_LINES)
+        recent = await self._recent(target, most, viewpoint)
         return await self._with_campaign(replace(loaded, recent=recent))
 
     async def _with_campaign(self, loaded: LoadedChat) -> LoadedChat:
@@ -160,12 +179,59 @@ class ChatLoader:
             leaf,
             line=loaded.said or "",
             recent=[each.text for each in loaded.recent],
+            viewpoint=loaded.viewpoint,
         )
         if campaign is None:
             return loaded
         limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
         rounds = await chats.round_starts(self._session, leaf, limit=limit) if leaf else ()
         return replace(loaded, campaign=campaign, rounds=rounds)
+
+    async def _audience(self, chat: Chat, request: TurnRequest, target: Target) -> str:
+        """Who may know what the turn stores, as a column holds it. Raises `ValidationError`."""
+        if request.audience is None:
+            return target.audience
+        if request.continue_ or request.impersonate:
+            raise ValidationError("`audience` goes with a new line or a new reply.")
+        await check_chat_audience(self._session, chat, request.audience)
+        return stored(request.audience)
+
+    async def _viewpoint(self, chat: Chat, request: TurnRequest, user_name: str) -> Viewpoint:
+        """Whose knowledge the prompt may hold.
+
+        Raises `ValidationError` for an entity that the chat's campaign does not have, and where a
+        player's line would be written with what only the game master knows.
+        """
+        players: Viewpoint = GM
+        if request.impersonate and chat.campaign_id is not None:
+            players = await players_viewpoint(
+                self._session, self._identity, chat.campaign_id, user_name
+            )
+        if request.viewpoint is None:
+            return players
+        asked = read_viewpoint(request.viewpoint)
+        if asked == GM and players != GM:
+            raise ValidationError(
+                "The campaign has hidden information: the user's line can't be written with what "
+                "only the game master knows."
+            )
+        campaigns = [chat.campaign_id]
+        await check_viewpoint(self._session, asked, campaigns, owner_id=self._identity.user_id)
+        return asked
+
+    def _answerable(self, target: Target, viewpoint: Viewpoint, said: str) -> Target:
+        """The target, if the viewpoint may know what the turn is about; `said` is the new line's.
+
+        A preview leaves a line out that it may not know. Raises `ValidationError`.
+        """
+        about = target.line or target.continued
+        if not is_known_to(viewpoint, said):
+            raise ValidationError("`audience` keeps the line from `viewpoint`.")
+        if about is None or is_known_to(viewpoint, about.audience):
+            return target
+        if self._is_preview and target.line is not None:
+            return replace(target, line=None)
+        raise ValidationError("`viewpoint` may not know the message that the turn is about.")
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""
@@ -204,6 +270,7 @@ class ChatLoader:
             from_sum=begin,
             to_position=leaf.position,
             authors=authors,
+            viewpoint=loaded.viewpoint,
         )
 
     async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
@@ -248,7 +315,9 @@ class ChatLoader:
             ),
         )
 
-    async def _recent(self, target: Target, limit: int) -> Sequence[RecentLine]:
+    async def _recent(
+        self, target: Target, limit: int, viewpoint: Viewpoint
+    ) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
         rows = await chats.active_page(
@@ -257,6 +326,7 @@ class ChatLoader:
             before=target.leaf.position + 1,
             limit=limit,
             with_hidden=False,
+            viewpoint=viewpoint,
         )
         return [
             RecentLine(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from backend.audience import GM, PUBLIC, Viewpoint
 from backend.campaigns.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
@@ -64,6 +65,8 @@ class LoadedChat:
         campaign: What the chat's campaign says now; None in a chat of none.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
             begins, the last one first.
+        viewpoint: Whose knowledge the prompt may hold.
+        audience: Who may know what the turn stores, as a column holds it.
     """
 
     chat: Chat
@@ -90,6 +93,8 @@ class LoadedChat:
     scripts: Scripts | None = None
     campaign: CampaignLayers | None = None
     rounds: Sequence[int] = ()
+    viewpoint: Viewpoint = GM
+    audience: str = PUBLIC
 
     @property
     def summed_up(self) -> int:

@@ -89,6 +89,7 @@ def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> Se
         min_relevance=first_set(chain, "min_relevance", None),
         now=now(),
         activates_lore=True,
+        viewpoint=loaded.viewpoint,
     )
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.settings import BudgetSettings
+from backend.audience import Audience, ViewpointText
 from backend.chats.schemas import MessageView
 from backend.context.record import (
     RecordedBudget,
@@ -24,6 +25,11 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     adds a swipe to a reply, `continue` goes on with the last one, `impersonate` writes the user's
     next line and stores nothing. `speaker` says which character replies. `turn_id` makes it safe
     to send the request again.
+
+    In a campaign's chat, `audience` says who may know the line and the reply; absent, a reply is
+    for those who may know what it answers. `viewpoint` is whose knowledge the prompt may hold: the
+    game master's by default, and, where the campaign has hidden information, for an impersonation
+    that of the player's character.
     """
 
     text: str | None = None
@@ -32,6 +38,8 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     continue_: bool = msgspec.field(default=False, name="continue")
     impersonate: bool = False
     speaker: UUID | None = None
+    audience: Audience | None = None
+    viewpoint: ViewpointText | None = None
 
 
 class TurnUsage(msgspec.Struct, kw_only=True):
@@ -64,9 +72,10 @@ class TurnView(msgspec.Struct, kw_only=True):
 
 
 class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How many lines to suggest."""
+    """How many lines to suggest, and from whose knowledge, as an impersonation takes it."""
 
     count: Annotated[int, msgspec.Meta(ge=2, le=4)] = 3
+    viewpoint: ViewpointText | None = None
 
 
 class Suggestions(msgspec.Struct, kw_only=True):
@@ -80,13 +89,15 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
     `text` is a draft of the user's line; one of blanks alone is none. `budgets` stand before the
     chat's and the account's; what is absent is as those say. `prompt` asks for the prompt itself,
-    `diff` for how it differs from that of the last reply.
+    `diff` for how it differs from that of the last reply. `viewpoint` is whose knowledge the prompt
+    may hold.
     """
 
     text: str | None = None
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     prompt: bool = False
     diff: Literal["previous"] | None = None
+    viewpoint: ViewpointText | None = None
 
 
 class ShownMessage(msgspec.Struct, kw_only=True):

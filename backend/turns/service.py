@@ -235,7 +235,10 @@ class TurnService:
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
             built = await self._builder.build(
-                identity, chat_id, TurnRequest(impersonate=True), suggestions=request.count
+                identity,
+                chat_id,
+                TurnRequest(impersonate=True, viewpoint=request.viewpoint),
+                suggestions=request.count,
             )
             model = self._registry.get(built.window.spec.id)
             answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.window.sampling)

@@ -90,7 +90,7 @@ class TurnStarter:
             parent = target.parent or target.leaf
             line: Message | None = None
             if line_draft is not None:
-                line = Message(**line_draft)
+                line = Message(**line_draft, audience=loaded.audience)
                 turn.user_message_id = line.id
                 moved = await tree.attach(session, chat, line, parent=parent)
                 await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
@@ -155,6 +155,7 @@ class TurnStarter:
             ),
             unit=CountUnit.parse(chat.count_unit),
         )
+        reply.audience = built.loaded.audience
         _inject(identity.sealer, reply, built)
         moved = await tree.attach(session, chat, reply, parent=parent)
         await tell_path_moved(self._participants, session, identity.sealer, chat, moved)

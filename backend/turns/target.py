@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import PUBLIC
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.errors import ValidationError
@@ -25,7 +26,8 @@ class Target:
     `leaf` ends the history; None before the first message. `line` is the message that stands as
     the user's line, when it is stored already. `parent` is what the reply will hang below when no
     new line is stored. `continued` is the reply that goes on. `spoken_by` is whose reply goes on or
-    is written anew.
+    is written anew. `audience` is that of what is answered, gone on with or written anew, as its
+    column holds it.
     """
 
     kind: TurnKind
@@ -35,6 +37,7 @@ class Target:
     parent: Message | None = None
     continued: Message | None = None
     spoken_by: UUID | None = None
+    audience: str = PUBLIC
 
 
 async def find_target(
@@ -65,6 +68,7 @@ async def find_target(
             leaf=leaf,
             continued=leaf,
             spoken_by=leaf.character_id,
+            audience=leaf.audience,
         )
     if request.impersonate:
         return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
@@ -81,7 +85,14 @@ async def _unanswered(
         return Target(kind="reply", line_kind="opening", leaf=None)
     if leaf.role == "user":
         above = await _parent(session, leaf)
-        return Target(kind="reply", line_kind="user_line", leaf=above, line=leaf, parent=leaf)
+        return Target(
+            kind="reply",
+            line_kind="user_line",
+            leaf=above,
+            line=leaf,
+            parent=leaf,
+            audience=leaf.audience,
+        )
     if is_preview:
         # Nothing typed yet: the same prompt, with no line in it.
         return Target(kind="reply", line_kind="user_line", leaf=leaf)
@@ -113,6 +124,7 @@ async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> 
         line=parent if answers else None,
         parent=parent,
         spoken_by=message.character_id,
+        audience=message.audience,
     )
 
 

@@ -128,9 +128,11 @@ async def texts_found(account: Account, words: str, **query: Any) -> list[str]:
     return [item["text"] for item in await search(account, words, **query)]
 
 
-async def preview(account: Account, chat_id: str, text: str | None = None) -> dict[str, Any]:
+async def preview(
+    account: Account, chat_id: str, text: str | None = None, **more: Any
+) -> dict[str, Any]:
     """The context of the turn that would come now, with its prompt."""
-    query = {"prompt": "true", **({"text": text} if text else {})}
+    query = {"prompt": "true", **({"text": text} if text else {}), **more}
     found: dict[str, Any] = ok(
         await account.client.get(f"{API}/chats/{chat_id}/context", params=query)
     )

@@ -83,7 +83,10 @@ class LookupResult:
 
 @dataclass(slots=True)
 class KnowledgeLookup:
-    """Looks into one user's memory, for one stretch. Holds no transaction between two looks."""
+    """Looks into one user's memory, for one stretch. Holds no transaction between two looks.
+
+    Sees what everyone for whom the stretch is may know.
+    """
 
     database: Database
     search: MemorySearch
@@ -96,7 +99,11 @@ class KnowledgeLookup:
         """The last current events, oldest first, out of the database itself."""
         async with self.database.read() as session:
             events = await current_events(
-                session, self.sealer, self.stretch.chronicle_id, limit=LATEST
+                session,
+                self.sealer,
+                self.stretch.chronicle_id,
+                limit=LATEST,
+                viewpoint=self.stretch.viewpoint,
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
 
@@ -159,6 +166,7 @@ class KnowledgeLookup:
             limit=limit,
             min_relevance=min_relevance,
             now=now(),
+            viewpoint=self.stretch.viewpoint,
         )
         result = await self.search.find(self.sealer, ask)
         memories = await self.search.recall(self.database, self.sealer, result)

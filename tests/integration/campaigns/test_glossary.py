@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
+from backend.audience import Viewpoint
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.reader import CampaignReader
 from backend.campaigns.records import get_campaign
@@ -158,13 +159,13 @@ class Play:
         decided: dict[str, Any] = await self.table.change(f"/glossary/{item['id']}", **patch)
         return decided
 
-    async def known_to(self, speaker: UUID | str) -> set[str]:
-        """The terms that a speaker's prompt may have."""
+    async def known_to(self, viewpoint: Viewpoint) -> set[str]:
+        """The terms that a prompt of this viewpoint may have."""
         identity = await identity_of(self.server, self.ada)
         campaign_id = UUID(self.table.campaign["id"])
         async with self.server.parts.database.read() as session:
             campaign = await get_campaign(session, identity, campaign_id)
-            reader = CampaignReader(session, identity.sealer, campaign, speaker)
+            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
             return {term.term for term in await reader.terms(10)}
 
     async def section(self) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ MEMBERS = [
     "source_message_ids",
     "superseded_by",
     "counts",
+    "audience",
     "other",
 ]
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -1,0 +1,442 @@
+"""Who may know what: what a prompt, a context or a search holds from each viewpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.fakes.openai_server import DONE, OpenAIServer, chunk, reply, stream
+from tests.integration.campaigns.seagate import Table
+from tests.support.chronicling import last_run, opt_in
+from tests.support.memory import (
+    API,
+    context_of,
+    embedding,
+    preview,
+    remembering,
+    search,
+    settled,
+    take_turn,
+)
+from tests.support.models import asking
+from tests.support.server import Account, Running, ok, problem
+from tests.support.shared import ada, shared_url
+
+__all__ = ["ada", "shared_url"]
+
+pytestmark = [pytest.mark.anyio]
+
+ASKED = "Where is the obsidian ledger?"
+"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+
+NEVER = {"thinking", "relation", "alias"}
+"""Sources whose texts stand in no prompt, whoever asks: some only find what they belong to."""
+
+ENTITY_TEXTS = ("status", "role", "disposition", "description", "personality", "wants")
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("data")
+    async with (
+        OpenAIServer() as vectors,
+        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+async def table(ada: Account) -> Table:
+    return await new_table(ada)
+
+
+async def new_table(account: Account, **settings: Any) -> Table:
+    body = {"name": "Seagate", "day": 5, "settings": {"summaries": False, **settings}}
+    return Table(account, ok(await account.client.post(f"{API}/campaigns", json=body), 201))
+
+
+async def session_of(table: Table) -> str:
+    character = await table.account.new_character(first_mes="")
+    chat = await table.account.new_chat(
+        character_ids=[character["id"]], campaign_id=table.campaign["id"]
+    )
+    return str(chat["id"])
+
+
+async def chronicle_of(account: Account, chat: str) -> str:
+    settings = ok(await account.client.get(f"{API}/chats/{chat}/settings"))
+    return str(settings["chronicle_id"])
+
+
+class Planted:
+    """Texts of every source that only some may know, each with a marker of its own."""
+
+    def __init__(self, prefix: str, audience: Any, topic: str) -> None:
+        self.prefix, self.audience, self.topic = prefix, audience, topic
+        self.markers: dict[str, str] = {}
+
+    def mark(self, source: str) -> str:
+        marker = self.markers.setdefault(source, f"{self.prefix}{source}".replace("_", ""))
+        return f"{marker} {self.topic}"
+
+    async def items(self, table: Table, place: str, known: str) -> None:
+        """Items of each kind, one of them a person who is present."""
+        more = {"audience": self.audience}
+        hidden = await table.add("entities", kind="location", name=self.mark("place"), **more)
+        entity = await table.add(
+            "entities",
+            kind="npc",
+            name=self.mark("name"),
+            aliases=[self.mark("alias")],
+            voice=[self.mark("voice")],
+            location_id=place,
+            attributes={"keeps": self.mark("attribute")},
+            **{field: self.mark(field) for field in ENTITY_TEXTS},
+            **more,
+        )
+        await table.add(
+            "entities", kind="npc", name=f"{self.prefix}wanderer", location_id=hidden["id"]
+        )
+        await table.add("facts", text=self.mark("fact_here"), about_id=known, **more)
+        await table.add("facts", text=self.mark("fact"), **more)
+        await table.add(
+            "relations", from_id=entity["id"], to_id=known, score=80, note=self.mark("relation"),
+            **more,
+        )  # fmt: skip
+        await table.add(
+            "threads", title=self.mark("thread"), summary=self.mark("thread_summary"),
+            next_step=self.mark("next"), tension="urgent", **more,
+        )  # fmt: skip
+        await table.add("clocks", name=self.mark("clock"), consequence=self.mark("full"), **more)
+        await table.add("echoes", text=self.mark("echo"), **more)
+        await table.add(
+            "scenes", status="closed", title=self.mark("scene_title"),
+            summary=self.mark("scene"), key_moments=[self.mark("moment")], **more,
+        )  # fmt: skip
+        await table.add(
+            "glossary", term=self.mark("term"), definition=self.mark("definition"), **more
+        )
+
+    async def events(self, account: Account, chronicle: str) -> None:
+        """An event of the day, one of long ago, and a pinned one."""
+        path = f"{API}/chronicles/{chronicle}/events"
+        for source, fields in (
+            ("today", {"day": 5}), ("event", {"day": 1}), ("pinned", {"pinned": True}),
+        ):  # fmt: skip
+            body = {"summary": self.mark(source), "audience": self.audience, **fields}
+            made = ok(await account.client.post(path, json=body), 201)
+            assert made["audience"] == self.audience
+
+    async def lines(self, account: Account, chat: str, model: OpenAIServer) -> str:
+        """A line and its reply, with what the model thought; the reply's id."""
+        model.script(
+            stream(
+                chunk(reasoning_content=self.mark("thinking")),
+                chunk(content=self.mark("reply")),
+                chunk("stop"),
+                DONE,
+            )
+        )
+        reply_id = await take_turn(account, chat, text=self.mark("line"), audience=self.audience)
+        [line, answer] = (await account.messages(chat))[-2:]
+        assert (line["audience"], answer["audience"]) == (self.audience, self.audience)
+        assert answer["thinking"] == self.mark("thinking")
+        return reply_id
+
+    def found(self, *where: Any) -> set[str]:
+        """The sources whose markers stand in any of these."""
+        text = json.dumps(where, default=str)
+        return {source for source, marker in self.markers.items() if marker in text}
+
+
+async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
+    ada: Account, table: Table, server: Running, model: OpenAIServer
+) -> None:
+    shop = await table.add("entities", kind="location", name="The Salty Sigil")
+    jake = (await table.add("entities", kind="pc", name="Jake", location_id=shop["id"]))["id"]
+    mara = (await table.add("entities", kind="npc", name="Mara", location_id=shop["id"]))["id"]
+    # Said alike, one would be left out for repeating the other.
+    secret = Planted("gmq", "gm", "obsidian ledger beneath basalt moths")
+    jakes = Planted("jakeq", [jake], "obsidian ledger")
+    chat = await session_of(table)
+    chronicle = await chronicle_of(ada, chat)
+    for planted in (jakes, secret):
+        await planted.items(table, shop["id"], mara)
+        await planted.events(ada, chronicle)
+    await take_turn(ada, chat, text="We talk about the weather.")
+    for planted in (jakes, secret):
+        through = await planted.lines(ada, chat, model)
+    body = {"text": secret.mark("summary"), "through_message_id": through}
+    summary = ok(await ada.client.put(f"{API}/chats/{chat}/summary", json=body))
+    assert summary["audience"] == "gm"
+    public_id = await take_turn(ada, chat, text="Good morning.", viewpoint="public")
+    await ada.client.patch(
+        f"{API}/chats/{chat}/settings", json={"memory": {"min_relevance": 0}, "names": True}
+    )
+    await settled(server)
+
+    async def views(viewpoint: str) -> list[Any]:
+        """Everything that is shown or sent from a viewpoint, but for what is stored."""
+        asked = len(model.requests)
+        seen: list[Any] = [
+            await preview(ada, chat, text, viewpoint=viewpoint)
+            for text in (None, ASKED, "continue", "Mara looks at jakeqwanderer and gmqwanderer.")
+        ]
+        seen.append(await table.get("/context", chat_id=chat, text=ASKED, viewpoint=viewpoint))
+        seen.append(await search(ada, ASKED, viewpoint=viewpoint))
+        seen.append(await search(ada, ASKED, viewpoint=viewpoint, chat_id=chat, limit=100))
+        await ada.turn(chat, impersonate=True, viewpoint=viewpoint)
+        model.script(reply('{"lines": ["One.", "Two."]}'))
+        asked_for = {"viewpoint": viewpoint, "count": 2}
+        ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json=asked_for))
+        for turn in (
+            {"text": "And now?"}, {"text": "Next"}, {"continue": True},
+            {"regenerate_of": public_id},
+        ):  # fmt: skip
+            if "regenerate_of" in turn:
+                turn["regenerate_of"] = (await ada.messages(chat))[-1]["id"]
+            reply_id = await take_turn(ada, chat, **turn, viewpoint=viewpoint)
+            seen.append(await context_of(ada, reply_id))
+        prompts = [each.body for each in model.requests[asked:] if "messages" in each.body]
+        assert len(prompts) >= 6
+        return [*seen, prompts]
+
+    for viewpoint in ("public", mara):
+        seen = await views(viewpoint)
+        assert secret.found(seen) == set()
+        assert jakes.found(seen) == set()
+        assert "We talk about the weather." in json.dumps(seen)
+    for_jake = await views(jake)
+    assert secret.found(for_jake) == set()
+    gm = await views("gm")
+    every = set(jakes.markers) - NEVER
+    assert every - jakes.found(for_jake) == set()
+    assert every - jakes.found(gm) == set()
+    assert set(secret.markers) - NEVER - secret.found(gm) == set()
+
+
+async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
+    ada: Account, table: Table
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    gone = (await table.add("entities", kind="npc", name="Gone"))["id"]
+    ok(await table.ask("DELETE", f"/entities/{gone}"), 204)
+    thread = (await table.add("threads", title="The tide"))["id"]
+    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    chat, plain = await session_of(table), str((await ada.new_chat())["id"])
+    turns = f"{API}/chats/{{}}/turns"
+    before = await ada.messages(chat)
+    for where, body in (
+        (chat, {"text": "Psst.", "audience": [other]}),
+        (chat, {"text": "Psst.", "audience": [gone]}),
+        (chat, {"text": "Psst.", "audience": [thread]}),
+        (chat, {"text": "Psst.", "audience": [str(uuid4())]}),
+        (chat, {"text": "Psst.", "audience": "nobody"}),
+        (chat, {"text": "Psst.", "audience": [jake] * 51}),
+        (chat, {"text": "Psst.", "audience": "gm", "viewpoint": "public"}),
+        (chat, {"text": "Psst.", "viewpoint": "nobody"}),
+        (chat, {"text": "Psst.", "viewpoint": other}),
+        (chat, {"impersonate": True, "audience": "gm"}),
+        (plain, {"text": "Psst.", "audience": "gm"}),
+        (plain, {"text": "Psst.", "audience": [jake]}),
+        (plain, {"text": "Psst.", "viewpoint": jake}),
+    ):
+        answer = await ada.client.post(turns.format(where), json=body)
+        problem(answer, 422, "validation-failed")
+    assert await ada.messages(chat) == before
+    await take_turn(ada, chat, text="Psst.", audience=[jake])
+    await take_turn(ada, plain, text="Psst.", audience="public", viewpoint="public")
+    line = (await ada.messages(chat))[-2]
+    for body in ({"audience": [other]}, {"audience": "nobody"}):
+        answer = await ada.client.patch(f"{API}/messages/{line['id']}", json=body)
+        problem(answer, 422, "validation-failed")
+    both = await ada.client.patch(
+        f"{API}/messages/{line['id']}", json={"audience": "gm", "hidden": True}
+    )
+    problem(both, 400, "bad-request")
+    own = (await ada.messages(plain))[-1]
+    answer = await ada.client.patch(f"{API}/messages/{own['id']}", json={"audience": "gm"})
+    problem(answer, 422, "validation-failed")
+    chronicle = ok(await ada.client.post(f"{API}/chronicles", json={"name": "Plain"}), 201)["id"]
+    for path, audience in ((chronicle, "gm"), (await chronicle_of(ada, chat), [other])):
+        body = {"summary": "It rained.", "audience": audience}
+        answer = await ada.client.post(f"{API}/chronicles/{path}/events", json=body)
+        problem(answer, 422, "validation-failed")
+
+
+async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
+    ada: Account, table: Table
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    chat = await session_of(table)
+    reply_id = await take_turn(ada, chat, text="Psst.", audience=[jake])
+    for body in (
+        {"regenerate_of": reply_id, "viewpoint": "public"},
+        {"continue": True, "viewpoint": "public"},
+    ):
+        answer = await ada.client.post(f"{API}/chats/{chat}/turns", json=body)
+        problem(answer, 422, "validation-failed")
+    # A swipe and an edit are for those for whom the message was.
+    swipe = await take_turn(ada, chat, regenerate_of=reply_id, viewpoint=jake)
+    [line, answered] = (await ada.messages(chat))[-2:]
+    assert (answered["id"], answered["audience"]) == (swipe, [jake])
+    edited = await ada.client.patch(f"{API}/messages/{line['id']}", json={"text": "Psst!"})
+    assert ok(edited)["audience"] == [jake]
+    # The last line is left out of a preview, and its text is looked for by nobody.
+    assert "Psst!" not in json.dumps(await preview(ada, chat, viewpoint="public"))
+    assert "Psst!" in json.dumps(await preview(ada, chat, viewpoint=jake))
+    answered_id = await take_turn(ada, chat)
+    last = (await ada.messages(chat))[-1]
+    assert (last["id"], last["audience"]) == (answered_id, [jake])
+
+
+async def test_with_hidden_information_the_users_line_is_written_by_the_players_character(
+    ada: Account, model: OpenAIServer
+) -> None:
+    table = await new_table(ada, hidden_information=True)
+    chat = await session_of(table)
+    await table.add("facts", text="The pears are poisoned.", audience="gm")
+    await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
+
+    async def written(**body: Any) -> str:
+        asked = len(model.requests)
+        await ada.turn(chat, impersonate=True, **body)
+        model.script(reply('{"lines": ["One.", "Two."]}'))
+        ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json=body))
+        return json.dumps([each.body for each in model.requests[asked:]])
+
+    await take_turn(ada, chat, text="I look at the pears.")
+    await table.change("", settings={"hidden_information": False})
+    assert "poisoned" in await written()
+    await table.change("", settings={"hidden_information": True})
+    assert "poisoned" not in await written()
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    await table.add("threads", title="Jake's itch", tension="urgent", audience=[jake])
+    assert "itch" in await written()
+    await table.add("entities", kind="pc", name=ada.name)
+    said = await written()
+    assert "itch" not in said
+    assert "poisoned" not in said
+    assert "itch" in await written(viewpoint=jake)
+    answer = await ada.client.post(
+        f"{API}/chats/{chat}/turns", json={"impersonate": True, "viewpoint": "gm"}
+    )
+    problem(answer, 422, "validation-failed")
+    # The narrator knows everything.
+    assert "poisoned" in json.dumps(await preview(ada, chat, "Hm?"))
+
+
+async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
+    ada: Account, table: Table, server: Running
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    chat = await session_of(table)
+    for text in ("The heron waits.", "A kettle sings.", "Snow falls."):
+        await take_turn(ada, chat, text=text)
+    lines = await ada.messages(chat)
+    summary = {"text": "A heron waited.", "through_message_id": lines[3]["id"]}
+    path = f"{API}/chats/{chat}/summary"
+    assert ok(await ada.client.put(path, json=summary))["audience"] == "public"
+    await settled(server)
+
+    async def found(**query: Any) -> list[str]:
+        items = await search(ada, "heron", sources="message", **query)
+        words = {"sparse", "sparse_window"}
+        return [each["text"] for each in items if words & each["signals"].keys()]
+
+    assert "A kettle sings." in await found(viewpoint="public")  # it stands near the heron
+    heron = next(each for each in lines if each["text"] == "The heron waits.")
+    changed = await ada.client.patch(f"{API}/messages/{heron['id']}", json={"audience": [jake]})
+    assert ok(changed)["audience"] == [jake]
+    assert ok(await ada.client.get(path))["audience"] == "gm"
+    assert "The heron waits." not in await found(viewpoint="public")
+    await settled(server)
+    assert await found(viewpoint="public") == []
+    assert await found(viewpoint=jake) == ["The heron waits."]
+    fork = ok(
+        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": lines[-1]["id"]}),
+        201,
+    )["id"]
+    assert "heron" not in json.dumps(await preview(ada, fork, viewpoint="public"))
+    assert "A heron waited." in json.dumps(await preview(ada, fork))
+    assert ok(await ada.client.get(f"{API}/chats/{fork}/summary"))["audience"] == "gm"
+    ok(await ada.client.patch(f"{API}/messages/{heron['id']}", json={"audience": "public"}))
+    assert ok(await ada.client.get(path))["audience"] == "public"
+
+
+async def test_events_go_with_their_audience_when_they_are_merged_copied_and_exported(
+    ada: Account, table: Table
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    kim = (await table.add("entities", kind="pc", name="Kim"))["id"]
+    chat = await session_of(table)
+    path = f"{API}/chronicles/{await chronicle_of(ada, chat)}"
+
+    async def event(summary: str, audience: Any) -> str:
+        body = {"summary": summary, "audience": audience}
+        return str(ok(await ada.client.post(f"{path}/events", json=body), 201)["id"])
+
+    shared, one = await event("Both saw it.", [jake, kim]), await event("Jake saw it.", [jake])
+    everyone = await event("All saw it.", "public")
+    merge = {"event_ids": [shared, one, everyone]}
+    merged = ok(await ada.client.post(f"{path}/events/merge", json=merge), 201)
+    assert merged["audience"] == [jake]
+    secret = await event("Nobody saw it.", "gm")
+    patched = await ada.client.patch(f"{path}/events/{secret}", json={"audience": [kim]})
+    assert ok(patched)["audience"] == [kim]
+    file = ok(await ada.client.get(f"{path}/export"))
+    assert "public" not in {each["audience"] for each in file["events"]}
+    sent = {"file": ("events.json", json.dumps(file).encode())}
+    imported = ok(await ada.client.post(f"{API}/chronicles/import", files=sent), 201)
+    elsewhere = f"{API}/chronicles/{imported['chronicle_id']}/events"
+    events = ok(await ada.client.get(elsewhere))["items"]
+    assert [each["audience"] for each in events] == ["gm", "gm"]
+    reply_id = await take_turn(ada, chat, text="Well?")
+    fork = ok(
+        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": reply_id}), 201
+    )["id"]
+    copies = ok(await ada.client.get(f"{API}/chronicles/{await chronicle_of(ada, fork)}/events"))[
+        "items"
+    ]
+    assert sorted(each["audience"][0] for each in copies) == sorted([jake, kim])
+
+
+async def test_what_the_agent_writes_is_for_those_who_may_know_what_it_read(
+    sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    async with remembering(sqlite_url, folder) as server, server.account() as ada:
+        table = await new_table(ada)
+        chat = await session_of(table)
+        chronicle = await opt_in(ada, chat)
+        await take_turn(ada, chat, text="Ophelia found the silver key in Blackwater.")
+        await last_run(ada, chat)
+        secret = "Ophelia betrayed Marcus at Blackwater. The Gilded Moth is a den of spies."
+        await take_turn(ada, chat, text=secret, audience="gm")
+        await last_run(ada, chat)
+        await take_turn(ada, chat, text="Marcus found a lantern in Blackwater.")
+        await last_run(ada, chat)
+        events = ok(await ada.client.get(f"{API}/chronicles/{chronicle}/events"))["items"]
+        audiences = {
+            word: each["audience"]
+            for each in events
+            for word in ("silver key", "betrayed", "lantern")
+            if word in each["summary"]
+        }
+        assert audiences == {"silver key": "public", "betrayed": "gm", "lantern": "public"}
+        books = ok(await ada.client.get(f"{API}/lorebooks"))["items"]
+        for book in books:
+            entries = await ada.client.get(f"{API}/lorebooks/{book['id']}/entries")
+            assert "spies" not in json.dumps(ok(entries))
