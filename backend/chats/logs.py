@@ -34,7 +34,7 @@ from backend.vault.sealing import Sealer
 MAX_MESSAGES = 50_000
 """Messages in one file."""
 
-_YEARS = range(1970, 9_999)
+YEARS = range(1970, 9_999)
 
 Author = Annotated[str, msgspec.Meta(max_length=500)]
 LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
@@ -161,7 +161,7 @@ def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> 
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationError(f"Line {number}: {error}.") from error
-    if line.created_at.tzinfo is None or line.created_at.year not in _YEARS:
+    if line.created_at.tzinfo is None or line.created_at.year not in YEARS:
         raise ValidationError(f"Line {number}: `created_at` has no offset, or an odd year.")
     return line
 

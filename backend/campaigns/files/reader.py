@@ -6,14 +6,17 @@ from collections.abc import Collection, Mapping
 from uuid import UUID
 
 from backend.campaigns.errors import CampaignFileError
-from backend.campaigns.files.archive import MAIN, read_archive, told_items
+from backend.campaigns.files.archive import MAIN
+from backend.campaigns.files.archive_reader import read_archive, told_items
 from backend.campaigns.files.draft import CampaignDraft
 from backend.campaigns.files.limits import ZIP_ENTRIES
+from backend.campaigns.files.vault import FOLDER_KINDS
 from backend.campaigns.files.vault_reader import is_vault, read_vault
 from backend.characters.cards.charx import is_archive, unpack
 from backend.characters.cards.limits import check_file_size
 from backend.characters.errors import CardError, CardLimitError
 
+OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
 MAX_FOLDERS = 3
 """Folders around everything that are taken off."""
 
@@ -53,7 +56,7 @@ def _without_folder(files: Mapping[str, bytes]) -> dict[str, bytes]:
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
     for _ in range(MAX_FOLDERS):
         tops = {path.partition("/")[0] for path in kept}
-        if len(tops) != 1 or tops <= {"canon", "chats"} or any("/" not in path for path in kept):
+        if len(tops) != 1 or tops <= OWN_FOLDERS or any("/" not in path for path in kept):
             break
         kept = {path.partition("/")[2]: data for path, data in kept.items()}
     return kept

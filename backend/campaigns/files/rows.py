@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any
 from uuid import UUID
 
@@ -74,8 +75,8 @@ def chat_rows(
         "campaign_id": draft.id,
         "leaf_id": draft.ids[head.leaf_id] if head.leaf_id else None,
         "count_unit": str(unit),
-        "created_at": head.created_at,
-        "updated_at": head.created_at,
+        "created_at": head.created_at.astimezone(UTC),
+        "updated_at": head.created_at.astimezone(UTC),
     }
     members = [each for each in dict.fromkeys(head.character_ids) if each in people]
     return ChatRows(chat=chat, character_ids=members, messages=rows)

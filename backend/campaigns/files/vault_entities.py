@@ -76,7 +76,10 @@ class EntityFile:
             if name in meta:
                 self.fields[name] = self._cut(_text(meta[name]), TEXT, name)
         if "voice" in meta:
-            self.fields["voice"] = self._lines(_texts(meta["voice"]))
+            voice: Any = meta["voice"]
+            self.fields["voice"] = self._lines(
+                map(_text, cast("Any", voice)) if isinstance(voice, list) else _texts(voice)
+            )
 
     def _read_body(self, parts: Iterable[Section]) -> None:
         described: list[str] = []

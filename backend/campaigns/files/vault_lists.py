@@ -90,6 +90,7 @@ class _Entry:
 
     def __init__(self, world: World, bullet: Bullet, known: frozenset[str]) -> None:
         self.group = unlinked(bullet.group)
+        self.heading = bullet.group
         self.about = link_target(bullet.group)
         self.text = bullet.text
         self.said: defaultdict[str, list[str]] = defaultdict(list)
@@ -231,9 +232,10 @@ class ListReader:
         self._refer(clock_id, entry, "linked", "linked_id", "clock")
 
     def _fact(self, entry: _Entry) -> None:
-        about = self._world.find(entry.about)
+        is_told = entry.about.casefold() not in {"", vault.WORLD.casefold(), vault.FACTS}
+        about = self._world.find(entry.about) if is_told or "[[" in entry.heading else None
         text = entry.whole()
-        if about is None and entry.group.casefold() not in {"", vault.WORLD.casefold(), "facts"}:
+        if about is None and is_told:
             self._warn(f"`{entry.group[:200]}` names nothing in the vault")
             text = f"{entry.group}: {text}"
         fact_id = self._add("fact", {"text": text, "about_id": about}, entry)

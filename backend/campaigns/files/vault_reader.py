@@ -101,7 +101,8 @@ class VaultReader:
         self.draft = CampaignDraft(id=new_id(), fields=fields)
         self._world = World()
         self._files: dict[UUID, EntityFile] = {}
-        self._names: dict[str, list[UUID]] = {}
+        # What a file is called comes before a name, and that before an alias.
+        self._names: tuple[dict[str, list[UUID]], ...] = ({}, {}, {})
         self._notes = 0
 
     def text(self, path: str, data: bytes) -> str:
@@ -165,10 +166,10 @@ class VaultReader:
 
         Of several, one of that `kind` comes first.
         """
-        found = self._names.get(name.rpartition("/")[2].strip().casefold()) or self._names.get(
-            slug(name)
-        )
-        if not found:
+        said = name.rpartition("/")[2].strip().casefold()
+        spelled = (names.get(each) for names in self._names for each in (said, slug(name)))
+        found = next(filter(None, spelled), None)
+        if found is None:
             return None
         return next((each for each in found if self._files[each].kind == kind), found[0])
 
@@ -239,9 +240,10 @@ class VaultReader:
         entity_id = new_id()
         self._files[entity_id] = file
         self.draft.kinds[entity_id] = "entity"
-        spelled = (file.stem, file.name, slug(file.name), *file.fields["aliases"])
-        for name in dict.fromkeys(each.casefold() for each in spelled):
-            self._names.setdefault(name, []).append(entity_id)
+        spelled = [file.stem], [file.name, slug(file.name)], file.fields["aliases"]
+        for names, known in zip(spelled, self._names, strict=True):
+            for name in dict.fromkeys(each.casefold() for each in names):
+                known.setdefault(name, []).append(entity_id)
         for warning in file.warnings:
             self.draft.warn(f"{path}: {warning}")
 

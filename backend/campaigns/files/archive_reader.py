@@ -1,0 +1,261 @@
+"""Reads the zip of JSON files that `archive` writes: a campaign under new ids. CPU-bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar, cast
+from uuid import UUID
+
+import msgspec
+
+from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.files.archive import (
+    CHATS,
+    ENTITY_FILES,
+    ITEM_FILES,
+    MAIN,
+    CampaignRecord,
+    ChangeRecord,
+    CompactionRecord,
+    Number,
+)
+from backend.campaigns.files.draft import (
+    MAX_CHANGES,
+    CampaignDraft,
+    LedgerLine,
+    check_items,
+    check_work,
+)
+from backend.campaigns.items import STRUCTS, Kind
+from backend.campaigns.ledger import EXISTS, Operations, State
+from backend.campaigns.records import REFERENCE_LISTS, REFERENCES
+from backend.campaigns.rules import check_rules
+from backend.campaigns.schemas import CampaignFields
+from backend.characters.cards.text import parse_json
+from backend.characters.errors import CardError
+from backend.chats.logs import YEARS, ChatLog, new_message_ids, read_log
+from backend.chronicles.files import EventRecord, read_file
+from backend.database.base import new_id
+from backend.errors import AppError, ValidationError
+
+MAX_CHATS = 1_000
+
+T = TypeVar("T")
+
+
+class ItemRecord(NamedTuple):
+    """An item of a file, and which it is there: `npcs.json[3]`."""
+
+    where: str
+    item_id: UUID
+    kind: Kind
+    fields: dict[str, Any]
+
+
+def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
+    """Read the files of a zip that somebody sends.
+
+    Raises `CampaignFileError`, which names file and place.
+    """
+    main = _read(files, MAIN, CampaignRecord)
+    assert main is not None  # noqa: S101  # it is what the zip was recognised by
+    counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
+    changes = _read(files, "ledger.json", list[ChangeRecord]) or []
+    items = _read_items(files)
+    kinds = _kinds(main, changes, items)
+    renumbered = _Renumbered(kinds)
+    draft = CampaignDraft(
+        id=renumbered.ids[main.id],
+        fields=CampaignFields(
+            name=main.name, rules=main.rules, brief=main.brief, settings=main.settings
+        ),
+        kinds={renumbered.ids[old]: kind for old, kind in sorted(kinds.items())},
+        version=max([counters.version, *(change.version for change in changes)]),
+        edits=counters.edits,
+        compactions=counters.compactions,
+    )
+    _check_rules(draft)
+    draft.states[draft.id] = {EXISTS: True, **_of_kind(renumbered, "world", main.world, MAIN)}
+    for where, item_id, kind, fields in items:
+        if kind == "term":
+            draft.uses[renumbered.ids[item_id]] = _count(fields.pop("uses", 0), where)
+        state = _of_kind(renumbered, kind, fields, where)
+        draft.states[renumbered.ids[item_id]] = {EXISTS: True, **state}
+    check_items(draft)
+    draft.chats, message_ids = _read_chats(files)
+    draft.ids = {**renumbered.ids, **message_ids}
+    told = {each for log in draft.chats for each in log.path()}
+    draft.lines = [_line(renumbered, change, message_ids, told) for change in changes]
+    check_work(draft.lines)
+    draft.events = _read_events(files)
+    return draft
+
+
+def _kinds(
+    main: CampaignRecord, changes: Sequence[ChangeRecord], items: Sequence[ItemRecord]
+) -> dict[UUID, Kind]:
+    """The kind of every item. Raises `CampaignFileError` where the ledger can't be one."""
+    if len(changes) > MAX_CHANGES:
+        raise CampaignFileError(f"ledger.json has more than {MAX_CHANGES:,} changes.")
+    for before, after in pairwise(changes):
+        if after.seq <= before.seq:
+            raise CampaignFileError("ledger.json is not in the order of `seq`.")
+    kinds: dict[UUID, Kind] = {main.id: "world"}
+    for change in changes:
+        if kinds.setdefault(change.item_id, change.kind) != change.kind:
+            raise CampaignFileError(f"ledger.json, change {change.seq}: the item is another kind.")
+    for where, item_id, kind, _ in items:
+        if kinds.setdefault(item_id, kind) != kind:
+            raise CampaignFileError(f"{where}.id is that of an item of another kind.")
+    if list(kinds.values()).count("world") > 1:
+        raise CampaignFileError("ledger.json has changes of another campaign's world.")
+    return kinds
+
+
+def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
+    """Items of the ledger whose kind has a file: those that are not in it were taken out."""
+    there: set[Kind] = {kind for kind, name in ITEM_FILES.items() if name in files}
+    if files.keys() >= set(ENTITY_FILES.values()):
+        there.add("entity")
+    return [item_id for item_id, kind in draft.kinds.items() if kind in there]
+
+
+class _Renumbered:
+    """Ids made anew, in the order of the old ones, which is that in which they were made."""
+
+    def __init__(self, old: Mapping[UUID, Kind]) -> None:
+        self.ids = {each: new_id() for each in sorted(old)}
+        self._texts = {str(each): str(made) for each, made in self.ids.items()}
+        self._known = frozenset({*self._texts, "gm", "public"})
+
+    def value(self, value: Any) -> Any:
+        """A value of JSON in which every old id is its new one."""
+        if isinstance(value, str):
+            return self._texts.get(value, value)
+        if isinstance(value, list):
+            return [self.value(one) for one in cast("Any", value)]
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {key: self.value(member) for key, member in members.items()}
+        return value
+
+    def members(self, fields: dict[str, Any], where: str) -> dict[str, Any]:
+        """Fields of an item, renumbered. Raises `CampaignFileError` for an id of no item."""
+        for key in fields.keys() & {*REFERENCES, *REFERENCE_LISTS}:
+            value = fields[key]
+            for one in cast("Any", value) if isinstance(value, list) else [value]:
+                if isinstance(one, str) and one not in self._known:
+                    raise CampaignFileError(f"{where}: `{key}` names no item of the file.")
+        return {key: self.value(value) for key, value in fields.items()}
+
+
+def _count(value: Any, where: str) -> int:
+    try:
+        return msgspec.convert(value, Number)
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{where}.uses: {error}.") from error
+
+
+def _of_kind(renumbered: _Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
+    try:
+        msgspec.convert(fields, STRUCTS[kind], strict=True)
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{where}: {error}.") from error
+    return renumbered.members(fields, where)
+
+
+def _line(
+    renumbered: _Renumbered,
+    change: ChangeRecord,
+    message_ids: Mapping[UUID, UUID],
+    told: Collection[UUID],
+) -> LedgerLine:
+    """A change under new ids. It counts as its messages say, where any of them came along."""
+    sources = {each.message_id for each in change.sources} & message_ids.keys()
+    where = f"ledger.json, change {change.seq}"
+    if change.created_at.tzinfo is None or change.created_at.year not in YEARS:
+        raise CampaignFileError(f"{where}: `created_at` has no offset, or an odd year.")
+    return LedgerLine(
+        item_id=renumbered.ids[change.item_id],
+        operations=Operations(
+            set=renumbered.members(change.set, where),
+            add=renumbered.members(change.add, where),
+            remove=renumbered.members(change.remove, where),
+        ),
+        seq=change.seq,
+        version=change.version,
+        actor=change.actor,
+        is_undone=change.undone,
+        is_on_path=not sources.isdisjoint(told) if sources else change.on_path,
+        messages=[message_ids[each] for each in sources],
+        created_at=change.created_at.astimezone(UTC),
+    )
+
+
+def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
+    """What the files of items hold."""
+    found: list[ItemRecord] = []
+    named: list[tuple[Kind, str]] = [("entity", name) for name in ENTITY_FILES.values()]
+    seen: set[UUID] = set()
+    for kind, name in (*named, *ITEM_FILES.items()):
+        for number, fields in enumerate(_read(files, name, list[dict[str, Any]]) or []):
+            where = f"{name}[{number}]"
+            try:
+                item_id = msgspec.convert(fields.pop("id", None) or new_id(), UUID)
+            except msgspec.ValidationError as error:
+                raise CampaignFileError(f"{where}.id: {error}.") from error
+            if item_id in seen:
+                raise CampaignFileError(f"{where}.id is that of an earlier item.")
+            seen.add(item_id)
+            found.append(ItemRecord(where, item_id, kind, fields))
+    return found
+
+
+def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, UUID]]:
+    """The sessions, and a new id for each of their messages."""
+    names = sorted(each for each in files if each.startswith(CHATS) and each.endswith(".jsonl"))
+    if len(names) > MAX_CHATS:
+        raise CampaignFileError(f"The file has more than {MAX_CHATS:,} chats.")
+    chats: list[ChatLog] = []
+    ids: dict[UUID, UUID] = {}
+    for name in names:
+        try:
+            log = read_log(files[name])
+        except ValidationError as error:
+            raise CampaignFileError(f"{name}: {error.detail}") from error
+        if any(line.id in ids for line in log.lines):
+            raise CampaignFileError(f"{name} has a message of another chat's file.")
+        ids |= new_message_ids(log)
+        chats.append(log)
+    return chats, ids
+
+
+def _read_events(files: Mapping[str, bytes]) -> list[EventRecord]:
+    """What happened, in story order."""
+    if "narratives.json" not in files:
+        return []
+    try:
+        return read_file(files["narratives.json"]).events
+    except AppError as error:
+        raise CampaignFileError(f"narratives.json: {error.detail}") from error
+
+
+def _check_rules(draft: CampaignDraft) -> None:
+    try:
+        check_rules(draft.fields.rules)
+    except ValidationError as error:
+        raise CampaignFileError(f"{MAIN}: {error.detail}") from error
+
+
+def _read(files: Mapping[str, bytes], name: str, kind: type[T]) -> T | None:
+    """One file as what it is to hold; None where there is none."""
+    if name not in files:
+        return None
+    try:
+        return msgspec.convert(parse_json(files[name]), kind, strict=True)
+    except CardError as error:
+        raise CampaignFileError(f"{name}: {error.detail}") from error
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{name}: {error}.") from error
