@@ -131,6 +131,11 @@ async def append(
     return [line["id"] for line in ledger]
 
 
+async def has_changes(session: AsyncSession, chat_id: UUID, *, above: int) -> bool:
+    """Whether changes that count follow from messages of a chat from position `above` on."""
+    return bool(await session.scalar(_COUNTING, {"chat": chat_id, "above": above}))
+
+
 async def path_moved(
     session: AsyncSession,
     sealer: Sealer | None,
@@ -353,3 +358,12 @@ def _toggled() -> Any:
 
 
 _TOGGLED = _toggled()
+_COUNTING = select(
+    any_row().where(
+        CampaignChange.id == ChangeSource.change_id,
+        CampaignChange.is_on_path,
+        ~CampaignChange.is_undone,
+        ChangeSource.chat_id == bindparam("chat"),
+        ChangeSource.position >= bindparam("above"),
+    )
+)

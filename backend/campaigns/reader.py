@@ -60,9 +60,9 @@ class CampaignReader:
         campaign: Campaign,
         viewpoint: Viewpoint = GM,
     ) -> None:
-        self._session = session
-        self._sealer = sealer
-        self._campaign = campaign
+        self.session = session
+        self.sealer = sealer
+        self.campaign = campaign
         self.viewpoint = viewpoint
         self._own = (
             CampaignItem.campaign_id == campaign.id,
@@ -96,7 +96,7 @@ class CampaignReader:
         return await self._opened(query.order_by(CampaignItem.id).limit(limit))
 
     async def _opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
-        rows = (await self._session.scalars(query)).all()
+        rows = (await self.session.scalars(query)).all()
         sized = unhurried(rows, lambda row: len(row.sealed_state))
         return [(row, self._open(row)) async for row in sized]
 
@@ -116,7 +116,7 @@ class CampaignReader:
         first = (
             select(CampaignItem.place_id)
             .where(
-                CampaignItem.campaign_id == self._campaign.id,
+                CampaignItem.campaign_id == self.campaign.id,
                 CampaignItem.kind == "entity",
                 CampaignItem.exists,
                 is_player,
@@ -125,7 +125,7 @@ class CampaignReader:
             .order_by(CampaignItem.id)
             .limit(1)
         )
-        place = (scene and scene.location_id) or await self._session.scalar(first)
+        place = (scene and scene.location_id) or await self.session.scalar(first)
         places = [place] if place else []
         present = [*places, *(scene.present if scene else [])]
         is_near = or_(CampaignItem.place_id.in_(places), CampaignItem.id.in_(present))
@@ -147,12 +147,12 @@ class CampaignReader:
             .group_by(CampaignItem.kind)
         )
         found = dict.fromkeys(kinds, 0)
-        for kind, count in await self._session.execute(query):
+        for kind, count in await self.session.execute(query):
             found[kind] = count
         return found
 
     def _open(self, row: CampaignItem) -> Item:
-        return item_of(row.kind, ledger_store.read_state(self._sealer, row.id, row.sealed_state))
+        return item_of(row.kind, ledger_store.read_state(self.sealer, row.id, row.sealed_state))
 
     async def closed_scenes(self) -> list[Scene]:
         """The last scenes that are over and summed up, the older one first."""
@@ -174,8 +174,8 @@ class CampaignReader:
             .order_by(CampaignItem.uses.desc(), CampaignItem.id)
             .limit(limit)
         )
-        rows = await self._session.execute(query)
-        read = partial(ledger_store.read_state, self._sealer)
+        rows = await self.session.execute(query)
+        read = partial(ledger_store.read_state, self.sealer)
         items = [item_of("term", read(row.id, row.sealed_state)) for row in rows]
         return [item for item in items if isinstance(item, Term)]
 
@@ -190,7 +190,7 @@ class CampaignReader:
             recent: The last lines of the chat, the newest last.
             events: Of the chronicle, each with its day, the newest last.
         """
-        fields = open_campaign(self._sealer, self._campaign)
+        fields = open_campaign(self.sealer, self.campaign)
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         hot = await self.any_of(is_player, is_hot, limit=4 * MAX_HOT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint
+from backend.campaigns import ledger_store
 from backend.campaigns.context import (
     InjectedContext,
     Known,
@@ -22,13 +24,14 @@ from backend.campaigns.context import (
 from backend.campaigns.glossary import most_terms
 from backend.campaigns.items import Entity, Scene, Term, World
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.name_cache import NameCache
+from backend.campaigns.name_cache import NameCache, Names
 from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import get_campaign, open_campaign, reading, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignContextView, CampaignFields, StateView
 from backend.campaigns.viewpoints import check_viewpoint
 from backend.chats import repository as chats
+from backend.chats import tree
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
 from backend.chronicles.reading import current_events
 from backend.database.engine import Database
@@ -65,6 +68,10 @@ class StaleCampaignError(Exception):
     def __init__(self, campaign_id: UUID) -> None:
         super().__init__()
         self.campaign_id = campaign_id
+
+
+class _TrialOverError(Exception):
+    """Ends a transaction whose changes were only looked at: it is rolled back."""
 
 
 class SituationService:
@@ -132,9 +139,8 @@ class SituationService:
             if leaf is not None:
                 recent = await _recent(session, identity.sealer, leaf, viewpoint)
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
-            block, _ = await self._moment(
-                reader, session, identity, campaign, chat, leaf, line=text, recent=recent
-            )
+            names = await self._names.names(session, identity.sealer, campaign)
+            block, _ = await _moment(reader, names, chat, leaf, line=text, recent=recent)
         count = get_tokenizer("o200k_base").count
         return CampaignContextView(
             form=block.form,
@@ -153,6 +159,7 @@ class SituationService:
         *,
         line: str,
         recent: Sequence[str],
+        until: int | None = None,
         viewpoint: Viewpoint = GM,
     ) -> CampaignLayers | None:
         """What the chat's campaign puts into a prompt; None for a chat of none.
@@ -164,6 +171,8 @@ class SituationService:
             leaf: The last message before the user's line.
             line: What the user says.
             recent: The last lines before it, the newest last.
+            until: The position of a message that is written anew: what followed from it, and from
+                those below it, does not count.
             viewpoint: Whose knowledge the prompt may hold.
 
         Raises:
@@ -174,16 +183,40 @@ class SituationService:
         campaign = await get_campaign(session, identity, chat.campaign_id)
         if campaign.is_stale:
             raise StaleCampaignError(campaign.id)
-        reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
-        block, now = await self._moment(
-            reader, session, identity, campaign, chat, leaf, line=line, recent=recent
-        )
+        names = await self._names.names(session, identity.sealer, campaign)
+        if until is None or not await ledger_store.has_changes(session, chat.id, above=until):
+            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+        layers: CampaignLayers | None = None
+        with contextlib.suppress(_TrialOverError):
+            async with self._database.write() as trial:
+                campaign = await get_campaign(trial, identity, campaign.id, lock=True)
+                await tree.leave_path(trial, chat.id, above=until)
+                await ledger_store.path_moved(
+                    trial, identity.sealer, campaign, chat.id, above=until
+                )
+                reader = CampaignReader(trial, identity.sealer, campaign, viewpoint)
+                layers = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+                raise _TrialOverError
+        return layers
+
+    async def _layers(
+        self,
+        reader: CampaignReader,
+        names: Names,
+        chat: Chat,
+        leaf: Message | None,
+        *,
+        line: str,
+        recent: Sequence[str],
+    ) -> CampaignLayers:
+        block, now = await _moment(reader, names, chat, leaf, line=line, recent=recent)
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
-        fields = open_campaign(identity.sealer, campaign)
+        fields = open_campaign(reader.sealer, reader.campaign)
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
-            campaign_id=campaign.id,
+            campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(fields.settings.glossary_tokens)),
             scenes=await reader.closed_scenes(),
@@ -197,41 +230,36 @@ class SituationService:
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
 
-    async def _moment(
-        self,
-        reader: CampaignReader,
-        session: AsyncSession,
-        identity: Identity,
-        campaign: Campaign,
-        chat: Chat | None,
-        leaf: Message | None,
-        *,
-        line: str,
-        recent: Sequence[str],
-    ) -> tuple[StateBlock, Situation]:
-        sealer = identity.sealer
-        names = await self._names.names(session, sealer, campaign)
-        chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
-        events = (
-            await current_events(
-                session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
-            )
-            if chronicle
-            else []
+
+async def _moment(
+    reader: CampaignReader,
+    names: Names,
+    chat: Chat | None,
+    leaf: Message | None,
+    *,
+    line: str,
+    recent: Sequence[str],
+) -> tuple[StateBlock, Situation]:
+    session, sealer, campaign = reader.session, reader.sealer, reader.campaign
+    chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
+    events = (
+        await current_events(
+            session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
-        now = await reader.situation(
-            names,
-            line=line,
-            recent=recent[-RECENT_LINES:],
-            events=[(each.fields.day or 0, each.fields.summary) for each in events],
-        )
-        last = await _last_injected(session, sealer, leaf) if leaf else None
-        is_first = last is None and (
-            leaf is None or await chats.count_said(session, leaf, "user") == 0
-        )
-        shown = _shown(campaign, now)
-        last_shown = last.shown if last else None
-        return state_block(line, now, shown, last_shown, is_first=is_first), now
+        if chronicle
+        else []
+    )
+    now = await reader.situation(
+        names,
+        line=line,
+        recent=recent[-RECENT_LINES:],
+        events=[(each.fields.day or 0, each.fields.summary) for each in events],
+    )
+    last = await _last_injected(session, sealer, leaf) if leaf else None
+    is_first = last is None and (leaf is None or await chats.count_said(session, leaf, "user") == 0)
+    shown = _shown(campaign, now)
+    last_shown = last.shown if last else None
+    return state_block(line, now, shown, last_shown, is_first=is_first), now
 
 
 def _shown(campaign: Campaign, now: Situation) -> Shown:

@@ -141,6 +141,16 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
     return list(gone)
 
 
+async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> None:
+    """End the active path above position `above`, to see what would count then: roll it back."""
+    await session.execute(
+        update(Message)
+        .where(Message.chat_id == chat_id, Message.is_active, Message.position >= above)
+        .values(is_active=False),
+        execution_options=UNSYNCHRONISED,
+    )
+
+
 async def siblings(
     session: AsyncSession, message: Message, *, after: UUID | None, limit: int
 ) -> list[Message]:

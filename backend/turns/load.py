@@ -179,6 +179,7 @@ class ChatLoader:
             leaf,
             line=loaded.said or "",
             recent=[each.text for each in loaded.recent],
+            until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
         )
         if campaign is None:

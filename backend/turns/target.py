@@ -39,6 +39,13 @@ class Target:
     spoken_by: UUID | None = None
     audience: str = PUBLIC
 
+    @property
+    def rewritten(self) -> int | None:
+        """The position of the reply that is written anew."""
+        if self.kind != "regenerate":
+            return None
+        return self.parent.position + 1 if self.parent else 0
+
 
 async def find_target(
     session: AsyncSession,

@@ -117,6 +117,9 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
     assert (at["form"], "Inspector Holt" in at["full"]) == ("full", True)
 
     await ada.turn(chat["id"], regenerate_of=reply["id"])
+    swipe = await _last(ada, chat["id"])
+    assert "**The Salty Sigil**" in swipe["injected_context"]
+    assert "Storm" not in swipe["injected_context"]
     assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["shop"]
     problem(await table.ask("GET", f"/clocks/{clock}"), 404, "campaign-item-not-found")
     at = await table.get("/context", chat_id=chat["id"], text="continue")
@@ -129,6 +132,7 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
 
     ok(await ada.client.post(f"/api/v1/messages/{reply['id']}/activate", json={}))
     assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["hills"]
+    assert (await table.get("/clocks"))["items"][0]["id"] == clock
     elsewhere = await ada.new_chat()
     await ada.turn(elsewhere["id"], text="Hello.")
     other = await _last(ada, elsewhere["id"])
