@@ -63,7 +63,7 @@ class CampaignReader:
         self.session = session
         self.sealer = sealer
         self.campaign = campaign
-        self.viewpoint = viewpoint
+        self.viewpoint: Viewpoint = viewpoint
         self._own = (
             CampaignItem.campaign_id == campaign.id,
             CampaignItem.exists,

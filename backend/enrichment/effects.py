@@ -108,7 +108,7 @@ class ProposalWriter:
         for each in entries:
             if isinstance(each, ProposedEntry):
                 await self._add_entry(each, name)
-            elif isinstance(each, ProposedChange):
+            else:
                 await self._change_entry(each)
 
     async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:

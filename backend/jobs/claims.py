@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from sqlalchemy import and_, bindparam, case, delete, func, or_, select, tuple_, update
@@ -70,7 +70,8 @@ _FREE = or_(
     Job.state.in_(("queued", "waiting_key")),
     and_(Job.state == "running", Job.lease_until <= bindparam("at")),
 )
-_TAKE: Any = (
+_TAKE = cast(
+    "Any",
     update(Job)
     .where(
         Job.id.in_(
@@ -89,7 +90,7 @@ _TAKE: Any = (
         leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
         updated_at=bindparam("at"),
     )
-    .returning(*_COLUMNS)
+    .returning(*_COLUMNS),
 )
 
 
