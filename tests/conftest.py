@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -23,6 +25,13 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("thorough" if THOROUGH else "ci")
 
+MEMORY = Path("/dev/shm")  # noqa: S108  # a temporary folder is what it is wanted for
+"""Linux's file system in memory. Each server that a test starts makes a database and an index,
+which wait for the disk a dozen times: on a disk that is in use, for longer than most tests run."""
+
+ENOUGH_BYTES = 8 * 2**30
+"""What has to be free there. A container may have some megabytes of it."""
+
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
@@ -33,6 +42,9 @@ def anyio_backend() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
+        # Pytest's own variable: where its temporary folders go.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # noqa: TID251  # no setting of the program's
     named = os.environ.get("TEST_REQUIRE", "")  # noqa: TID251  no setting of the program's
     required = frozenset(filter(None, (name.strip() for name in named.split(","))))
     if unknown := sorted(required.difference(GROUPS)):
