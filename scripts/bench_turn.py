@@ -14,6 +14,9 @@ nothing. What the rows `of it` name overlaps in part: memory is searched while h
 
 200 turns stream at once from a server in a process of its own.
 
+10, 50 and 150 players take short turns at once (`_load.py`): what a turn costs the server's
+processor, and when its first token comes, next to a bare application.
+
 At last turns are taken at a human pace over HTTP, with the chronicle's agent on and off: more of it
 in `bench_enrichment.py`.
 
@@ -35,7 +38,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -99,6 +102,7 @@ from scripts._bench import (
 )
 from scripts._enrichment_common import DatabaseName, new_database
 from scripts._enrichment_latency import Pace, bench_latency
+from scripts._load import bench_load
 
 WARM_UP = 3
 """Turns before the first that counts."""
@@ -554,6 +558,22 @@ async def bench_agent(name: DatabaseName, options: argparse.Namespace) -> list[R
     return [Row(each.database, each.what, each.value, each.p95 or 0, each.note) for each in found]
 
 
+async def bench_players(options: argparse.Namespace) -> list[Row]:
+    """Many players at once, on databases of their own."""
+    rows: list[Row] = []
+    for is_bare, players in product((False, True), options.players):
+        what = "bare application" if is_bare else "turns"
+        async with databases(options.database) as urls:
+            for _, url in urls:
+                turns = max(2, options.turns // players)
+                load = await bench_load(url, bare=is_bare, players=players, turns=turns)
+                name = url.partition("+")[0]
+                note = f"first token; {load.cpu} ms of CPU a turn, {load.turns_per_second} turns/s"
+                first = load.first_p50, load.first_p95
+                rows.append(Row(name, f"{players} players, {what}", *first, note))
+    return rows
+
+
 @asynccontextmanager
 async def databases(given: str | None) -> AsyncGenerator[list[tuple[str, str]]]:
     """(URL for prompts, URL for streams) of each database to run on."""
@@ -586,6 +606,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
                     rows += await bench_streams(
                         stream_url, Path(folder), options.streams, options.seconds
                     )
+    if options.only in {None, "load"} and not options.database:
+        rows += await bench_players(options)
     if options.only in {None, "agent"} and not options.database:
         rows += [*await bench_agent("sqlite", options), *await bench_agent("postgres", options)]
     return rows
@@ -605,7 +627,8 @@ def main() -> None:
     parser.add_argument(
         "--points", type=int, default=100_000, help="in the index, beside lorebooks"
     )
-    parser.add_argument("--only", choices=("prompt", "lore", "streams", "agent"))
+    parser.add_argument("--only", choices=("prompt", "lore", "streams", "load", "agent"))
+    parser.add_argument("--players", type=int, nargs="*", default=[10, 50, 150])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")
