@@ -165,6 +165,8 @@ def test_the_main_views_have_their_pictures(chromium: Browser, tmp_path: Path, k
 
         show_tester(page, ids["book"])
         shoot(page, keep / "lorebook.png")
+        show_world(page, account, ids["chat"])
+        shoot(page, keep / "campaign.png")
         context.close()
 
         small = on_a_phone(chromium, url, account)
@@ -181,6 +183,24 @@ def show_context(page: Page, chat: str) -> None:
     expect(page.get_by_role("article").last).to_contain_text("Mind the ninth step")
     page.get_by_role("button", name="Lore").last.click()
     expect(page.get_by_text("found by its key").first).to_be_visible()
+
+
+def show_world(page: Page, account: Account, chat: str) -> None:
+    """The last reply, and beside it the world that it plays in."""
+    world = TALE["world"]
+    campaign = f"/campaigns/{account.post('/campaigns', world['campaign'])['id']}"
+    shore = account.post(f"{campaign}/entities", world["place"])["id"]
+    for each in world["people"]:
+        account.post(f"{campaign}/entities", {**each, "location_id": shore})
+    for kind in ("threads", "clocks", "facts"):
+        for each in world[kind]:
+            account.post(f"{campaign}/{kind}", each)
+    joined = {"campaign_id": campaign.removeprefix("/campaigns/")}
+    assert account.client.patch(f"/chats/{chat}", json=joined).is_success
+    page.goto(f"/#/chats/{chat}?panel=world")
+    expect(page.get_by_role("article").last).to_contain_text("Mind the ninth step")
+    expect(page.get_by_role("list", name="Party")).to_contain_text("Tobias")
+    page.get_by_role("slider").first.scroll_into_view_if_needed()
 
 
 def show_tester(page: Page, book: str) -> None:
