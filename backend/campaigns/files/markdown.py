@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -240,9 +241,14 @@ _Dumper.add_representer(str, _write_text)
 
 
 def _tokens(body: str) -> list[Token]:
+    return _parser().parse(body)
+
+
+@cache  # takes longer to make than a short file to read
+def _parser() -> MarkdownIt:
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
     parser.core.ruler.disable(["inline"])
-    return parser.parse(body)
+    return parser
 
 
 def _headings(body: str) -> Iterator[tuple[Token, str]]:
