@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,12 @@ from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Kind = "campaign"
+
+FACTS_TOLD = 5
+"""Facts that an entity which is found brings along."""
+
+MAX_FACTS = 100
+"""Facts that are read for all entities which are found."""
 
 _COLUMNS = (
     CampaignItem.id,
@@ -89,29 +96,41 @@ class CampaignSource:
         *,
         viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
-        """Items that count now, folded, and that the viewpoint may know."""
+        """Items that count now, folded, and that the viewpoint may know.
+
+        An entity comes with where it is, and the last facts about it that are not found themselves.
+        """
         found = await _read(session, sealer, source_ids, viewpoint)
-        about = [
-            item.about_id
-            for _, item in found.values()
-            if isinstance(item, Fact) and item.about_id is not None
+        items = [item for _, item in found.values()]
+        about = [item.about_id for item in items if isinstance(item, Fact) and item.about_id]
+        places = [
+            item.location_id for item in items if isinstance(item, Entity) and item.location_id
         ]
-        named = await _read(session, sealer, about, viewpoint)
+        named = await _read(session, sealer, [*about, *places], viewpoint)
         names = {each: item.name for each, (_, item) in named.items() if isinstance(item, Entity)}
+        entities = {
+            each: campaign_id
+            for each, (campaign_id, item) in found.items()
+            if isinstance(item, Entity)
+        }
+        facts = await _facts_about(session, sealer, entities, viewpoint, besides=found)
         return {
             item_id: Recalled(
                 kind=KIND,
                 source_id=item_id,
                 container_id=campaign_id,
                 title=_title(item, names),
-                text=told(item),
+                text=_lines([told(item, names), *facts.get(item_id, [])]),
             )
             for item_id, (campaign_id, item) in found.items()
         }
 
 
-def told(item: Item) -> str:
-    """What an item says, but for its name: a line for each field of an entity that has a text."""
+def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
+    """What an item says, but for its name: a line for each field of an entity that has a text.
+
+    `names` are those of places; where an entity is goes unsaid without.
+    """
     match item:
         case Fact():
             return item.text
@@ -122,7 +141,11 @@ def told(item: Item) -> str:
                 [f"{item.kind.capitalize()}, {item.status}", item.summary, next_step, *steps]
             )
         case Entity():
-            head = ", ".join(filter(None, [item.kind, item.role, item.status, item.disposition]))
+            name = names.get(item.location_id) if item.location_id else None
+            place = f"at {name}" if name else ""
+            head = ", ".join(
+                filter(None, [item.kind, item.role, item.status, item.disposition, place])
+            )
             wants = f"Wants: {item.wants}" if item.wants else ""
             voice = f"Voice: {'; '.join(item.voice)}" if item.voice else ""
             return _lines(
@@ -157,6 +180,41 @@ async def _read(
         for row in await session.execute(query):
             found[row.id] = row.campaign_id, _open(sealer, row)
     return found
+
+
+async def _facts_about(
+    session: AsyncSession,
+    sealer: Sealer,
+    entities: Mapping[UUID, UUID],
+    viewpoint: Viewpoint,
+    *,
+    besides: Collection[UUID],
+) -> dict[UUID, list[str]]:
+    """The last facts that count about each of some entities, given with their campaigns."""
+    query = (
+        select(*_COLUMNS)
+        .where(
+            CampaignItem.campaign_id.in_(set(entities.values())),
+            CampaignItem.about_id.in_(entities),
+            CampaignItem.user_id == sealer.user_id,
+            CampaignItem.kind == "fact",
+            _counts(),
+            known_to(viewpoint, CampaignItem.audience),
+        )
+        .order_by(CampaignItem.seq.desc())
+        .limit(MAX_FACTS)
+    )
+    facts: dict[UUID, list[str]] = {}
+    if not entities:
+        return facts
+    for row in await session.execute(query):
+        fact = _open(sealer, row)
+        if row.id in besides or not isinstance(fact, Fact) or fact.about_id is None:
+            continue
+        own = facts.setdefault(fact.about_id, [])
+        if len(own) < FACTS_TOLD:
+            own.insert(0, fact.text)
+    return facts
 
 
 def _open(sealer: Sealer, row: Any) -> Item:

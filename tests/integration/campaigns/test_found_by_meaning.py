@@ -102,6 +102,24 @@ async def test_items_are_found_by_their_words_while_they_count(
     assert await found(table, "frostfall") == [": The harbour freezes in Frostfall."]
 
 
+async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
+    table: Table, server: Running
+) -> None:
+    vault = await table.add("entities", kind="location", name="The Vault", audience="gm")
+    holt = await table.add(
+        "entities", kind="npc", name="Holt", role="bloodhound", location_id=vault["id"]
+    )
+    await table.add("facts", text="He limps since the flood.", about_id=holt["id"])
+    await table.add("facts", text="He is the thief.", about_id=holt["id"], audience="gm")
+    await settled(server)
+    (all_of_it,) = await found(table, "bloodhound")
+    assert all_of_it == (
+        "Holt: npc, bloodhound, active, at The Vault\nHe limps since the flood.\nHe is the thief."
+    )
+    (public,) = await found(table, "bloodhound", viewpoint="public")
+    assert public == "Holt: npc, bloodhound, active\nHe limps since the flood."
+
+
 async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campaign_leaves_nothing(
     table: Table, server: Running
 ) -> None:
