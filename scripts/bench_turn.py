@@ -35,9 +35,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -59,23 +59,10 @@ from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.context.budget import eviction_point
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
-from backend.generation.model import (
-    Finish,
-    ModelSpec,
-    Piece,
-    Prompt,
-    TextPiece,
-    TokenUsage,
-)
-from backend.generation.registry import ModelRegistry
-from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.tokens import get_tokenizer
 from backend.logs import configure_logging
-from backend.memory import runtime
-from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.index.edge import EdgeIndex
 from backend.memory.search import MemorySearch
-from backend.settings import Settings
 from backend.turns.assemble import PromptAssembler
 from backend.turns.builder import PromptBuilder
 from backend.turns.load import ChatLoader
@@ -84,7 +71,6 @@ from backend.turns.start import TurnStarter
 from backend.vault.sealing import Sealer
 from scripts._bench import (
     SHARED,
-    HashedWords,
     Watch,
     client,
     import_book,
@@ -103,9 +89,15 @@ from scripts._bench import (
 from scripts._enrichment_common import DatabaseName, new_database
 from scripts._enrichment_latency import Pace, bench_latency
 from scripts._load import bench_load
-
-WARM_UP = 3
-"""Turns before the first that counts."""
+from scripts._stopwatch import (
+    WARM_UP,
+    StopwatchModel,
+    StopwatchRegistry,
+    Timed,
+    hashed_words,
+    prompt_settings,
+    time_turns,
+)
 
 BOOKS = 5
 
@@ -138,50 +130,6 @@ class Row:
     note: str = ""
 
 
-@dataclass
-class Timed:
-    """Turns that were timed: their milliseconds, when they were asked for, ids of the replies."""
-
-    times: list[float] = field(default_factory=list[float])
-    starts: list[float] = field(default_factory=list[float])
-    replies: list[str] = field(default_factory=list[str])
-
-
-class StopwatchModel:
-    """A model that notes when it is called, and says one word."""
-
-    spec = ModelSpec(
-        id="stopwatch",
-        provider="bench",
-        name="stopwatch",
-        title="Stopwatch",
-        context_window=1_000_000,
-        max_output_tokens=10_000,
-        tokenizer="o200k_base",
-        accepts=frozenset(SAMPLING_FIELDS),
-    )
-
-    def __init__(self) -> None:
-        self.called_at = 0.0
-        self.prompt = Prompt([])
-
-    async def stream(self, prompt: Prompt, _: Sampling) -> AsyncGenerator[Piece, None]:
-        """Note the time and answer."""
-        self.called_at = time.perf_counter()
-        self.prompt = prompt
-        yield TextPiece("Yes.")
-        yield TokenUsage(prompt_tokens=0, completion_tokens=1)
-        yield Finish("stop")
-
-
-class StopwatchRegistry(ModelRegistry):
-    """The demo's registry with the stopwatch as its only model."""
-
-    def __init__(self, model: StopwatchModel) -> None:
-        super().__init__(demo_tokens_per_second=0)
-        self._models = {"stopwatch": model}  # type: ignore[dict-item]
-
-
 def joined(lines: list[tuple[str, str]], count: Callable[[str], int], size: int) -> list[str]:
     """Utterances joined to messages of about `size` tokens."""
     texts: list[str] = []
@@ -194,47 +142,6 @@ def joined(lines: list[tuple[str, str]], count: Callable[[str], int], size: int)
             texts.append("\n".join(parts))
             parts, tokens = [], 0
     return texts
-
-
-async def time_turns(
-    port: int,
-    token: str,
-    chat_id: UUID,
-    model: StopwatchModel,
-    turns: int,
-    texts: Sequence[str] = (),
-    settle: Callable[[], Awaitable[None]] | None = None,
-) -> Timed:
-    """Milliseconds from writing each request to the model's being called.
-
-    A plain socket, so that no client's work is measured. What is said are the `texts`, if any.
-    Between two turns there are 20 ms, and whatever `settle` waits for.
-    """
-    timed = Timed()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for number in range(turns + WARM_UP):
-        text = texts[number % len(texts)] if texts else f"What do we do now? ({number})"
-        body = json.dumps({"text": text}).encode()
-        head = (
-            f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-            f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        ).encode()
-        started = time.perf_counter()
-        writer.write(head + body)
-        await writer.drain()
-        answer = await reader.readuntil(b"0\r\n\r\n")
-        if b"turn.completed" not in answer:
-            raise SystemExit(answer.decode())
-        if number >= WARM_UP:  # the first ones warm caches and connections up
-            timed.times.append((model.called_at - started) * 1000)
-            timed.starts.append(started)
-            timed.replies += re.findall(r'"message_id":"([0-9a-f-]+)"', answer.decode())[-1:]
-        await asyncio.sleep(0.02)
-        if settle is not None:
-            await settle()
-    writer.close()
-    return timed
 
 
 async def time_floor(
@@ -330,17 +237,6 @@ async def bench_prompt(
     return rows
 
 
-def prompt_settings(url: str, folder: Path, **others: Any) -> Settings:
-    """Settings of the servers that prompts are timed on."""
-    return Settings(
-        _env_file=None,  # type: ignore[call-arg]
-        data_dir=folder,
-        database_url=url,
-        registration="open",
-        **others,
-    )
-
-
 async def bench_lore(
     url: str, folder: Path, lines: list[tuple[str, str]], options: argparse.Namespace
 ) -> list[Row]:
@@ -430,22 +326,6 @@ async def came_in(api: httpx.AsyncClient, replies: Sequence[str]) -> dict[str, f
             else:
                 total["lore by key"] += 1
     return {kind: count / len(replies) for kind, count in sorted(total.items())}
-
-
-@contextmanager
-def hashed_words() -> Generator[None]:
-    """Have a server that is put together in here embed with `HashedWords`."""
-    name = "build_cached_embedder"
-    before = getattr(runtime, name)
-    setattr(runtime, name, _hashed_words)
-    try:
-        yield
-    finally:
-        setattr(runtime, name, before)
-
-
-def _hashed_words(_: Settings, database: Database) -> CachedEmbedder:
-    return CachedEmbedder(database, HashedWords())
 
 
 def _row(database: str, what: str, times: Sequence[float], note: str = "") -> Row:

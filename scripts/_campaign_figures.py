@@ -1,0 +1,227 @@
+"""How much a big campaign costs: beside turns of a plain chat, at a swipe, at a restore."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from sqlalchemy import select
+
+from backend.accounts.identity import Identity
+from backend.campaigns.ledger import Operations
+from backend.campaigns.ledger_store import Change, read_state
+from backend.campaigns.mentions import NameIndex
+from backend.campaigns.models import CampaignItem
+from backend.campaigns.situations import SituationService
+from backend.chats import tree
+from backend.chats.counting import CountUnit
+from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.models import Chat, Message
+from backend.database.base import new_id
+from backend.database.engine import Database
+from scripts._bench import (
+    Account,
+    Watch,
+    client,
+    index_container,
+    open_account,
+    serving,
+    until_idle,
+)
+from scripts._campaign_world import Sizes, World, made_up_names, make_world, write_changes
+from scripts._enrichment_common import DatabaseName, Row, new_database, spread
+from scripts._stopwatch import (
+    StopwatchModel,
+    StopwatchRegistry,
+    hashed_words,
+    prompt_settings,
+    time_turns,
+)
+
+TOGGLED = 50
+"""Changes that a swipe takes back."""
+
+RESTORED = 500
+"""Changes that a restore takes back."""
+
+NAMES = 5_000
+ROUNDS = 3
+"""Stretches of turns of each chat, by turns, so that what else the machine does hits both."""
+
+
+async def bench_figures(
+    name: DatabaseName, folder: Path, lines: Sequence[tuple[str, str]], sizes: Sizes, turns: int
+) -> list[Row]:
+    """The figures on one database."""
+    async with new_database(name) as url:
+        database, model = Database(url), StopwatchModel()
+        with hashed_words():
+            account = await open_account(
+                prompt_settings(url, folder),
+                database,
+                "bench",
+                registry=StopwatchRegistry(model),
+            )
+        began = time.perf_counter()
+        world = await make_world(database, account.identity, lines, sizes)
+        made = Row(name, "campaign made", round(time.perf_counter() - began, 1), unit="s")
+        async with serving(account.parts) as port, client(account, port) as api:
+            for chat_id in (world.chat_id, world.plain_id):
+                await index_container(account, "message", chat_id)
+            return [
+                made,
+                *await _turns(name, account, port, model, world, turns),
+                *await _swipes(name, account, api, world, turns),
+                *await _restores(name, account, api, world, min(turns, 20)),
+            ]
+
+
+async def _turns(
+    name: str, account: Account, port: int, model: StopwatchModel, world: World, turns: int
+) -> list[Row]:
+    async def settle() -> None:
+        await until_idle(account)
+
+    said = [f"What does {each} say of it?" for each in world.names[100 : 100 + turns]]
+    times: dict[UUID, list[float]] = {world.plain_id: [], world.chat_id: []}
+    watched = (SituationService, "layers")
+    with Watch(watched) as watch:
+        for start in range(ROUNDS):
+            for chat_id, found in times.items():
+                texts = said[start::ROUNDS]
+                timed = await time_turns(
+                    port, account.token, chat_id, model, len(texts), texts, settle
+                )
+                found.extend(timed.times)
+    own = [1000 * call.seconds for call in watch.calls[watched]]
+    plain, campaign = (
+        spread(name, what, found, unit="ms")
+        for what, found in [
+            ("turn: plain chat", times[world.plain_id]),
+            ("turn: campaign", times[world.chat_id]),
+        ]
+    )
+    more = round(campaign.value - plain.value, 2)
+    return [
+        plain,
+        campaign,
+        spread(name, "  of it: what the campaign says", own, unit="ms"),
+        Row(name, "  more than in a plain chat", more, unit="ms", note="aim: 5"),
+    ]
+
+
+async def _swipes(
+    name: str, account: Account, api: httpx.AsyncClient, world: World, count: int
+) -> list[Row]:
+    identity, database = account.identity, account.parts.database
+    rows: list[Row] = []
+    for what, chat_id in [
+        ("  floor: swipe in a plain chat", world.plain_id),
+        (f"swipe: {TOGGLED} changes", world.chat_id),
+    ]:
+        replies = await _two_replies(database, identity, chat_id)
+        if chat_id == world.chat_id:
+            changes = [
+                Change("entity", each, Operations(set={"status": f"told {number}"}))
+                for number, each in enumerate(world.people[:TOGGLED])
+            ]
+            await write_changes(database, identity, world.campaign_id, changes, message=replies[1])
+
+        async def choose(number: int, replies: Sequence[Message] = replies) -> None:
+            answer = await api.post(f"/messages/{replies[number % 2].id}/activate", json={})
+            answer.raise_for_status()
+
+        note = "aim: 20" if chat_id == world.chat_id else ""
+        rows.append(spread(name, what, await _timed(count, choose), unit="ms", note=note))
+    return rows[::-1]
+
+
+async def _restores(
+    name: str, account: Account, api: httpx.AsyncClient, world: World, count: int
+) -> list[Row]:
+    """Back by many changes and forth again, by turns."""
+    identity, database = account.identity, account.parts.database
+    path = f"/campaigns/{world.campaign_id}"
+    people = world.people[:RESTORED]
+    versions: list[int] = []
+    for mark in ("before", "after"):
+        changes = [
+            Change("entity", each, Operations(set={"wants": f"{mark}: {number}"}))
+            for number, each in enumerate(people)
+        ]
+        versions.append(await write_changes(database, identity, world.campaign_id, changes))
+
+    async def restore(number: int) -> None:
+        body = {"version": versions[number % 2]}
+        (await api.post(f"{path}/restore", json=body)).raise_for_status()
+
+    async def read(_: int) -> None:
+        query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+            CampaignItem.id.in_(people)
+        )
+        async with database.read() as session:
+            for row in await session.execute(query):
+                read_state(identity.sealer, row.id, row.sealed_state)
+
+    what = f"restore: {len(people)} items"
+    return [
+        spread(name, what, await _timed(count, restore), unit="ms", note="aim: 200"),
+        spread(name, "  floor: their states read", await _timed(count, read), unit="ms"),
+    ]
+
+
+def bench_names(lines: Sequence[tuple[str, str]], count: int = NAMES) -> list[Row]:
+    """Finding names in lines; the peer is one regular expression of them all."""
+    names = made_up_names(count)
+    index = NameIndex((new_id(), each) for each in names)
+    pattern = re.compile(
+        r"\b(?:" + "|".join(sorted(map(re.escape, names), key=len, reverse=True)) + r")\b",
+        re.IGNORECASE,
+    )
+    texts = [
+        f"{text} {names[place % count]}'s boat." for place, (_, text) in enumerate(lines[:200])
+    ]
+
+    def timed(find: Callable[[str], Any]) -> list[float]:
+        found: list[float] = []
+        for text in texts:
+            began = time.perf_counter()
+            if not find(text):
+                raise SystemExit(f"Nobody is found in: {text}")
+            found.append(1e6 * (time.perf_counter() - began))
+        return found
+
+    return [
+        spread("", f"names: {count:,} in a line", timed(index.find), unit="µs", note="aim: 2,000"),
+        spread("", "  peer: a regular expression", timed(pattern.findall), unit="µs"),
+    ]
+
+
+async def _two_replies(
+    database: Database, identity: Identity, chat_id: UUID
+) -> tuple[Message, Message]:
+    """Two swipes at the end of a chat, the second chosen."""
+    async with database.write() as session:
+        chat = await session.get_one(Chat, chat_id)
+        leaf = await session.get_one(Message, chat.leaf_id)
+        unit, made = CountUnit.parse(chat.count_unit), list[Message]()
+        for text in ("One.", "Another."):
+            draft = MessageDraft(role="assistant", author="Mara", text=text)
+            made.append(draft_message(identity.sealer, draft, unit=unit))
+            await tree.attach(session, chat, made[-1], parent=leaf)
+        return made[0], made[1]
+
+
+async def _timed(count: int, step: Callable[[int], Awaitable[None]]) -> list[float]:
+    """Milliseconds of each of `count` steps, behind two that warm up."""
+    found: list[float] = []
+    for number in range(count + 2):
+        began = time.perf_counter()
+        await step(number)
+        found.append(1000 * (time.perf_counter() - began))
+    return found[2:]

@@ -1,0 +1,184 @@
+"""A big campaign, made up: people and places, what is known of them, and the chat it is told in."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.items import Clock, Entity, Fact, Relation, Scene, Thread
+from backend.campaigns.ledger import Operations, creation
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.records import get_campaign
+from backend.campaigns.schemas import NewCampaign
+from backend.campaigns.service import make_campaign
+from backend.chats.models import Chat, Message
+from backend.database.base import chunks, new_id
+from backend.database.engine import Database
+from scripts._bench import make_chat
+
+AT_ONCE = 1_000
+"""Changes of one version, while the campaign is made."""
+
+_WORDS = re.findall(r"\w+", "the old harbour lamp was sold by her brother after rain for silver")
+_PLACES = 50
+_PLAYERS = 4
+_RELATIONS, _THREADS, _CLOCKS = 200, 20, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large a campaign is. `changes` are all of its ledger, those that make items too."""
+
+    entities: int = 2_000
+    facts: int = 10_000
+    changes: int = 20_000
+    messages: int = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A campaign that was made: its chat, a chat that tells the same without it, its people."""
+
+    campaign_id: UUID
+    chat_id: UUID
+    plain_id: UUID
+    people: Sequence[UUID]
+    names: Sequence[str]
+
+
+def made_up_names(count: int) -> list[str]:
+    """Different names of two words, the same at each run."""
+    draw, found = random.Random(30), dict[str, None]()
+    ends = ("an", "ela", "o", "ith", "mar", "us", "ine", "ok")
+    while len(found) < count:
+        first, last = ("".join(draw.choices("bdfgklmnprstvz", k=1)) for _ in range(2))
+        first += draw.choice("aeiou") + draw.choice("lmnrst") + draw.choice(ends)
+        last += draw.choice("aeiou") + draw.choice("bdgknrt") + draw.choice("aeo")
+        found[f"{first} {last}{draw.choice(ends)}".title()] = None
+    return list(found)
+
+
+async def make_world(
+    database: Database, identity: Identity, lines: Sequence[tuple[str, str]], sizes: Sizes
+) -> World:
+    """Make a campaign with half of its later changes told in its chat, the others made by hand."""
+    draw = random.Random(31)
+    chat_id = await make_chat(database, identity, lines, sizes.messages)
+    plain_id = await make_chat(database, identity, lines, sizes.messages)
+    names = made_up_names(sizes.entities)
+    ids = [new_id() for _ in names]
+    places, people = ids[:_PLACES], ids[_PLACES:]
+    made = [
+        Change(
+            "entity", each, creation(Entity(kind="location", name=name, description=_text(draw)))
+        )
+        for each, name in zip(places, names, strict=False)
+    ]
+    for number, (each, name) in enumerate(zip(people, names[_PLACES:], strict=True)):
+        entity = Entity(
+            kind="pc" if number < _PLAYERS else "npc",
+            name=name,
+            role="sailor",
+            description=_text(draw),
+            disposition=draw.choice(("ally", "wary", "enemy")),
+            voice=["slow and low"],
+            location_id=places[0] if number < _PLAYERS else draw.choice(places),
+            attributes={"hp": 13, "hp_max": 13, "gold": 15} if number < _PLAYERS else {},
+        )
+        made.append(Change("entity", each, creation(entity)))
+    facts = [Fact(text=_text(draw), about_id=draw.choice(ids)) for _ in range(sizes.facts)]
+    made += [Change("fact", new_id(), creation(fact)) for fact in facts]
+    for number in range(_RELATIONS):
+        one, other = draw.sample(people, 2)
+        if number < _PLAYERS:
+            one = people[number]
+        relation = Relation(from_id=one, to_id=other, score=draw.randint(-100, 100))
+        made.append(Change("relation", new_id(), creation(relation)))
+    threads = [Thread(title=f"Thread {n}", summary=_text(draw)) for n in range(_THREADS)]
+    made += [Change("thread", new_id(), creation(thread)) for thread in threads]
+    clocks = [Clock(name=f"Clock {n}", filled=n % 6) for n in range(_CLOCKS)]
+    made += [Change("clock", new_id(), creation(clock)) for clock in clocks]
+    made.append(Change("scene", new_id(), creation(Scene(title="Here", location_id=places[0]))))
+
+    async with database.write() as session:
+        campaign = await make_campaign(session, identity, NewCampaign(name="Bench"))
+        chat = await session.get_one(Chat, chat_id)
+        chat.campaign_id = campaign.id
+    for part in chunks(made, AT_ONCE):
+        await write_changes(database, identity, campaign.id, part)
+    later = sizes.changes - len(made) - 1
+    moved = [_later(draw, people, number) for number in range(max(0, later))]
+    await write_changes(database, identity, campaign.id, moved[: len(moved) // 2])
+    await _tell(database, identity, campaign.id, chat_id, moved[len(moved) // 2 :])
+    return World(
+        campaign_id=campaign.id, chat_id=chat_id, plain_id=plain_id, people=people, names=names
+    )
+
+
+async def write_changes(
+    database: Database,
+    identity: Identity,
+    campaign_id: UUID,
+    changes: Sequence[Change],
+    *,
+    message: Message | None = None,
+) -> int:
+    """Write changes as one version, its number; of a message where one is given."""
+    async with database.write() as session:
+        campaign = await get_campaign(session, identity, campaign_id, lock=True)
+        await ledger_store.append(
+            session,
+            identity.sealer,
+            campaign,
+            changes,
+            actor="compactor" if message else "user",
+            message=message,
+        )
+        return campaign.version
+
+
+async def _tell(
+    database: Database,
+    identity: Identity,
+    campaign_id: UUID,
+    chat_id: UUID,
+    changes: Sequence[Change],
+) -> None:
+    """Spread changes over the replies of a chat, in transactions of many versions."""
+    async with database.read() as session:
+        query = select(Message).where(Message.chat_id == chat_id, Message.role == "assistant")
+        replies = (await session.scalars(query.order_by(Message.position))).all()
+    each = -(-len(changes) // len(replies)) or 1
+    told = list(zip(replies, chunks(changes, each), strict=False))
+    for part in chunks(told, 200):
+        async with database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            for message, some in part:
+                await ledger_store.append(
+                    session, identity.sealer, campaign, some, actor="compactor", message=message
+                )
+
+
+def _later(draw: random.Random, people: Sequence[UUID], number: int) -> Change:
+    """A change of somebody who is there."""
+    operations = draw.choice(
+        [
+            Operations(set={"status": f"seen {number} times"}),
+            Operations(set={"disposition": draw.choice(("ally", "wary", "enemy"))}),
+            Operations(add={"aliases": [f"Number {number}"]}),
+            Operations(set={"attributes.gold": number}),
+        ]
+    )
+    return Change("entity", draw.choice(people), operations)
+
+
+def _text(draw: random.Random) -> str:
+    """A sentence of some fifteen words."""
+    return " ".join(draw.choices(_WORDS, k=15)).capitalize() + "."

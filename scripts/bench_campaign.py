@@ -1,0 +1,111 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""What a campaign costs, and whether its prompts hold what the story needs.
+
+    scripts/bench_campaign.py [--only figures|continuity] [--crd3 DIR] [--database NAME] [--json]
+
+**Figures**: a campaign of 2,000 entities, 10,000 facts and 20,000 changes, told in a chat of 5,000
+messages. Turns are timed from the request to the call of the model, beside those of a plain chat
+with the same messages; then choosing a swipe that toggles 50 changes (the floor: a plain chat's),
+restoring a version, and finding 5,000 names in a line (the peer: a regular expression).
+
+**Continuity**: 40 rounds of CRD3's transcripts with 60 things planted in them, and 120 questions:
+does the prompt say what the answer needs, does it tell as current what is over, does it tell what
+the one who asks may not know? Beside Talekeeper: the last messages that fit, without and with a
+rolling summary. Without the transcripts it is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+import uvloop
+
+from backend.logs import configure_logging
+from scripts._bench import SHARED, made_up, utterances
+from scripts._campaign_continuity import ROUNDS, WINDOWS, bench_continuity
+from scripts._campaign_figures import bench_figures, bench_names
+from scripts._campaign_world import Sizes
+from scripts._enrichment_common import DatabaseName, Row
+
+SMALL = Sizes(entities=150, facts=200, changes=1_200, messages=200)
+
+
+async def run(options: argparse.Namespace) -> list[Row]:
+    """Every row of the table."""
+    lines = made_up() if options.small else utterances(options.crd3)
+    rows: list[Row] = []
+    if options.only in {None, "figures"}:
+        sizes = SMALL if options.small else Sizes()
+        for name in get_args(DatabaseName):
+            if options.database in {None, name}:
+                with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                    rows += await bench_figures(name, Path(folder), lines, sizes, options.turns)
+        rows += bench_names(lines)
+    if options.only in {None, "continuity"}:
+        rows += await _continuity(options)
+    return rows
+
+
+async def _continuity(options: argparse.Namespace) -> list[Row]:
+    if not any(options.crd3.glob("*.json")):
+        return [Row("", "continuity", 0, note=f"skipped: no transcripts in {options.crd3}")]
+    embedding = options.model_path if options.model_path.is_dir() else None
+    if embedding is None:
+        print(
+            f"No model in {options.model_path} (--model-path DIR): by words alone.", file=sys.stderr
+        )
+    return await bench_continuity(
+        utterances(options.crd3),
+        windows=WINDOWS[1:2] if options.small else options.windows,
+        rounds=20 if options.small else ROUNDS,
+        embedding=embedding,
+        explain=options.explain,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--only", choices=("figures", "continuity"))
+    parser.add_argument("--database", choices=get_args(DatabaseName))
+    parser.add_argument(
+        "--crd3", type=Path, default=SHARED / "crd3", help="folder of CRD3's transcripts"
+    )
+    parser.add_argument(
+        "--model-path",
+        type=Path,
+        default=SHARED / "minilm-l6-v2-int8",
+        help="folder of the embedding model",
+    )
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS, help="in tokens")
+    parser.add_argument("--explain", action="store_true", help="name each probe that failed")
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--small", action="store_true", help="small sizes, for development")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.small:
+        options.turns = min(options.turns, 9)
+    configure_logging("error", "json")
+    rows = uvloop.run(run(options))  # as the server runs
+    if options.json:
+        print(json.dumps([asdict(each) for each in rows], indent=2))
+        return
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"{'database':<9} {'what':<40} {'value (p50)':>12} {'p95':>9} {'unit':<7} note")
+    for each in rows:
+        p95 = "" if each.p95 is None else each.p95
+        print(
+            f"{each.database:<9} {each.what:<40} {each.value:>12} {p95:>9} "
+            f"{each.unit:<7} {each.note}"
+        )
+
+
+if __name__ == "__main__":
+    main()
