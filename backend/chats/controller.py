@@ -163,15 +163,14 @@ class MessageController(Controller):
 
         `audience` says who may know it: `public`, `gm`, or ids of entities of the chat's campaign.
         """
+        audience = None if data.audience is msgspec.UNSET else data.audience
         match data:
-            case MessagePatch(text=str(text), hidden=msgspec.UNSET, audience=msgspec.UNSET):
-                return await messages.edit(identity, message_id, text)
+            case MessagePatch(text=str(text), hidden=msgspec.UNSET):
+                return await messages.edit(identity, message_id, text, audience)
             case MessagePatch(text=msgspec.UNSET, hidden=bool(hidden), audience=msgspec.UNSET):
                 return await messages.hide(identity, message_id, hidden=hidden)
-            case MessagePatch(
-                text=msgspec.UNSET, hidden=msgspec.UNSET, audience=("gm" | "public" | list()) as who
-            ):
-                return await messages.set_audience(identity, message_id, who)
+            case MessagePatch(text=msgspec.UNSET, hidden=msgspec.UNSET) if audience is not None:
+                return await messages.set_audience(identity, message_id, audience)
             case _:
                 raise BadRequestError("Send either `text`, `hidden` or `audience`.")
 

@@ -140,11 +140,16 @@ class MessageService:
             await self._changed(session, identity, chat, [message.id])
         return await self.get(identity, message_id)
 
-    async def edit(self, identity: Identity, message_id: UUID, text: str) -> MessageView:
+    async def edit(
+        self, identity: Identity, message_id: UUID, text: str, audience: Audience | None = None
+    ) -> MessageView:
         """Say it differently: a new sibling, active; the old text and what followed it stay.
 
+        It is for those for whom the message is, unless `audience` says otherwise.
+
         Raises `MessageNotFoundError`, `EmptyMessageError`, `MessageTooLongError`,
-        `MessageBusyError`, and `ConflictError` where the chat's unit changes again and again.
+        `MessageBusyError`, `ValidationError`, and `ConflictError` where the chat's unit changes
+        again and again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -175,7 +180,13 @@ class MessageService:
                     raise MessageBusyError("Stop it first, or wait until it is there.")
                 if chat.count_unit != unit:
                     continue
-                edited = Message(**sealed, hidden=message.hidden, audience=message.audience)
+                if audience is not None:
+                    await check_audience(self._participants, session, chat, audience)
+                edited = Message(
+                    **sealed,
+                    hidden=message.hidden,
+                    audience=message.audience if audience is None else stored(audience),
+                )
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach(session, chat, edited, parent=parent)

@@ -22,6 +22,10 @@ RECONCILE = "memory.reconcile"
 FORGET = "memory.forget"
 
 
+MOST_NOTED = 500
+"""Rows that are noted one by one: of more the index compares the whole container."""
+
+
 class KeyHolder(Protocol):
     """What has a user's key at hand: a request's identity, a running turn."""
 
@@ -116,9 +120,10 @@ async def note_change(
 ) -> None:
     """What `IndexOutbox.left` does, for code that has no outbox: workers find the job later.
 
-    None stands for all rows of the container.
+    None stands for all rows of the container, and so do very many.
     """
-    sources = [None] if source_ids is None else list(dict.fromkeys(source_ids))
+    is_whole = source_ids is None or len(source_ids) > MOST_NOTED
+    sources = [None] if is_whole else list(dict.fromkeys(source_ids or ()))
     if sources:
         await insert_job(session, await _noted(session, user_id, kind, container_id, sources))
 

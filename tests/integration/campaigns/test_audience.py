@@ -294,6 +294,10 @@ async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
     assert (answered["id"], answered["audience"]) == (swipe, [jake])
     edited = await ada.client.patch(f"{API}/messages/{line['id']}", json={"text": "Psst!"})
     assert ok(edited)["audience"] == [jake]
+    path = f"{API}/messages/{edited.json()['id']}"
+    wider = await ada.client.patch(path, json={"text": "Psst!!", "audience": "gm"})
+    assert ok(wider)["audience"] == "gm"
+    ok(await ada.client.post(f"{path}/activate", json={}))
     # The last line is left out of a preview, and its text is looked for by nobody.
     assert "Psst!" not in json.dumps(await preview(ada, chat, viewpoint="public"))
     assert "Psst!" in json.dumps(await preview(ada, chat, viewpoint=jake))
