@@ -17,7 +17,18 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CTE, ColumnElement, Row, Select, delete, inspect, or_, select, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    inspect,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -27,6 +38,8 @@ from backend.database.base import UNSYNCHRONISED, chunks
 
 AT_ONCE = 100
 """Rows that a session writes in one go."""
+
+_SUM = select(Message.path_tokens).where(Message.id == bindparam("message_id"))
 
 
 async def attach(
@@ -177,8 +190,7 @@ async def _sum_of(session: AsyncSession, parent: Message | None) -> int:
         return 0
     if not inspect(parent).detached:
         return parent.path_tokens
-    query = select(Message.path_tokens).where(Message.id == parent.id)
-    return (await session.scalars(query)).one()
+    return (await session.scalars(_SUM, {"message_id": parent.id})).one()
 
 
 async def _climb(

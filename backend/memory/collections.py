@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from sqlalchemy import delete, exists, insert, literal, select, update
+from sqlalchemy import bindparam, delete, exists, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
@@ -33,6 +33,13 @@ Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 def collection_name(spec: EmbedderSpec | None) -> str:
     """The collection for an embedding model's vectors; without a model, for terms alone."""
     return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
+
+
+_READY = (
+    select(IndexState.collection)
+    .where(IndexState.user_id == bindparam("owner_id"), IndexState.state == literal("ready"))
+    .order_by(IndexState.created_at.desc())
+)
 
 
 class Collections:
@@ -132,13 +139,7 @@ class Collections:
 
     async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
         """The collection that a user is in: the current one, else the newest that is there."""
-        names = list(
-            await session.scalars(
-                select(IndexState.collection)
-                .where(IndexState.user_id == user_id, IndexState.state == literal("ready"))
-                .order_by(IndexState.created_at.desc())
-            )
-        )
+        names = list(await session.scalars(_READY, {"owner_id": user_id}))
         if self.current.name in names:
             return self.current.name
         return next((name for name in names if name in self._known), self.current.name)

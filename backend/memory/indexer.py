@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.cpu_pool import CpuPool
@@ -37,6 +37,16 @@ others get their turn. One row may be more by itself."""
 
 CHANGES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
+
+_NOTES = (
+    select(IndexChange)
+    .where(
+        IndexChange.container_id == bindparam("container_id"),
+        IndexChange.user_id == bindparam("owner_id"),
+    )
+    .order_by(IndexChange.id)
+    .limit(CHANGES)
+)
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
@@ -95,14 +105,9 @@ class Indexer:
     ) -> tuple[list[IndexChange], list[VectorIndex]]:
         """What is noted of a container, oldest first, and where it has to be mended."""
         owner_id = job.keys.user_id
-        query = (
-            select(IndexChange)
-            .where(IndexChange.container_id == container_id, IndexChange.user_id == owner_id)
-            .order_by(IndexChange.id)
-            .limit(CHANGES)
-        )
+        values = {"container_id": container_id, "owner_id": owner_id}
         async with self._database.read() as session:
-            notes = list(await session.scalars(query))
+            notes = list(await session.scalars(_NOTES, values))
             return notes, await self._collections.indexes_to_write(session, owner_id)
 
     async def reindex(self, job: RunningJob) -> None:
