@@ -13,8 +13,9 @@ import httpx
 from sqlalchemy import select
 
 from backend.accounts.identity import Identity
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import Operations
-from backend.campaigns.ledger_store import Change, read_state
+from backend.campaigns.ledger_store import Change
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.situations import SituationService

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.audience import GM, opened
 from backend.campaigns import ledger_store
 from backend.campaigns.coinages import key_of
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.item_service import MAX_ITEMS
 from backend.campaigns.items import Term
 from backend.campaigns.ledger import creation
@@ -74,7 +75,7 @@ async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID)
     rows = (await session.execute(query)).all()
     names: list[str] = []
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
-        state = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        state = read_state(sealer, row.id, row.sealed_state)
         names += [state["name"], *state.get("aliases", [])]
     return names
 
@@ -92,7 +93,7 @@ async def known_terms(
     rows = (await session.execute(query)).all()
     terms: list[KnownTerm] = []
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
-        state = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        state = read_state(sealer, row.id, row.sealed_state)
         terms.append(KnownTerm(row.id, state["term"], row.subkind))
     return terms
 

@@ -15,6 +15,7 @@ from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
     CampaignVersionNotFoundError,
 )
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import (
     DELETION,
@@ -200,7 +201,7 @@ def _view_change(
     sealer: Sealer, change: CampaignChange, item: CampaignItem, message_id: UUID | None
 ) -> ChangeView:
     operations = ledger_store.read_operations(sealer, change.id, change.sealed_operations)
-    state = ledger_store.read_state(sealer, item.id, item.sealed_state)
+    state = read_state(sealer, item.id, item.sealed_state)
     return ChangeView(
         id=change.id,
         seq=change.seq,
@@ -245,7 +246,7 @@ async def _since(
     found: list[tuple[Kind, UUID, State, State]] = []
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
         then, _ = folded[row.id]
-        current = ledger_store.read_state(sealer, row.id, row.sealed_state)
+        current = read_state(sealer, row.id, row.sealed_state)
         if then != current and (exists(then) or exists(current)):
             found.append((row.kind, row.id, then, current))
     return found

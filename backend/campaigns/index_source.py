@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
-from backend.campaigns import ledger_store
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED, Entity, Fact, Item, Thread
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
@@ -218,7 +218,7 @@ async def _facts_about(
 
 
 def _open(sealer: Sealer, row: Any) -> Item:
-    return item_of(row.kind, ledger_store.read_state(sealer, row.id, row.sealed_state))
+    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
 def _documents(sealer: Sealer, row: Any) -> list[Document]:

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
-from backend.campaigns import ledger_store
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.cpu_pool import unhurried
@@ -61,7 +61,7 @@ class Names:
         by_id = dict(self.by_id)
         rows = (await session.execute(query)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
-            state = ledger_store.read_state(sealer, row.id, row.sealed_state)
+            state = read_state(sealer, row.id, row.sealed_state)
             by_id.pop(row.id, None)
             if row.exists:
                 by_id[row.id] = (state["name"], *state.get("aliases", []))

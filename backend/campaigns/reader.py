@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.audience import GM, Viewpoint, known_to
-from backend.campaigns import ledger_store
 from backend.campaigns.context import MAX_DETAILED, Known, Placed, Situation, ranked
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import (
     Clock,
     Echo,
@@ -152,7 +152,7 @@ class CampaignReader:
         return found
 
     def _open(self, row: CampaignItem) -> Item:
-        return item_of(row.kind, ledger_store.read_state(self.sealer, row.id, row.sealed_state))
+        return item_of(row.kind, read_state(self.sealer, row.id, row.sealed_state))
 
     async def closed_scenes(self) -> list[Scene]:
         """The last scenes that are over and summed up, the older one first."""
@@ -175,7 +175,7 @@ class CampaignReader:
             .limit(limit)
         )
         rows = await self.session.execute(query)
-        read = partial(ledger_store.read_state, self.sealer)
+        read = partial(read_state, self.sealer)
         items = [item_of("term", read(row.id, row.sealed_state)) for row in rows]
         return [item for item in items if isinstance(item, Term)]
 

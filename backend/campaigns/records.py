@@ -17,6 +17,7 @@ from backend.campaigns.errors import (
     CampaignItemNotFoundError,
     CampaignNotFoundError,
 )
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import STRUCTS, Item, Kind, Relation, Term, World, relation_label
 from backend.campaigns.ledger import (
     EXISTS,
@@ -126,7 +127,7 @@ async def campaign_views(
     views: list[CampaignView] = []
     for campaign in campaigns:
         fields = open_campaign(sealer, campaign)
-        world = item_of("world", ledger_store.read_state(sealer, campaign.id, worlds[campaign.id]))
+        world = item_of("world", read_state(sealer, campaign.id, worlds[campaign.id]))
         assert isinstance(world, World)  # noqa: S101
         views.append(
             CampaignView(
@@ -166,7 +167,7 @@ def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
 
 def open_item(sealer: Sealer, row: CampaignItem) -> Item:
     """The item of a row."""
-    return item_of(row.kind, ledger_store.read_state(sealer, row.id, row.sealed_state))
+    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
 async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) -> CampaignItem:
@@ -223,7 +224,7 @@ async def edit_item(
     )
     if blob is None:
         raise CampaignItemNotFoundError
-    before = ledger_store.read_state(sealer, key.item_id, blob)
+    before = read_state(sealer, key.item_id, blob)
     item = merge_patch(item_of(key.kind, before), patch)
     await check_references(session, campaign.id, item)
     change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, PUBLIC, Audience, Viewpoint
-from backend.campaigns import ledger_store
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import State
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.records import get_campaign, open_campaign
@@ -99,7 +99,7 @@ async def players_viewpoint(
         CampaignItem.exists,
     )
     players: dict[UUID, State] = {
-        row.id: ledger_store.read_state(identity.sealer, row.id, row.sealed_state)
+        row.id: read_state(identity.sealer, row.id, row.sealed_state)
         for row in await session.execute(query)
     }
     folded = name.casefold()

@@ -29,11 +29,9 @@ from backend.enrichment.summaries import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
     current_summary,
-    find_goal,
-    find_round_goal,
     store_summary,
-    wanted_summary,
 )
+from backend.enrichment.summary_goals import find_goal, find_round_goal, wanted_summary
 from backend.generation.model import (
     ModelBlockedError,
     ModelEmptyReplyError,

@@ -30,10 +30,10 @@ from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.generation.model import PromptMessage
 from backend.prompts import PromptLibrary
-from backend.reasons import told
 from backend.turns import repository
 from backend.turns.assemble import render_memory, render_omitted
 from backend.turns.builder import PromptBuilder
+from backend.turns.context_views import compare, context_view, shown
 from backend.turns.errors import ContextNotFoundError
 from backend.turns.history import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
@@ -42,19 +42,10 @@ from backend.turns.schemas import (
     ContextRequest,
     ContextView,
     Difference,
-    HistoryView,
-    Layers,
-    ShownMessage,
     TurnRequest,
     TurnUsage,
 )
 from backend.vault.sealing import Sealer
-
-MANY = frozenset({"lore", "event", "memory", "campaign"})
-"""Kinds of which a prompt holds several pieces."""
-
-COLD = frozenset({"summary", "scenes"})
-"""Kinds of sections that tell of what is over."""
 
 LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
@@ -95,9 +86,9 @@ class ContextService:
             tried=request.budgets,
         )
         messages = built.assembled.messages
-        view = _view(record_of(built))
+        view = context_view(record_of(built))
         if request.prompt:
-            view.prompt = _shown(messages)
+            view.prompt = shown(messages)
         leaf = built.loaded.target.leaf
         if request.diff is not None and leaf is not None:
             async with self._database.read() as session:
@@ -137,8 +128,8 @@ class ContextService:
             usage = await repository.usage_of(session, message, owner_id=identity.user_id)
         # Without a transaction: the prompt waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = _view(loaded.record)
-        view.prompt = _shown(messages)
+        view = context_view(loaded.record)
+        view.prompt = shown(messages)
         if earlier is not None:
             view.difference = await self._difference(identity, earlier, view, messages)
         await self._say_containers(identity, view)
@@ -201,7 +192,7 @@ class ContextService:
             before = await self._rebuild(identity, earlier)
         except RecordError:
             return None
-        return _compare(earlier.message_id, _view(earlier.record), before, view, messages)
+        return compare(earlier.message_id, context_view(earlier.record), before, view, messages)
 
     async def _say_containers(self, identity: Identity, view: ContextView) -> None:
         """Say where what a view names is found."""
@@ -259,94 +250,3 @@ def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory 
         [row.tokens for row in rows],
         [row.position for row in rows],
     )
-
-
-def _view(record: ContextRecord) -> ContextView:
-    history = record.history
-    for item in (*record.items, *record.retrieved):
-        item.reason = told(item.reasons)
-    for left_out in record.left_out:
-        left_out.reason = told(left_out.reasons)
-    return ContextView(
-        model=record.model,
-        tokenizer=record.tokenizer,
-        ratio=record.ratio,
-        budgets=record.budgets,
-        totals=record.totals,
-        items=record.items,
-        retrieved=record.retrieved,
-        history=(
-            HistoryView(
-                first=history.first,
-                last=history.last,
-                count=history.count,
-                tokens=history.tokens,
-                hidden=history.without,
-                omitted_first=history.omitted_first,
-                omitted_last=history.omitted_last,
-                reason="history",
-            )
-            if history
-            else None
-        ),
-        left_out=record.left_out,
-        notes=record.notes,
-        prompt_files=record.prompt_files,
-        prompt_hash=record.prompt_hash,
-        layers=_layers(record),
-    )
-
-
-def _layers(record: ContextRecord) -> Layers | None:
-    """The layers of a campaign's prompt; None where there is no campaign."""
-    if not any(item.kind == "campaign" for item in record.items):
-        return None
-    cold = sum(item.tokens for item in record.items if item.kind in COLD)
-    frozen = sum(item.tokens for item in record.items if item.place == "head") - cold
-    rest = record.totals.prompt - record.totals.retrieved - frozen - cold
-    return Layers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
-
-
-def _shown(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
-    return [ShownMessage(role=message.role, text=message.text) for message in messages]
-
-
-def _compare(
-    earlier_id: UUID,
-    before: ContextView,
-    before_messages: Sequence[PromptMessage],
-    after: ContextView,
-    after_messages: Sequence[PromptMessage],
-) -> Difference:
-    old = {_identity(item): item for item in (*before.items, *before.retrieved)}
-    new = {_identity(item): item for item in (*after.items, *after.retrieved)}
-    shared = 0
-    for one, other in zip(before_messages, after_messages, strict=False):
-        if one != other:
-            break
-        shared += 1
-    characters = sum(len(message.text) for message in after_messages)
-    same = sum(len(message.text) for message in after_messages[:shared])
-    return Difference(
-        previous_message_id=earlier_id,
-        added=[item for key, item in new.items() if key not in old],
-        removed=[item for key, item in old.items() if key not in new],
-        changed=[item for key, item in new.items() if key in old and old[key].text != item.text],
-        history_first=(_first(before), _first(after)),
-        history_last=(_last(before), _last(after)),
-        shared_prefix=shared,
-        shared_tokens=round(after.totals.prompt * same / characters) if characters else 0,
-    )
-
-
-def _identity(item: RecordedItem) -> tuple[str, str]:
-    """Of entries and memories there are many, and some share a title."""
-    return item.kind, str(item.source_id) if item.kind in MANY and item.source_id else item.title
-
-
-def _first(view: ContextView) -> int | None:
-    return view.history.first if view.history else None
-
-
-def _last(view: ContextView) -> int | None:
-    return view.history.last if view.history else None

@@ -12,9 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
-from backend.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
+from backend.audience import PUBLIC, Viewpoint
 from backend.campaigns.situations import RECENT_LINES, SituationService
-from backend.campaigns.viewpoints import check_chat_audience, check_viewpoint, players_viewpoint
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
@@ -28,8 +27,8 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import current_events
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
-from backend.enrichment.summaries import HOT_ROUNDS, current_summary
-from backend.errors import ValidationError
+from backend.enrichment.summaries import current_summary
+from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
 from backend.reasons import ReasonKind
 from backend.turns.lore import LoreReader
@@ -37,6 +36,7 @@ from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker
 from backend.turns.retrieval import EXCHANGE
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, find_target
+from backend.turns.viewpoint import answerable, find_audience, find_viewpoint
 
 NARRATOR = "Narrator"
 """Who speaks in a chat without a character."""
@@ -81,7 +81,7 @@ class ChatLoader:
         chat, leaf, sealed_globals = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
         target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await self._audience(chat, request, target)
+        audience = await find_audience(self._session, chat, request, target)
         member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
@@ -96,8 +96,10 @@ class ChatLoader:
             else None
         )
         user_name = persona.name if persona else self._user_name
-        viewpoint = await self._viewpoint(chat, request, user_name)
-        target = self._answerable(target, viewpoint, audience if request.text else PUBLIC)
+        viewpoint = await find_viewpoint(self._session, self._identity, chat, request, user_name)
+        target = answerable(
+            target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
+        )
         books = await books_for_chat(
             self._session,
             owner_id=owner_id,
@@ -187,52 +189,6 @@ class ChatLoader:
         limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
         rounds = await chats.round_starts(self._session, leaf, limit=limit) if leaf else ()
         return replace(loaded, campaign=campaign, rounds=rounds)
-
-    async def _audience(self, chat: Chat, request: TurnRequest, target: Target) -> str:
-        """Who may know what the turn stores, as a column holds it. Raises `ValidationError`."""
-        if request.audience is None:
-            return target.audience
-        if request.continue_ or request.impersonate:
-            raise ValidationError("`audience` goes with a new line or a new reply.")
-        await check_chat_audience(self._session, chat, request.audience)
-        return stored(request.audience)
-
-    async def _viewpoint(self, chat: Chat, request: TurnRequest, user_name: str) -> Viewpoint:
-        """Whose knowledge the prompt may hold.
-
-        Raises `ValidationError` for an entity that the chat's campaign does not have, and where a
-        player's line would be written with what only the game master knows.
-        """
-        players: Viewpoint = GM
-        if request.impersonate and chat.campaign_id is not None:
-            players = await players_viewpoint(
-                self._session, self._identity, chat.campaign_id, user_name
-            )
-        if request.viewpoint is None:
-            return players
-        asked = read_viewpoint(request.viewpoint)
-        if asked == GM and players != GM:
-            raise ValidationError(
-                "The campaign has hidden information: the user's line can't be written with what "
-                "only the game master knows."
-            )
-        campaigns = [chat.campaign_id]
-        await check_viewpoint(self._session, asked, campaigns, owner_id=self._identity.user_id)
-        return asked
-
-    def _answerable(self, target: Target, viewpoint: Viewpoint, said: str) -> Target:
-        """The target, if the viewpoint may know what the turn is about; `said` is the new line's.
-
-        A preview leaves a line out that it may not know. Raises `ValidationError`.
-        """
-        about = target.line or target.continued
-        if not is_known_to(viewpoint, said):
-            raise ValidationError("`audience` keeps the line from `viewpoint`.")
-        if about is None or is_known_to(viewpoint, about.audience):
-            return target
-        if self._is_preview and target.line is not None:
-            return replace(target, line=None)
-        raise ValidationError("`viewpoint` may not know the message that the turn is about.")
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""

@@ -19,7 +19,8 @@ from backend.chronicles.reading import StoryEvent
 from backend.context.assembly import History
 from backend.context.budget import Budget
 from backend.context.macros import Variables
-from backend.enrichment.summaries import HOT_ROUNDS, StoredSummary
+from backend.enrichment.summaries import StoredSummary
+from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio

@@ -16,6 +16,7 @@ import msgspec
 from backend.campaigns import ledger_store
 from backend.campaigns.files.archive import ChangeRecord, SourceRecord
 from backend.campaigns.files.draft import CampaignDraft
+from backend.campaigns.item_rows import item_row, read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.models import OPERATIONS, Campaign
@@ -105,7 +106,7 @@ def campaign_rows(
     }
     items = [
         {
-            **ledger_store.item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
+            **item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
             "uses": draft.uses.get(item_id, 0),
         }
         for item_id, (state, seq) in settled.items()
@@ -155,10 +156,7 @@ def campaign_rows(
 
 def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, State]]:
     """Items by their rows (`id`, `kind`, `sealed_state`)."""
-    return [
-        (row.id, row.kind, ledger_store.read_state(sealer, row.id, row.sealed_state))
-        for row in rows
-    ]
+    return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
 
 
 def open_changes(

@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 
 from backend.campaigns import ledger_store
 from backend.campaigns.history import HistoryService
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Clock, Entity
 from backend.campaigns.ledger import DELETION, EXISTS, Operations, creation, fold
 from backend.campaigns.ledger_store import Change
@@ -125,7 +126,7 @@ class World:
             assert (stored[line.id].is_on_path, stored[line.id].is_undone) == (on_path, line.undone)
         for item, kind in self.items.items():
             row = rows[item]
-            state = ledger_store.read_state(self.identity.sealer, item, row.sealed_state)
+            state = read_state(self.identity.sealer, item, row.sealed_state)
             own = [line.operations for line in counting if line.item == item]
             assert state == fold(kind, own)  # type: ignore[arg-type]
             assert row.exists == (state.get(EXISTS) is True)
@@ -230,7 +231,7 @@ async def restore(world: World, version: int) -> None:
         for item in await session.scalars(select(CampaignItem)):
             if item.id in then:
                 sealer = world.identity.sealer
-                state = ledger_store.read_state(sealer, item.id, item.sealed_state)
+                state = read_state(sealer, item.id, item.sealed_state)
                 assert state == then[item.id] or not (item.exists or then[item.id].get(EXISTS))
 
 
