@@ -35,6 +35,7 @@ ReasonKind = Literal[
     "words",
     "pinned",
     "named",
+    "followed",
     "constant",
     "sticky",
     "activate",
@@ -116,7 +117,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
             why the state block has its form; which terms of a glossary found room.
         winner: The title of the entry that came in instead.
         count: Messages or replies left; the level of recursion; the last message of a summary,
-            from 1; the most that macros may do.
+            or the one that something followed from, from 1; the most that macros may do.
         chance: How often the entry comes in, in per cent.
         score: What a search made of it, from 0 to 1 about.
         rank: Where the search has it, from 1.
@@ -139,6 +140,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "glossary": "glossary, {name} terms",
     "state": "state block: {name}",
     "named": "named: {name}",
+    "followed": "what message {count} changed, as it is now",
     "key": "key {key}{place}",
     "secondary_key": "secondary key {key}{place}",
     "semantic": "semantic {score:.2f}, rank {rank}",

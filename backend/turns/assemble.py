@@ -31,6 +31,7 @@ from backend.turns.macro_fields import expanded_size, macros_for
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.retrieval import (
     by_rank,
+    consequence_items,
     memory_items,
     memory_texts,
     named_items,
@@ -143,7 +144,10 @@ class PromptAssembler:
             told=loaded.campaign.told if loaded.campaign else (),
         )
         named = named_items(loaded, count=count)
-        found = by_rank([*named, *memories], [sized(item, count) for item in placed.ranked])
+        followed = consequence_items(context, count=count)
+        found = by_rank(
+            [*named, *followed, *memories], [sized(item, count) for item in placed.ranked]
+        )
         with _in_model_tokens(window.ratio):
             reserved = self._reserved(context, [item for item in found if not item.rank], count)
             fixed, history, unsaid = fit(context, items, count=count, reserved=reserved)

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
+from backend.campaigns.consequences import find_consequences
 from backend.campaigns.situations import SituationService, StaleCampaignError
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
@@ -28,6 +29,7 @@ from backend.llm.ratios import RatioCache
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.search import MemorySearch, Searching
+from backend.memory.sources import Recalled
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
@@ -212,8 +214,22 @@ class PromptBuilder:
         context.memories = await self._search.recall(
             self._database, identity.sealer, found, known=SCANNED
         )
+        if context.loaded.campaign is not None:
+            context.consequences = await self._consequences(identity, context)
         context.by_meaning = found.by_meaning
         context.notes = found.notes
+
+    async def _consequences(
+        self, identity: Identity, context: PromptContext
+    ) -> dict[UUID, list[Recalled]]:
+        found = [each.recalled for each in context.memories]
+        async with self._database.read() as session:
+            return await find_consequences(
+                session,
+                identity.sealer,
+                [each.source_id for each in found if each.kind == "message"],
+                viewpoint=context.loaded.viewpoint,
+            )
 
     async def window(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -25,6 +25,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
 from backend.memory.search import Memory
+from backend.memory.sources import Recalled
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
 from backend.turns.lore import LoadedLore
@@ -183,6 +184,7 @@ class PromptContext:
         lines: The history as it is stored, oldest first, down to the leaf.
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
+        consequences: What followed from lines that were found, as it is now, by line.
         by_meaning: Whether it was looked for by meaning, too.
         notes: What there is to say about the search.
     """
@@ -192,5 +194,8 @@ class PromptContext:
     lines: SealedHistory
     history: History = field(default_factory=History)
     memories: Sequence[Memory] = ()
+    consequences: Mapping[UUID, Sequence[Recalled]] = field(
+        default_factory=dict[UUID, Sequence[Recalled]]
+    )
     by_meaning: bool = False
     notes: Sequence[str] = ()

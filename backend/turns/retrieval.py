@@ -20,10 +20,13 @@ from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search import Memory, SearchRequest
 from backend.reasons import Reason
-from backend.turns.prompt_context import LoadedChat
+from backend.turns.prompt_context import LoadedChat, PromptContext
 
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
+
+MAX_CONSEQUENCES = 10
+"""Items of a campaign that come in because lines which were found changed them."""
 
 EXCHANGE = 2
 """Last lines that the search goes by, beside the user's."""
@@ -148,6 +151,22 @@ def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item
         )
         for each in loaded.campaign.named
     ]
+
+
+def consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
+    """What followed from the lines that were found, each before its line."""
+    campaign = context.loaded.campaign
+    known = {memory.recalled.source_id for memory in context.memories}
+    known |= campaign.told if campaign else frozenset()
+    items: list[Item] = []
+    for memory in context.memories:
+        for became in context.consequences.get(memory.recalled.source_id, ()):
+            if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
+                known.add(became.source_id)
+                reason = Reason("followed", count=memory.recalled.position + 1)
+                found = _found(replace(memory, recalled=became))
+                items.append(sized(replace(found, reasons=[reason]), count))
+    return items
 
 
 def by_rank(memories: Sequence[Item], lore: Sequence[Item]) -> list[Item]:

@@ -18,6 +18,7 @@ from tests.support.memory import (
     remembered,
     remembering,
     search,
+    set_chat,
     settled,
     take_turn,
 )
@@ -192,6 +193,33 @@ async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
     whole = "\n".join(message["text"] for message in context["prompt"])
     assert whole.count("The sigil on the door glows at dusk.") == 1
     assert remembered(context, "campaign") == ["Sunfall Hills: A sigil stone stands at dusk hill."]
+
+
+async def test_a_line_from_long_ago_comes_with_what_became_of_it(
+    table: Table, server: Running
+) -> None:
+    chat = await session_of(table)
+    await table.change("", settings={"summaries": False})
+    reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
+    made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
+    fact = ok(made, 201)["id"]
+    steps = ["Then it was raised.", "In the end the flood took it."]
+    for step in steps:
+        reply = await take_turn(table.account, chat, text="/demo long 200 we ride on")
+        made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": step})
+        newer = {"superseded_by": ok(made, 201)["id"]}
+        ok(await table.ask("PATCH", f"/facts/{fact}?message_id={reply}", json=newer))
+        fact = newer["superseded_by"]
+    await settled(server)
+    await set_chat(table.account, chat, budgets={"history": 200})
+
+    context = await preview(table.account, chat, "Is the drawbridge of Marrow down?")
+    assert said(remembered(context), "drawbridge of Marrow is down")
+    (became,) = [item for item in context["retrieved"] if item["kind"] == "campaign"]
+    assert became["text"] == "In the end the flood took it."
+    assert became["reasons"][0]["kind"] == "followed"
+    told = context["prompt"][-2]["text"]
+    assert told.index("the flood took it") < told.index("drawbridge of Marrow is down")
 
 
 async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fourteenth(
