@@ -13,6 +13,7 @@ it made (`note_made`), it is answered with that (`made_before`), elsewhere it is
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Any
@@ -129,15 +130,19 @@ class IdempotencyMiddleware(ASGIMiddleware):
         if not isinstance(work, _Work):
             await _answer(send, *work)
             return
-        taken = _Taken(send)
+
+        async def keep() -> None:
+            work.is_over = True
+            await self._keep(identity, work.row_id, taken)
+
+        taken = _Taken(send, keep)
         at_work, noting = _WORK.set(work), EFFECT_NOTE.set(work.note)
         try:
             await next_app(scope, _again(messages, receive), taken.send)
         finally:
-            work.is_over = True
             EFFECT_NOTE.reset(noting)
             _WORK.reset(at_work)
-            await self._keep(identity, work.row_id, taken)
+            await taken.end()
 
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
@@ -222,10 +227,12 @@ async def forget_old(database: Database, *, at: datetime) -> None:
 
 
 class _Taken:
-    """An answer, taken down on its way out."""
+    """An answer, taken down on its way out, and kept before its end is sent."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, keep: Callable[[], Awaitable[None]]) -> None:
         self._send = send
+        self._keep = keep
+        self._is_over = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
         self.body = bytearray()
@@ -242,7 +249,16 @@ class _Taken:
         elif message["type"] == "http.response.body" and not self._is_left_out:
             self._is_too_large = len(self.body) + len(message["body"]) > MAX_ANSWER_BYTES
             self.body += b"" if self._is_too_large else message["body"]
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            # Who has the whole answer may send the same request again at once.
+            await self.end()
         await self._send(message)
+
+    async def end(self) -> None:
+        """Keep it, once."""
+        if not self._is_over:
+            self._is_over = True
+            await self._keep()
 
     @property
     def _is_left_out(self) -> bool:

@@ -37,6 +37,8 @@ _CHANGED = (
         ChangeSource.message_id.in_(bindparam("messages", expanding=True)),
         CampaignChange.user_id == bindparam("owner"),
         CampaignItem.kind.in_(INDEXED),
+        # Where nothing came later, the line itself says how it is.
+        CampaignItem.seq > CampaignChange.seq,
     )
     .order_by(CampaignChange.seq.desc())
     .limit(MAX_CHANGED)
@@ -59,8 +61,8 @@ async def find_consequences(
 ) -> dict[UUID, list[Recalled]]:
     """What each of some messages, or the reply to it, changed: as that is now.
 
-    A line that comes back from long ago tells what was true then; this says what became of it. Of a
-    fact that is the one which supersedes it in the end.
+    That is so for what was changed again since: a line that comes back from long ago tells what was
+    true then, and this says what became of it. Of a fact that is the one which supersedes it.
     """
     if not message_ids:
         return {}

@@ -170,8 +170,15 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
 
 
 def by_rank(memories: Sequence[Item], lore: Sequence[Item]) -> list[Item]:
-    """What shares the memory's budget: what somebody asked for, then what was found."""
-    return sorted([*memories, *lore], key=lambda item: item.rank)
+    """What shares the memory's budget: what somebody asked for, then what was found.
+
+    What a campaign says is short, and true now: it comes before lines that would take its room.
+    """
+
+    def place(item: Item) -> tuple[bool, int]:
+        return item.rank > 0 and item.kind != "campaign", item.rank
+
+    return sorted([*memories, *lore], key=place)
 
 
 def outside_history(

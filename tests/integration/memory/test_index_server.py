@@ -84,11 +84,12 @@ async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServe
         "s": "uuid",
         "k": "keyword",
         "p": "integer",
+        "u": "keyword",
     }
 
 
 async def test_a_collection_that_fits_is_left_as_it_is(server: QdrantServer) -> None:
-    server.collections[NAME] = collection_info(indexed=("o", "c", "k", "p"))
+    server.collections[NAME] = collection_info(indexed=("o", "c", "k", "p", "u"))
     index = await connected(server_settings(server.url), "tales", DIMENSION)
     await index.aclose()
     assert not index.is_new

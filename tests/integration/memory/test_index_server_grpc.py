@@ -63,7 +63,7 @@ async def test_a_collection_is_made_with_its_indexes(
         "dense_window": DIMENSION,
     }
     assert set(made.sparse_vectors_config.map) == {"sparse", "sparse_window"}
-    assert {each.field_name for each in qdrant.asked["CreateFieldIndex"]} == set("ocskp")
+    assert {each.field_name for each in qdrant.asked["CreateFieldIndex"]} == set("ocskpu")
     assert qdrant.keys == {KEY}
 
 

@@ -69,8 +69,11 @@ const others = field("attributes", "lines", {
     return {
       ...area,
       read() {
-        const pairs = area.read().map((each) => /^\s*([^:]*?)\s*:\s*(.*?)\s*$/.exec(each)).filter(Boolean);
-        const found = Object.fromEntries(pairs.map(([, name, value]) => [name, parsed(value)]));
+        const pairs = area.read().filter((each) => each.includes(":")).map((each) => {
+          const colon = each.indexOf(":");
+          return [each.slice(0, colon).trim(), parsed(each.slice(colon + 1).trim())];
+        });
+        const found = Object.fromEntries(pairs);
         const gone = Object.keys(known).filter((name) => !(name in found));
         return { ...Object.fromEntries(gone.map((name) => [name, null])), ...found };
       },
