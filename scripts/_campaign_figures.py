@@ -90,7 +90,7 @@ async def _turns(
 
     said = [f"What does {each} say of it?" for each in world.names[100 : 100 + turns]]
     times: dict[UUID, list[float]] = {world.plain_id: [], world.chat_id: []}
-    watched = (SituationService, "layers")
+    watched = (SituationService, "_layers")
     with Watch(watched) as watch:
         for start in range(ROUNDS):
             for chat_id, found in times.items():
