@@ -52,7 +52,7 @@ MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
 
 SignUpState = Literal["first", "open", "invitation", "closed"]
-"""Who may sign up: the first user alone, everybody, people with an invitation, nobody."""
+"""Sign-up is open to: the first user only, everyone, people with an invitation, no one."""
 
 
 @dataclass(frozen=True, slots=True)

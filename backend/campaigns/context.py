@@ -136,7 +136,7 @@ def state_block(
         now: The situation.
         shown: What a full block would say of it.
         last: What the last full block of the chat said; None where there was none.
-        is_first: Nobody has said anything in the chat yet.
+        is_first: The chat has no line of the user's yet.
     """
     form, why = choose_form(line, last, shown, first=is_first)
     full, light = full_block(now), light_line(now)

@@ -123,7 +123,7 @@ def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
 
 
 class _Renumbered:
-    """Ids made anew, in the order of the old ones, which is that in which they were made."""
+    """New ids for old ones. Ids sort by time, and the new ones sort as the old ones do."""
 
     def __init__(self, old: Mapping[UUID, Kind]) -> None:
         self.ids = {each: new_id() for each in sorted(old)}

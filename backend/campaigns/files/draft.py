@@ -80,7 +80,7 @@ class CampaignDraft:
     warnings: list[str] = field(default_factory=list[str])
 
     def warn(self, text: str) -> None:
-        """Tell whoever imports; of very many the first."""
+        """Add a warning to the answer of the import, up to `MAX_WARNINGS`."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:

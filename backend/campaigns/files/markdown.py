@@ -205,7 +205,7 @@ def plain_entry(text: str, details: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def detail_lines(details: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What stands in an entry, by its names."""
+    """The lines of an entry's details: name and value."""
     for name, value in details:
         yield f"  - {name}: {value if name in LINKED else encoded(value)}"
 

@@ -61,7 +61,7 @@ LINKED = frozenset({"giver", "location", "present", "audience"})
 """Details of an entry that name entities."""
 UNTITLED = "Untitled"
 WORLD = "World"
-"""The heading of facts that are about nobody."""
+"""The heading of facts about the world, not about an entity."""
 
 ATTRIBUTES = frozenset(
     {

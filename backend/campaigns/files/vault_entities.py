@@ -104,7 +104,7 @@ class EntityFile:
         self.fields["description"] = self._cut(unlinked(text), TEXT, "description")
 
     def _read_personality(self, text: str) -> None:
-        """Entries of its lists, and what stands in brackets, are the voice; the rest is told."""
+        """List entries and text in brackets become the voice, other text the personality."""
         told: list[str] = []
         voice: list[str] = []
         for bullet in bullets(text):
@@ -171,7 +171,7 @@ class EntityFile:
 
 
 def write_entity(entity: Entity, *, location: str, secrets: list[str], audience: Any) -> bytes:
-    """The file of an entity; what a body can't show as it is stands in the front matter.
+    """The file of an entity: text in the body, and in the front matter what Markdown would change.
 
     Args:
         entity: Of whom.
