@@ -1,13 +1,16 @@
-"""What the parts of `bench_enrichment.py` share: rows of its table, databases, other processes."""
+"""What benchmarks share: the rows of their tables, databases, other processes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import platform
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +39,21 @@ def spread(database: str, what: str, values: Sequence[float], *, unit: str, note
         return Row(database, what, 0, None, unit, "none")
     median, high = p50_p95(values)
     return Row(database, what, median, high, unit, note)
+
+
+def print_rows(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print the machine and a table of the rows, or the rows as JSON."""
+    if as_json:
+        print(json.dumps([asdict(each) for each in rows], indent=2))
+        return
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(f"{'database':<9} {'what':<44} {'value (p50)':>12} {'p95':>9} {'unit':<7} note")
+    for each in rows:
+        p95 = "" if each.p95 is None else each.p95
+        print(
+            f"{each.database:<9} {each.what:<44} {each.value:>12} {p95:>9} "
+            f"{each.unit:<7} {each.note}"
+        )
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
 from scripts._bench import Account, client, open_account, serving, until_idle
+from scripts._bench_table import Row, new_database
 from scripts._campaign_story import (
     SUMMARY_WORDS,
     Probe,
@@ -39,7 +40,6 @@ from scripts._campaign_story import (
     rounds_of,
     summarised,
 )
-from scripts._enrichment_common import Row, new_database
 from scripts._stopwatch import prompt_settings
 
 WINDOWS = (4_096, 8_192, 16_384, 32_768)

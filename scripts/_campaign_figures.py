@@ -34,8 +34,8 @@ from scripts._bench import (
     serving,
     until_idle,
 )
+from scripts._bench_table import DatabaseName, Row, new_database, spread
 from scripts._campaign_world import Sizes, World, made_up_names, make_world, write_changes
-from scripts._enrichment_common import DatabaseName, Row, new_database, spread
 from scripts._stopwatch import (
     StopwatchModel,
     StopwatchRegistry,

@@ -16,7 +16,7 @@ from backend.chats.models import Message
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.jobs.models import Job
-from scripts._enrichment_common import Row, spread
+from scripts._bench_table import Row, spread
 from scripts._enrichment_facts import DOUBT
 
 

@@ -18,7 +18,7 @@ from backend.database.base import now
 from backend.database.engine import BUSY_TIMEOUT_MS
 from backend.jobs.queue import NewJob
 from scripts._bench import IDS
-from scripts._enrichment_common import DatabaseName, Row
+from scripts._bench_table import DatabaseName, Row
 from scripts._enrichment_noop import KIND
 
 LANES = 4

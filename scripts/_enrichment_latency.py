@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from scripts._bench import p50_p95
-from scripts._enrichment_common import DatabaseName, Row, spread, start
+from scripts._bench_table import DatabaseName, Row, spread, start
 from scripts._enrichment_model import transcript
 from scripts._enrichment_town import Town, all_items, checked, player, town
 

@@ -20,7 +20,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
 from backend.jobs.worker import Worker
 from scripts._bench import ROOT
-from scripts._enrichment_common import DatabaseName, Row, Started, new_database, start
+from scripts._bench_table import DatabaseName, Row, Started, new_database, start
 from scripts._enrichment_floor import BATCH, FLOOR, floor, new_job, peer, rate, user_id
 from scripts._enrichment_noop import DONE, new_worker
 

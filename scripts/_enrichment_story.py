@@ -25,7 +25,7 @@ from uuid import UUID
 
 import httpx
 
-from scripts._enrichment_common import DatabaseName, Row, new_database, start
+from scripts._bench_table import DatabaseName, Row, new_database, start
 from scripts._enrichment_counting import Played, Stored, rows_of, stored_of
 from scripts._enrichment_model import transcript
 from scripts._enrichment_town import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from scripts._enrichment_common import DatabaseName, Started, start
+from scripts._bench_table import DatabaseName, Started, start
 from scripts._enrichment_wire import MODEL, MODEL_ID
 
 WORKERS = 2

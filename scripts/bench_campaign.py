@@ -17,12 +17,8 @@ rolling summary. Without the transcripts it is skipped.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -30,10 +26,10 @@ import uvloop
 
 from backend.logs import configure_logging
 from scripts._bench import SHARED, made_up, utterances
+from scripts._bench_table import DatabaseName, Row, print_rows
 from scripts._campaign_continuity import ROUNDS, WINDOWS, bench_continuity
 from scripts._campaign_figures import bench_figures, bench_names
 from scripts._campaign_world import Sizes
-from scripts._enrichment_common import DatabaseName, Row
 
 SMALL = Sizes(entities=150, facts=200, changes=1_200, messages=200)
 
@@ -93,18 +89,7 @@ def main() -> None:
     if options.small:
         options.turns = min(options.turns, 9)
     configure_logging("error", "json")
-    rows = uvloop.run(run(options))  # as the server runs
-    if options.json:
-        print(json.dumps([asdict(each) for each in rows], indent=2))
-        return
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'database':<9} {'what':<40} {'value (p50)':>12} {'p95':>9} {'unit':<7} note")
-    for each in rows:
-        p95 = "" if each.p95 is None else each.p95
-        print(
-            f"{each.database:<9} {each.what:<40} {each.value:>12} {p95:>9} "
-            f"{each.unit:<7} {each.note}"
-        )
+    print_rows(uvloop.run(run(options)), as_json=options.json)  # uvloop, as the server runs
 
 
 if __name__ == "__main__":

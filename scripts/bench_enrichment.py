@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import signal
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +24,7 @@ import uvloop
 
 from backend.logs import configure_logging
 from scripts._bench import SHARED
-from scripts._enrichment_common import DatabaseName, Row, new_database
+from scripts._bench_table import DatabaseName, Row, new_database, print_rows
 from scripts._enrichment_latency import Pace, bench_latency
 from scripts._enrichment_queue import bench_queue
 from scripts._enrichment_story import bench_story
@@ -110,18 +106,7 @@ def main() -> None:
         parser.set_defaults(**QUICK)
         options = parser.parse_args()
     configure_logging("error", "json")
-    rows = uvloop.run(run(options))  # as the server runs
-    if options.json:
-        print(json.dumps([asdict(each) for each in rows], indent=2))
-        return
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'database':<9} {'what':<44} {'value (p50)':>12} {'p95':>9} {'unit':<7} note")
-    for each in rows:
-        p95 = "" if each.p95 is None else each.p95
-        print(
-            f"{each.database:<9} {each.what:<44} {each.value:>12} {p95:>9} "
-            f"{each.unit:<7} {each.note}"
-        )
+    print_rows(uvloop.run(run(options)), as_json=options.json)  # uvloop, as the server runs
 
 
 if __name__ == "__main__":

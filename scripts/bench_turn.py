@@ -86,7 +86,7 @@ from scripts._bench import (
     utterances,
     write_strangers,
 )
-from scripts._enrichment_common import DatabaseName, new_database
+from scripts._bench_table import DatabaseName, new_database
 from scripts._enrichment_latency import Pace, bench_latency
 from scripts._load import bench_load
 from scripts._stopwatch import (

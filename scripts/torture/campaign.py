@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.vault.sealing import Sealer
-from scripts._enrichment_common import DatabaseName
+from scripts._bench_table import DatabaseName
 from scripts.torture import store_checks
 from scripts.torture.checks import all_items, check_chats, check_things
 from scripts.torture.client import Client, sign_up

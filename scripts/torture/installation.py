@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from scripts._enrichment_common import DatabaseName, Started, start
+from scripts._bench_table import DatabaseName, Started, start
 from scripts._enrichment_wire import MODEL, MODEL_ID, listen
 from scripts.torture.model import DIMENSION, TaggedModel
 
