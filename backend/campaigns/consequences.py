@@ -18,7 +18,7 @@ from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
 
 MAX_CHANGED = 100
-"""Items that are looked at, those changed last."""
+"""Changes that are looked at, the latest."""
 
 MAX_STEPS = 8
 """How often a fact may have been superseded."""
@@ -36,6 +36,8 @@ _CHANGED = (
     .where(
         ChangeSource.message_id.in_(bindparam("messages", expanding=True)),
         CampaignChange.user_id == bindparam("owner"),
+        CampaignChange.is_on_path,
+        ~CampaignChange.is_undone,
         CampaignItem.kind.in_(INDEXED),
         # Where nothing came later, the line itself says how it is.
         CampaignItem.seq > CampaignChange.seq,
@@ -71,6 +73,8 @@ async def find_consequences(
     for reply in await session.execute(_REPLIES, {"lines": list(message_ids), **owner}):
         lines.setdefault(reply.id, reply.parent_id)
     rows = (await session.execute(_CHANGED, {"messages": list(lines), **owner})).all()
+    if not rows:
+        return {}
     current = await _current(session, sealer, [row.item_id for row in rows])
     items = await CampaignSource().recall(
         session, sealer, set(current.values()), viewpoint=viewpoint

@@ -54,17 +54,6 @@ class Definition(NamedTuple):
     text: str
 
 
-async def find_campaign(
-    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
-) -> Campaign | None:
-    """A campaign of the sealer's user; locked, what is stale in it is folded."""
-    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == sealer.user_id)
-    campaign = await session.scalar(query.with_for_update() if lock else query)
-    if lock and campaign is not None and campaign.is_stale:
-        await ledger_store.refold_stale(session, sealer, campaign)
-    return campaign
-
-
 async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
     """The names and aliases of all entities."""
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(

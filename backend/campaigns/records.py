@@ -65,6 +65,17 @@ class ItemKey(NamedTuple):
     item_id: UUID
 
 
+async def find_campaign(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
+) -> Campaign | None:
+    """A campaign of the sealer's user, or None; see `get_campaign`."""
+    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == sealer.user_id)
+    campaign = await session.scalar(query.with_for_update() if lock else query)
+    if lock and campaign is not None and campaign.is_stale:
+        await ledger_store.refold_stale(session, sealer, campaign)
+    return campaign
+
+
 async def get_campaign(
     session: AsyncSession, identity: Identity, campaign_id: UUID, *, lock: bool = False
 ) -> Campaign:
@@ -72,12 +83,9 @@ async def get_campaign(
 
     `lock` lets one transaction at a time change the campaign, and folds what is stale.
     """
-    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == identity.user_id)
-    campaign = await session.scalar(query.with_for_update() if lock else query)
+    campaign = await find_campaign(session, identity.sealer, campaign_id, lock=lock)
     if campaign is None:
         raise CampaignNotFoundError
-    if lock and campaign.is_stale:
-        await ledger_store.refold_stale(session, identity.sealer, campaign)
     return campaign
 
 

@@ -30,12 +30,11 @@ from backend.campaigns.glossary import (
     KnownTerm,
     count_uses,
     entity_names,
-    find_campaign,
     known_terms,
     propose_terms,
 )
 from backend.campaigns.mentions import NameIndex
-from backend.campaigns.records import open_campaign
+from backend.campaigns.records import find_campaign, open_campaign
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message

@@ -213,11 +213,7 @@ def detail_lines(details: Iterable[tuple[str, str]]) -> Iterator[str]:
 def document(meta: dict[str, Any], body: str) -> bytes:
     """A file of front matter and body."""
     head = yaml.dump(meta, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1_000_000_000)
-    return (
-        f"{_FENCE}\n{head}{_FENCE}\n{body}\n".encode()
-        if body
-        else f"{_FENCE}\n{head}{_FENCE}\n".encode()
-    )
+    return (f"{_FENCE}\n{head}{_FENCE}\n" + (f"{body}\n" if body else "")).encode()
 
 
 def outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -152,8 +153,7 @@ class CampaignTransfer:
             for check in self._checks_added:
                 await check(session, identity.user_id)
             [view] = await campaign_views(session, sealer, [rows.campaign])
-        fields = {name: getattr(view, name) for name in CampaignView.__struct_fields__}
-        return ImportedCampaign(**fields, warnings=draft.warnings)
+        return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
         if not draft.chats:

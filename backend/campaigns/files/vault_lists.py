@@ -175,15 +175,13 @@ class ListReader:
 
     def _thread(self, entry: _Entry) -> None:
         title, summary = entry.titled()
-        group = entry.group.casefold()
-        tension = next(
-            (vault.TENSIONS[each] for each in group.split() if each in vault.TENSIONS), ""
-        )
-        ends = (vault.THREAD_ENDS[each] for each in group.split() if each in vault.THREAD_ENDS)
+        words = entry.group.casefold().split()
+        tension = next((vault.TENSIONS[each] for each in words if each in vault.TENSIONS), "")
+        ends = (vault.THREAD_ENDS[each] for each in words if each in vault.THREAD_ENDS)
         fields: State = {
             "tension": tension or "rising",
             "status": next(ends, "open"),
-            "priority": next((each for each in ("high", "low") if each in group), "medium"),
+            "priority": next((each for each in ("high", "low") if each in words), "medium"),
             **entry.fields("kind", "priority", "tension", "status"),
             "title": title,
             "summary": summary,

@@ -146,7 +146,7 @@ class VaultReader:
             raise CampaignFileError(f"{path}: {error.detail}") from error
         members = cast("dict[str, Any]", index) if isinstance(index, dict) else {}
         day = members.get("current_day", 1)
-        if isinstance(day, int) and 1 <= day <= MAX_DAY:
+        if type(day) is int and 1 <= day <= MAX_DAY:
             self._world.day = day
         else:
             self.draft.warn(f"{path}: `current_day` is no day of the story")
@@ -195,10 +195,6 @@ class VaultReader:
         self.draft.kinds[item_id] = kind
         self.draft.states[item_id] = creation(item).set
         return item_id
-
-    def state(self, item_id: UUID) -> State:
-        """What is known of an item so far."""
-        return self.draft.states[item_id]
 
     def note(self, text: str, about: UUID | None) -> None:
         """Keep what has no other place, as facts that only the game master knows."""
@@ -320,4 +316,4 @@ class VaultReader:
 
 
 def _is_told(path: str) -> bool:
-    return path.casefold().endswith((".md", ".markdown"))
+    return path.casefold().endswith(".md")

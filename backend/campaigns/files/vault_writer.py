@@ -46,8 +46,6 @@ Details = list[tuple[str, str]]
 Groups = dict[str, list[str]]
 ItemT = TypeVar("ItemT", bound=Item)
 
-_STATUS = {"approved": "Approved", "proposed": "Proposed", "raw": "Raw", "rejected": "Rejected"}
-
 
 def write_vault(campaign: OpenCampaign) -> dict[str, bytes]:
     """The files of a campaign's vault, by path. Raises `CampaignFileError` for too many."""
@@ -247,7 +245,7 @@ class _Writer:
                 ("uses", str(self._campaign.uses.get(item_id) or "")),
             ]
             lines = entry(term.term, term.definition, self._common(item_id, term, details))
-            groups.setdefault(_STATUS[term.status], []).extend(lines)
+            groups.setdefault(term.status.title(), []).extend(lines)
         return groups
 
     def _scenes(self) -> Groups:
