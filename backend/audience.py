@@ -75,20 +75,6 @@ def known_to(viewpoint: Viewpoint, column: InstrumentedAttribute[str]) -> Column
     return column == PUBLIC
 
 
-def known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """The condition that all of a stored audience may know a row with the audience `column`."""
-    audience = opened(listeners)
-    if isinstance(audience, str):
-        return known_to(audience, column)
-    if not audience:
-        return true()
-    named = [column.contains(f" {each} ", autoescape=True) for each in audience]
-    condition = named[0]
-    for one in named[1:]:
-        condition &= one
-    return or_(column == PUBLIC, condition)
-
-
 def is_known_to(viewpoint: Viewpoint, column: str) -> bool:
     """Whether a viewpoint may know what has this stored audience."""
     if viewpoint == GM or column == PUBLIC:

@@ -55,11 +55,11 @@ class Known:
     def text(self) -> str:
         """What is known, in a few lines."""
         entity = self.entity
-        place = f"at {self.place}" if self.place else ""
-        head = ", ".join(filter(None, [entity.role, entity.status, entity.disposition, place]))
         about = [entity.description, entity.personality, *(text for _, text in self.facts)]
         if entity.kind == "pc":
-            about.append(" ".join(_player(entity, self.place)))
+            return " ".join(filter(None, [*_player(entity, self.place), *about]))
+        place = f"at {self.place}" if self.place else ""
+        head = ", ".join(filter(None, [entity.role, entity.status, entity.disposition, place]))
         return f"{entity.name} ({head}): {' '.join(filter(None, about))}".removesuffix(": ")
 
 
@@ -303,7 +303,8 @@ def _location(now: Situation) -> list[str]:
 
 def _people(now: Situation) -> list[str]:
     lines: list[str] = []
-    feelings = {relation.from_id: relation.score for relation in now.relations}
+    players = {player.id for player in now.players}
+    feelings = {each.from_id: each.score for each in now.relations if each.to_id in players}
     for person in now.present[:MAX_DETAILED]:
         lines.append(_person(person, feelings.get(person.id)))
         if person.entity.voice:
@@ -323,8 +324,7 @@ def _person(person: Placed, score: int | None = None) -> str:
 
 
 def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
-    open_threads = [one for one in threads if one.status == "open" and one.tension != "simmering"]
-    return sorted(open_threads, key=lambda thread: -_TENSIONS.index(thread.tension))
+    return sorted(threads, key=lambda thread: -_TENSIONS.index(thread.tension))
 
 
 def _thread(thread: Thread) -> str:

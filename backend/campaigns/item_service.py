@@ -197,9 +197,9 @@ async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msg
     return view_item(row, open_item(identity.sealer, row))
 
 
-async def _check_room(session: AsyncSession, campaign_id: UUID, more: int = 1) -> None:
+async def _check_room(session: AsyncSession, campaign_id: UUID) -> None:
     query = select(func.count()).where(CampaignItem.campaign_id == campaign_id)
-    if (await session.scalar(query) or 0) + more > MAX_ITEMS:
+    if (await session.scalar(query) or 0) >= MAX_ITEMS:
         raise CampaignFullError(
             f"A campaign holds {MAX_ITEMS:,} items, deleted ones among them.",
             extra={"limit": "items", "allowed": MAX_ITEMS},

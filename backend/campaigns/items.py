@@ -130,11 +130,6 @@ class Clock(Item, kw_only=True):
     visible: bool = True
     audience: Audience = "public"
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all segments are filled."""
-        return self.filled >= self.segments
-
 
 class Fact(Item, kw_only=True):
     """A sentence that is true, of an entity or of the world, until another supersedes it."""

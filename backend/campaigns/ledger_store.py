@@ -119,9 +119,9 @@ async def append(
     return [line["id"] for line in ledger]
 
 
-async def has_changes(session: AsyncSession, chat_id: UUID, *, above: int) -> bool:
-    """Whether changes that count follow from messages of a chat from position `above` on."""
-    return bool(await session.scalar(_COUNTING, {"chat": chat_id, "above": above}))
+async def changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
+    """Items with changes that count and follow from a chat's messages from position `above` on."""
+    return set(await session.scalars(_COUNTING, {"chat": chat_id, "above": above}))
 
 
 async def path_moved(
@@ -280,9 +280,10 @@ def _toggled() -> Any:
 
 
 _TOGGLED = _toggled()
-_COUNTING = select(
-    any_row().where(
-        CampaignChange.id == ChangeSource.change_id,
+_COUNTING = (
+    select(CampaignChange.item_id)
+    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+    .where(
         CampaignChange.is_on_path,
         ~CampaignChange.is_undone,
         ChangeSource.chat_id == bindparam("chat"),

@@ -89,11 +89,19 @@ class CampaignReader:
     ) -> list[tuple[CampaignItem, Item]]:
         """Items that meet all conditions of one alternative, the oldest first.
 
-        Each alternative has an index of its own; for an OR SQLite reads all items of the campaign.
+        Of more than `limit` those that changed last stay, the world, scenes and players' characters
+        before others. Each alternative has an index of its own: for an OR SQLite reads all items of
+        the campaign.
         """
         found = union_all(*(select(CampaignItem.id).where(*self._own, *x) for x in alternatives))
         query = select(CampaignItem).where(CampaignItem.id.in_(found))
-        return await self._opened(query.order_by(CampaignItem.id).limit(limit))
+        rank = case(
+            (CampaignItem.kind.in_(("world", "scene")), 0),
+            (CampaignItem.subkind == "pc", 1),
+            else_=2,
+        )
+        rows = await self._opened(query.order_by(rank, CampaignItem.seq.desc()).limit(limit))
+        return sorted(rows, key=lambda each: each[0].id)
 
     async def _opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
@@ -195,18 +203,19 @@ class CampaignReader:
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         hot = await self.any_of(is_player, is_hot, limit=4 * MAX_HOT)
         world = next((item for _, item in hot if isinstance(item, World)), World())
-        scene_id, scene = max(
-            ((row.id, item) for row, item in hot if isinstance(item, Scene)),
+        _, scene_id, scene = max(
+            ((row.seq, row.id, item) for row, item in hot if isinstance(item, Scene)),
             key=lambda each: each[0],
-            default=(None, None),
+            default=(0, None, None),
         )
         players = [_placed(row, item) for row, item in hot if isinstance(item, Entity)]
         place = scene.location_id if scene else None
         place = place or next((p.entity.location_id for p in players if p.entity.location_id), None)
 
         in_line = names.index.find(line)
-        named = list(dict.fromkeys([*in_line, *names.index.find("\n".join(recent[-1:]))]))
-        spoke = [one for text in recent[::-1] for one in names.index.find(text)]
+        in_lines = [names.index.find(text) for text in recent[::-1]]
+        named = list(dict.fromkeys([*in_line, *(in_lines[0] if in_lines else ())]))
+        spoke = [one for each in in_lines for one in each]
         in_scene = CampaignItem.id.in_(scene.present) if scene and scene.present else None
         is_here = CampaignItem.place_id == place if in_scene is None else in_scene
         people = [

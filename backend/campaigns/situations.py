@@ -184,7 +184,10 @@ class SituationService:
         if campaign.is_stale:
             raise StaleCampaignError(campaign.id)
         names = await self._names.names(session, identity.sealer, campaign)
-        if until is None or not await ledger_store.has_changes(session, chat.id, above=until):
+        rewritten: set[UUID] = set()
+        if until is not None:
+            rewritten = await ledger_store.changed_items(session, chat.id, above=until)
+        if until is None or not rewritten:
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
         layers: CampaignLayers | None = None
@@ -195,8 +198,11 @@ class SituationService:
                 await ledger_store.path_moved(
                     trial, identity.sealer, campaign, chat.id, above=until
                 )
+                names = await names.updated(trial, identity.sealer, campaign)
                 reader = CampaignReader(trial, identity.sealer, campaign, viewpoint)
                 layers = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+                # A search would find them as they are now.
+                layers = msgspec.structs.replace(layers, told=layers.told | rewritten)
                 raise _TrialOverError
         return layers
 

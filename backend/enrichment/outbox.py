@@ -22,6 +22,7 @@ SUMMARY = "enrichment.summary"
 GLOSSARY = "enrichment.glossary"
 
 SUMMARY_WAIT = 30.0
+WORKER_WAIT = 5.0
 LOOK_SECONDS = 0.1
 
 _UNFINISHED = select(Job.state, Job.attempts).where(
@@ -62,7 +63,8 @@ class EnrichmentOutbox:
         """A reply was stored. Tokens are counted in `count_unit`, the chat's of the prompt.
 
         With `is_summary_due` so many rounds of a campaign are told that its summary goes on.
-        Without consent there is no job: this is where the opt-in is enforced.
+        Without consent there is no job: this is where the opt-in is enforced. A campaign's summary
+        goes by the campaign's settings.
         """
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self.study(session, holder, chat.id, chat.chronicle_id)
@@ -125,7 +127,7 @@ class EnrichmentOutbox:
     ) -> bool:
         """The same for a turn that waits for it; whether it was done.
 
-        Waits for one attempt, and `SUMMARY_WAIT` seconds at most.
+        Waits for one attempt: `WORKER_WAIT` seconds until it begins, `SUMMARY_WAIT` for its end.
         """
         database, lane = self._queue.database, lane_of(chat_id)
         async with database.write() as session:
@@ -133,7 +135,8 @@ class EnrichmentOutbox:
                 session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
             )
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SUMMARY_WAIT):
+            async with asyncio.timeout(WORKER_WAIT) as limit:
+                has_begun = False
                 while True:
                     async with database.read() as session:
                         waiting = (await session.execute(_UNFINISHED, {"in_lane": lane})).all()
@@ -141,6 +144,9 @@ class EnrichmentOutbox:
                         return True
                     if not any(row.state == "running" or not row.attempts for row in waiting):
                         return False
+                    if not has_begun and any(row.state == "running" for row in waiting):
+                        has_begun = True
+                        limit.reschedule(asyncio.get_running_loop().time() + SUMMARY_WAIT)
                     await asyncio.sleep(LOOK_SECONDS)
         return False
 

@@ -259,11 +259,9 @@ def _size(context: PromptContext) -> int | None:
 
 
 def _loses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
-    campaign, leaf = loaded.campaign, loaded.target.leaf
+    leaf = loaded.target.leaf
     # What a viewpoint may not know is not lost to it.
-    if campaign is None or leaf is None or loaded.viewpoint != GM:
-        return False
-    if not campaign.fields.settings.summaries:
+    if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:
         return False
     kept = assembled.history.positions
     first = kept[0] if kept else leaf.position + 1

@@ -120,14 +120,18 @@ class PromptBuilder:
                 identity, context, request, suggestions=suggestions
             )
 
+        built = await self._fresh(identity, attempt)
+        if built.loses_rounds and tried is None and await self._summarise(identity, built):
+            built = await self._fresh(identity, attempt)
+        return built
+
+    async def _fresh(self, identity: Identity, attempt: Callable[[], Awaitable[Built]]) -> Built:
+        """What `attempt` gives, begun again once where its campaign has to be folded first."""
         try:
-            built = await self._lore.with_books(identity, attempt)
+            return await self._lore.with_books(identity, attempt)
         except StaleCampaignError as stale:
             await self._situations.fold(identity, stale.campaign_id)
-            built = await self._lore.with_books(identity, attempt)
-        if built.loses_rounds and tried is None and await self._summarise(identity, built):
-            built = await self._lore.with_books(identity, attempt)
-        return built
+            return await self._lore.with_books(identity, attempt)
 
     async def _summarise(self, identity: Identity, built: Built) -> bool:
         """Have the summary tell what the history has no room for; whether that was done."""

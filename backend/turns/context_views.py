@@ -10,7 +10,7 @@ from backend.generation.model import PromptMessage
 from backend.reasons import told
 from backend.turns.schemas import ContextView, Difference, HistoryView, Layers, ShownMessage
 
-MANY = frozenset({"lore", "event", "memory", "campaign"})
+MANY = frozenset({"lore", "event", "memory", "campaign", "entity"})
 """Kinds of which a prompt holds several pieces."""
 
 COLD = frozenset({"summary", "scenes"})

@@ -26,7 +26,7 @@ def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
     before. They are cut when it is known what is always sent.
     """
     begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
-    if loaded.summary is None or loaded.campaign is not None:
+    if loaded.summary is None or loaded.sums_rounds:
         return begin
     reached = joined(
         begin,
@@ -79,7 +79,7 @@ def fit(
     """
     budget, summarised = context.window.budget, context.loaded.summary
     summary = next((item for item in items if item.kind == SUMMARY), None)
-    if summary is None or summarised is None or context.loaded.campaign is not None:
+    if summary is None or summarised is None or context.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count)
         return fixed, _after(context, _begin(context, fixed, reserved)), []
     kind: ReasonKind = "summary_no_room"

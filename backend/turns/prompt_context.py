@@ -99,16 +99,22 @@ class LoadedChat:
     audience: str = PUBLIC
 
     @property
+    def sums_rounds(self) -> bool:
+        """Whether a campaign's summary stands for all but the last rounds."""
+        return self.campaign is not None and self.campaign.fields.settings.summaries
+
+    @property
     def summed_up(self) -> int:
         """Stored tokens from the root that a campaign's history leaves to its summary."""
-        if self.campaign is None or self.summary is None or len(self.rounds) < HOT_ROUNDS:
+        if not self.sums_rounds or self.summary is None or len(self.rounds) < HOT_ROUNDS:
             return 0
         return min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
 
     @property
     def is_summary_due(self) -> bool:
         """Whether with this turn's round so many are told that the campaign's summary goes on."""
-        if self.campaign is None or not self.campaign.fields.settings.summaries:
+        # A viewpoint that may not know the summary says nothing of how far it goes.
+        if self.campaign is None or not self.sums_rounds or self.viewpoint != GM:
             return False
         covered = self.summary.path_tokens if self.summary else 0
         untold = sum(begin >= covered for begin in self.rounds)

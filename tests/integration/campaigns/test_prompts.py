@@ -120,6 +120,9 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
     swipe = await _last(ada, chat["id"])
     assert "**The Salty Sigil**" in swipe["injected_context"]
     assert "Storm" not in swipe["injected_context"]
+    assert ids["jake"] not in {
+        item.get("source_id") for item in (await _context(ada, chat["id"]))["retrieved"]
+    }
     assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["shop"]
     problem(await table.ask("GET", f"/clocks/{clock}"), 404, "campaign-item-not-found")
     at = await table.get("/context", chat_id=chat["id"], text="continue")
@@ -138,3 +141,16 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
     other = await _last(ada, elsewhere["id"])
     answer = await table.ask("POST", f"/clocks?message_id={other['id']}", json={"name": "Storm"})
     problem(answer, 422, "validation-failed")
+
+
+async def test_how_somebody_feels_about_others_is_not_how_they_feel_about_the_players(
+    ada: Account, table: Table
+) -> None:
+    ids = await seagate(table)
+    hesk = await table.add("entities", kind="npc", name="Hesk", location_id=ids["shop"])
+    other = await table.add("entities", kind="npc", name="Cass", location_id=ids["shop"])
+    await table.add("relations", from_id=hesk["id"], to_id=ids["jake"], score=80)
+    await table.add("relations", from_id=hesk["id"], to_id=other["id"], score=-90)
+    full = (await table.get("/context", text="continue"))["full"]
+    assert "**Hesk** [active] - devoted" in full
+    assert "**Cass** [active]\n" in f"{full}\n"

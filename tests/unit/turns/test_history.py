@@ -66,7 +66,7 @@ def read(scene: Scene) -> PromptContext:
     """What a turn reads of a scene, as `PromptBuilder` does."""
     summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
     loaded: Any = SimpleNamespace(
-        summary=summary, path_tokens=scene.path_tokens, campaign=None, summed_up=0
+        summary=summary, path_tokens=scene.path_tokens, sums_rounds=False, summed_up=0
     )
 
     def to_stored(count: int) -> int:
