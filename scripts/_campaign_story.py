@@ -93,7 +93,7 @@ class StoryModel:
         )
         self.next_reply = ""
 
-    async def stream(self, prompt: Prompt, _: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(self, prompt: Prompt, _: Sampling, **__: Any) -> AsyncGenerator[Piece, None]:
         """Answer as the script has it."""
         texts = [message.text for message in prompt.messages]
         if texts[0].startswith("Task: rolling summary"):

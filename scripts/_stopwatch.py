@@ -60,7 +60,7 @@ class StopwatchModel:
         self.called_at = 0.0
         self.prompt = Prompt([])
 
-    async def stream(self, prompt: Prompt, _: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(self, prompt: Prompt, _: Sampling, **__: Any) -> AsyncGenerator[Piece, None]:
         """Note the time and answer."""
         self.called_at = time.perf_counter()
         self.prompt = prompt

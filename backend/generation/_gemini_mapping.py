@@ -6,13 +6,14 @@ Source: https://ai.google.dev/api/generate-content
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, takewhile
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from backend.generation._json import clean, clean_text, mapping
+from backend.generation._json import mapping
 from backend.generation._replies import Delta
+from backend.generation._tool_calls import read_call
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from google.genai.types import (  # noqa: TID251 - types of the adapter's other half
         GenerateContentResponse,
         GenerateContentResponseUsageMetadata,
+        Part,
     )
 
 _OPENING = "[Start]"
@@ -125,7 +127,7 @@ def _turn(role: str, parts: list[Any]) -> dict[str, Any]:
 
 def _round(tool_round: ToolRound) -> list[Any]:
     said = [{"text": tool_round.text}] if tool_round.text else []
-    asked = [_call_part(call) for call in tool_round.calls]
+    asked = [_call_part(call) for call in tool_round.calls if call.name]
     answered = [
         _result_part(call, result)
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
@@ -145,6 +147,8 @@ def _call_part(call: ToolCall) -> dict[str, Any]:
 
 
 def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
+    if not call.name:  # it would be refused: what is answered to it is said to the model
+        return {"text": result if isinstance(result, str) else json.dumps(result)}
     response = mapping(result) or {"output": result}
     answer: dict[str, Any] = {"name": call.name, "response": response}
     if identifier := mapping(call.vendor_state).get("id"):
@@ -203,42 +207,25 @@ def read(response: GenerateContentResponse) -> Delta:
     parts = (candidate.content.parts if candidate.content else None) or ()
     word = candidate.finish_reason.value if candidate.finish_reason else ""
     return Delta(
-        pieces=tuple(
-            ThinkingPiece(part.text) if part.thought else TextPiece(part.text)
-            for part in parts
-            if part.text
-        ),
+        pieces=tuple(chain.from_iterable(map(_read_part, parts))),
         usage=usage,
         finish=_FINISHES.get(word, "other") if word else None,
         reason=word,
     )
 
 
-def read_calls(response: GenerateContentResponse) -> list[ToolCall]:
-    """The calls that a response asks for, in order.
-
-    Raises `ValueError` for arguments that are nested too deeply.
-    """
-    candidate = response.candidates[0] if response.candidates else None
-    parts = (candidate.content.parts if candidate and candidate.content else None) or ()
-    calls: list[ToolCall] = []
-    for part in parts:
-        if (call := part.function_call) is None:
-            continue
+def _read_part(part: Part) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
+    if part.text:
+        yield ThinkingPiece(part.text) if part.thought else TextPiece(part.text)
+    if (call := part.function_call) is not None:
         state: dict[str, str] = {}
         if call.id:
             state["id"] = call.id
         if part.thought_signature:
             state["thought_signature"] = base64.b64encode(part.thought_signature).decode()
-        calls.append(
-            ToolCall(
-                id=call.id or f"call-{uuid4().hex}",
-                name=clean_text(call.name or ""),
-                arguments=clean(call.args or {}),
-                vendor_state=state or None,
-            )
+        yield read_call(
+            call.name or "", call.args or {}, call_id=call.id or "", vendor_state=state or None
         )
-    return calls
 
 
 def read_usage(reported: GenerateContentResponseUsageMetadata | None) -> TokenUsage | None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from uuid import uuid4
 
 from backend.generation._failures import code_words
-from backend.generation._json import clean, mapping, parse_json
+from backend.generation._json import mapping, sequence
+from backend.generation._openai_calls import CallFragments
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,
@@ -49,13 +49,17 @@ def messages(prompt: Prompt) -> list[Any]:
 
 def _round(tool_round: ToolRound) -> list[Any]:
     asked: dict[str, Any] = {"role": "assistant", "content": tool_round.text or None}
-    if tool_round.calls:
-        asked["tool_calls"] = [_call(call) for call in tool_round.calls]
+    named = [_call(call) for call in tool_round.calls if call.name]
+    if named:
+        asked["tool_calls"] = named
     answered = [
         {"role": "tool", "tool_call_id": call.id, "content": _result(result)}
+        # A call without a name would be refused: what is answered to it is said to the model.
+        if call.name
+        else {"role": "user", "content": _result(result)}
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
     ]
-    return [asked, *answered] if tool_round.text or tool_round.calls else []
+    return [*([asked] if tool_round.text or named else ()), *answered]
 
 
 def _call(call: ToolCall) -> Any:
@@ -113,58 +117,44 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
-def read_chunk(chunk: Any) -> Delta:
-    """One chunk of a streamed answer."""
-    return _read(chunk, "delta")
+def read_chunk(chunk: Any, calls: CallFragments) -> Delta:
+    """One chunk of a streamed answer. `calls` keeps those that are not complete yet."""
+    choice = _choice(chunk)
+    calls.add(_member(_member(choice, "delta"), "tool_calls"))
+    return _read(chunk, choice, "delta", calls)
 
 
 def read_answer(completion: Any) -> Delta:
     """An answer that came as a whole."""
-    return _read(completion, "message")
+    choice = _choice(completion)
+    calls = CallFragments()
+    for index, call in enumerate(sequence(_member(_member(choice, "message"), "tool_calls"))):
+        calls.add([{**mapping(call), "index": index}])
+    return _read(completion, choice, "message", calls)
 
 
-def _read(body: Any, part: str) -> Delta:
-    choice = next(iter(_member(body, "choices") or ()), None)
+def _choice(body: Any) -> Any:
+    return next(iter(_member(body, "choices") or ()), None)
+
+
+def _read(body: Any, choice: Any, part: str, calls: CallFragments) -> Delta:
     said = _member(choice, part)
     # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
     thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
     text = _text(said, "content") or _text(said, "refusal")
     word = _text(choice, "finish_reason")
+    # Fragments of several calls may be mixed: none is surely complete before the end.
+    is_over = bool(word) or part == "message"
     return Delta(
         pieces=(
             *([ThinkingPiece(thinking)] if thinking else ()),
             *([TextPiece(text)] if text else ()),
+            *(calls.finish() if is_over else ()),
         ),
         usage=read_usage(_member(body, "usage")),
         finish=_FINISHES.get(word, "other") if word else None,
         reason=" ".join(code_words(word, secret=None)),
     )
-
-
-def read_calls(completion: Any) -> list[ToolCall]:
-    """The calls that an answer asks for, in order.
-
-    Raises `ValueError` for arguments that are no JSON object, or one that is nested too deeply.
-    """
-    choice = next(iter(_member(completion, "choices") or ()), None)
-    calls: list[ToolCall] = []
-    for call in _member(_member(choice, "message"), "tool_calls") or ():
-        function = _member(call, "function")
-        arguments = parse_json(_text(function, "arguments") or "{}")
-        if not isinstance(arguments, dict):
-            raise ValueError("the arguments of a tool call are not an object")  # noqa: TRY004 - of what the model wrote, not of a caller's type
-        raw: dict[str, Any] = clean(mapping(call))
-        raw["type"] = "function"
-        raw["id"] = identifier = _text(call, "id") or f"call-{uuid4().hex}"
-        calls.append(
-            ToolCall(
-                id=identifier,
-                name=_text(raw.get("function"), "name"),
-                arguments=cast("dict[str, Any]", arguments),
-                vendor_state=raw,
-            )
-        )
-    return calls
 
 
 def read_usage(reported: Any) -> TokenUsage | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from backend.generation._json import clean_text, parse_json
+from backend.generation._tool_calls import MAX_CALLS
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -23,6 +24,8 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    ToolAnswer,
+    ToolCall,
 )
 
 T = TypeVar("T")
@@ -38,7 +41,7 @@ class Delta:
     `reason` is the provider's word for `finish` (`PROHIBITED_CONTENT`, say).
     """
 
-    pieces: tuple[TextPiece | ThinkingPiece, ...] = ()
+    pieces: tuple[TextPiece | ThinkingPiece | ToolCall, ...] = ()
     usage: TokenUsage | None = None
     finish: FinishReason | None = None
     reason: str = ""
@@ -58,11 +61,12 @@ async def relay(
         ModelTimeoutError: Silence.
         ModelInterruptedError: It broke off, or ended without saying that it had finished.
         ModelBlockedError: The provider's filter let nothing through.
-        ModelEmptyReplyError: It finished without a word.
+        ModelEmptyReplyError: It finished without a word and without a call.
     """
     usage: TokenUsage | None = None
     end: Delta | None = None
     began = spoke = False
+    calls = 0
     async with aclosing(deltas):
         while True:
             try:
@@ -79,16 +83,23 @@ async def relay(
             for piece in delta.pieces:
                 began = True
                 spoke = spoke or (isinstance(piece, TextPiece) and not piece.text.isspace())
-                yield piece
+                calls += isinstance(piece, ToolCall)
+                if calls <= MAX_CALLS or not isinstance(piece, ToolCall):
+                    yield piece
             usage = delta.usage or usage
             end = delta if delta.finish else end
     if end is None or end.finish is None:
         raise ModelInterruptedError(f"{who} broke off before the model had finished.")
-    if not spoke:
+    if not spoke and not calls:
         raise _nothing_said(who, end.finish, end.reason)
     if usage is not None:
         yield usage
-    yield Finish(end.finish)
+    yield Finish(finish_of(end.finish, called=bool(calls)))
+
+
+def finish_of(finish: FinishReason, *, called: bool) -> FinishReason:
+    """Why a reply ended, where a server says "stop" although it calls."""
+    return "tool_calls" if called and finish in {"stop", "other"} else finish
 
 
 def _broken(
@@ -123,22 +134,44 @@ async def whole(
         raise failure(error) from None
 
 
-def said(answer: Delta, *, who: str, called: bool = False) -> tuple[str, FinishReason]:
-    """Text and finish of an answer that came as a whole; with `called` it may be without words.
+def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
+    """An answer that came as a whole, with its calls.
+
+    Raises:
+        ModelMalformedAnswerError: There is a call that can't be read.
+        ModelBlockedError, ModelEmptyReplyError: There is neither text nor a call.
+        ModelUnavailableError: There is nothing at all.
+    """
+    calls = [piece for piece in answer.pieces if isinstance(piece, ToolCall)][:MAX_CALLS]
+    if any(call.problem for call in calls):
+        raise ModelMalformedAnswerError(
+            f"{who} calls a tool with arguments that are not a JSON object, or too deep a one."
+        )
+    if calls:
+        text, finish = _text(answer), finish_of(answer.finish or "other", called=True)
+    else:
+        text, finish = said(answer, who=who)
+    return ToolAnswer(text=text, calls=calls, usage=answer.usage, finish=finish)
+
+
+def said(answer: Delta, *, who: str) -> tuple[str, FinishReason]:
+    """Text and finish of an answer that came as a whole.
 
     Raises:
         ModelBlockedError, ModelEmptyReplyError: There is no text.
         ModelUnavailableError: There is nothing at all.
     """
-    pieces = (piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
-    text = clean_text("".join(pieces))
-    if called:
-        return text, "tool_calls"
+    text = _text(answer)
     if text.strip():
         return text, answer.finish or "other"
     if answer.finish is None:
         raise ModelUnavailableError(f"{who} answers with something that is no reply.")
     raise _nothing_said(who, answer.finish, answer.reason)
+
+
+def _text(answer: Delta) -> str:
+    pieces = (piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
+    return clean_text("".join(pieces))
 
 
 def _nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:

@@ -94,7 +94,14 @@ class DemoModel:
         is_paced = tokens_per_second > 0 and math.isfinite(tokens_per_second)
         self._delay = 1 / tokens_per_second if is_paced else 0.0
 
-    async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),  # noqa: ARG002 - it calls none
+        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
+    ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""
         told = summary(prompt)
         command, words = ("", told.split()) if told is not None else _reply(prompt)

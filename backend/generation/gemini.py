@@ -11,10 +11,9 @@ from backend.generation import _gemini_mapping as wire
 from backend.generation._failures import code_words, failure, wait_seconds
 from backend.generation._http import Lazy, make_http_client, noting_responses
 from backend.generation._json import mapping, sequence
-from backend.generation._replies import Delta, parse_value, relay, said, whole
+from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation.model import (
     ModelError,
-    ModelMalformedAnswerError,
     ModelSpec,
     Piece,
     Prompt,
@@ -143,9 +142,16 @@ class GeminiModel:
         self._provider = provider
         self._thinks = thinks
 
-    async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling, show_thoughts=True)
+        body = self._body(prompt, sampling, tools=tools, schema=schema, show_thoughts=True)
         deltas = self._deltas(await self._provider.connect(), body)
         timeout = self._provider.config.chunk_timeout
         async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
@@ -156,35 +162,34 @@ class GeminiModel:
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
     ) -> ToolAnswer:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling)
-        if tools:
-            body["tools"] = wire.declarations(tools)
-        response = await self._whole(body)
-        answer = wire.read(response)
-        try:
-            calls = wire.read_calls(response)
-        except ValueError:
-            raise ModelMalformedAnswerError(
-                f"{WHO} calls a tool with arguments that are nested too deeply."
-            ) from None
-        text, finish = said(answer, who=WHO, called=bool(calls))
-        return ToolAnswer(text=text, calls=calls, usage=answer.usage, finish=finish)
+        body = self._body(prompt, sampling, tools=tools)
+        return tool_answer(wire.read(await self._whole(body)), who=WHO)
 
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling)
-        body["generationConfig"] |= wire.response_format(schema)
+        body = self._body(prompt, sampling, schema=schema)
         answer = wire.read(await self._whole(body))
         text, finish = said(answer, who=WHO)
         return StructuredAnswer(parse_value(text, who=WHO, finish=finish), answer.usage)
 
     def _body(
-        self, prompt: Prompt, sampling: Sampling, *, show_thoughts: bool = False
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+        show_thoughts: bool = False,
     ) -> dict[str, Any]:
         check_taken(sampling, accepts=self.spec.accepts, model_id=self.spec.id)
-        return wire.body(prompt, sampling, thinks=self._thinks, show_thoughts=show_thoughts)
+        body = wire.body(prompt, sampling, thinks=self._thinks, show_thoughts=show_thoughts)
+        if tools:
+            body["tools"] = wire.declarations(tools)
+        if schema is not None:
+            body["generationConfig"] |= wire.response_format(schema)
+        return body
 
     def _arguments(self, body: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the SDK's `generate_content`.

@@ -16,6 +16,9 @@ from backend.generation.sampling import Sampling, SamplingField
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
+ToolSupport = Literal["native", "structured", "fenced"]
+"""How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
@@ -29,14 +32,16 @@ class PromptMessage:
 class ToolCall:
     """The model asks for a tool. `arguments` are as the model gave them, parsed, not validated.
 
-    `vendor_state` is opaque: what the vendor wants back with the answer (Gemini's thought
-    signature, say). Hand it back untouched.
+    `problem` says in words what could not be read of the call; `arguments` are empty then, and so
+    may be `name`. `vendor_state` is opaque JSON: what the vendor wants back with the answer
+    (Gemini's thought signature, say). Hand it back untouched.
     """
 
     id: str
     name: str
     arguments: Mapping[str, Any]
     vendor_state: Any = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class Finish:
     reason: FinishReason
 
 
-Piece = TextPiece | ThinkingPiece | TokenUsage | Finish
+Piece = TextPiece | ThinkingPiece | ToolCall | TokenUsage | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class ModelSpec:
     `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
+    `tool_support` is the best that is expected of it: see `tool_streams`.
     """
 
     id: str
@@ -150,6 +156,7 @@ class ModelSpec:
     max_output_tokens: int
     tokenizer: str
     accepts: frozenset[SamplingField] = frozenset()
+    tool_support: ToolSupport = "native"
 
 
 @runtime_checkable
@@ -158,10 +165,25 @@ class ChatModel(Protocol):
 
     spec: ModelSpec
 
-    def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
-        """Yield the reply piece by piece: at least one of text, then usage if known, then `Finish`.
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield the reply piece by piece: text or calls, then usage if known, then `Finish`.
 
         Closing it early hangs up on the provider: iterate inside `contextlib.aclosing`.
+
+        Args:
+            prompt: What is sent.
+            sampling: What the user set.
+            tools: What the model may call. A call is one piece, once it is complete; one that
+                can't be read has a `problem` and does not end the reply. Without tools there is at
+                least one piece of text.
+            schema: JSON Schema of the whole text. Not to be combined with tools.
         """
         ...
 

@@ -11,11 +11,11 @@ from backend.generation import _openai_mapping as wire
 from backend.generation._failures import code_words, failure, wait_seconds
 from backend.generation._http import Lazy, make_http_client
 from backend.generation._json import mapping
-from backend.generation._replies import Delta, parse_value, relay, said, whole
+from backend.generation._openai_calls import CallFragments
+from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation.model import (
     ModelBlockedError,
     ModelError,
-    ModelMalformedAnswerError,
     ModelSpec,
     Piece,
     Prompt,
@@ -146,9 +146,16 @@ class OpenAICompatibleModel:
         self.spec = spec
         self._provider = provider
 
-    async def stream(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[Piece, None]:
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling)
+        body = self._body(prompt, sampling, tools=tools, schema=schema)
         body["stream_options"] = {"include_usage": True}
         deltas = self._deltas(await self._provider.connect(), body)
         timeout = self._provider.config.chunk_timeout
@@ -160,39 +167,40 @@ class OpenAICompatibleModel:
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
     ) -> ToolAnswer:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling)
-        if tools:
-            body["tools"] = wire.declarations(tools)
-        completion = await self._whole(body)
-        answer = wire.read_answer(completion)
-        try:
-            calls = wire.read_calls(completion)
-        except ValueError:
-            raise ModelMalformedAnswerError(
-                f"{WHO} calls a tool with arguments that are not a JSON object."
-            ) from None
-        text, finish = said(answer, who=WHO, called=bool(calls))
-        return ToolAnswer(text=text, calls=calls, usage=answer.usage, finish=finish)
+        body = self._body(prompt, sampling, tools=tools)
+        return tool_answer(wire.read_answer(await self._whole(body)), who=WHO)
 
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
         """See `ChatModel`."""
-        body = self._body(prompt, sampling)
-        body["response_format"] = wire.response_format(schema)
+        body = self._body(prompt, sampling, schema=schema)
         answer = wire.read_answer(await self._whole(body))
         text, finish = said(answer, who=WHO)
         return StructuredAnswer(parse_value(text, who=WHO, finish=finish), answer.usage)
 
-    def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    def _body(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The request's body."""
         check_taken(sampling, accepts=self.spec.accepts, model_id=self.spec.id)
-        settings = wire.settings(sampling)
-        return {"model": self.spec.name, "messages": wire.messages(prompt), **settings}
+        messages, settings = wire.messages(prompt), wire.settings(sampling)
+        body: dict[str, Any] = {"model": self.spec.name, "messages": messages, **settings}
+        if tools:
+            body["tools"] = wire.declarations(tools)
+        if schema is not None:
+            body["response_format"] = wire.response_format(schema)
+        return body
 
     async def _deltas(
         self, connection: _Connection, body: dict[str, Any]
     ) -> AsyncGenerator[Delta, None]:
+        calls = CallFragments()
         try:
             chunks = await connection.client.post(
                 COMPLETIONS,
@@ -203,7 +211,7 @@ class OpenAICompatibleModel:
             )
             async with chunks:
                 async for chunk in chunks:
-                    yield wire.read_chunk(chunk)
+                    yield wire.read_chunk(chunk, calls)
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise self._provider.failure(error) from None
 

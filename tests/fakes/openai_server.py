@@ -96,6 +96,24 @@ def reply(*texts: str, finish: str = "stop", used: Mapping[str, Any] | None = No
     )
 
 
+def call_delta(index: int, **function: str) -> dict[str, Any]:
+    """A fragment of a call in a chunk."""
+    return chunk(tool_calls=[{"index": index, "function": function}])
+
+
+def called(*calls: tuple[str, Any], text: str = "", size: int = 8) -> Answer:
+    """A stream with calls, their arguments in fragments of `size` characters."""
+    events: list[Event] = [chunk(role="assistant", content=text or None)]
+    for index, (name, arguments) in enumerate(calls):
+        begun = tool_call(name, "", call_id=f"call-{index}", index=index)
+        told = tool_call(name, arguments, call_id="")["function"]["arguments"]
+        events.append(chunk(tool_calls=[begun]))
+        events += (
+            call_delta(index, arguments=told[at : at + size]) for at in range(0, len(told), size)
+        )
+    return Answer(events=[*events, chunk("tool_calls"), usage_chunk(usage(12, 2)), DONE])
+
+
 def stream(*events: Event) -> Answer:
     """A stream of exactly these events."""
     return Answer(events=events)
