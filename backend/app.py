@@ -35,6 +35,7 @@ from backend.enrichment.controller import (
     EnrichmentController,
     RebuildController,
     RunController,
+    SceneController,
     SummaryController,
 )
 from backend.generation.registry import ModelRegistry
@@ -101,6 +102,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EnrichmentController,
     RunController,
     RebuildController,
+    SceneController,
     SummaryController,
     TurnController,
     RunningTurnController,

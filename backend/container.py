@@ -41,6 +41,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
+from backend.enrichment.scene_service import SceneService
 from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summaries import ChatSummaries
 from backend.enrichment.summary_service import SummaryService
@@ -238,6 +239,7 @@ class Services:
 
         enrichment = open_enrichment(settings, database, registry, prompts, memory, pool)
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
+        self.scenes = SceneService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
         self.kinds = {**memory.kinds, **job_kinds(enrichment), **self.recount.kinds}
         self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))

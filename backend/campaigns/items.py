@@ -19,6 +19,7 @@ Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 Lines = Annotated[list[Line], msgspec.Meta(max_length=200)]
 
 MAX_DAY = 1_000_000
+MAX_BEATS = 10_000
 
 MAX_MEMBERS = 200
 MAX_ATTRIBUTE_BYTES = 64_000
@@ -150,7 +151,7 @@ class Scene(Item, kw_only=True):
     type: Line = ""
     mood: Line = ""
     variant: Line = ""
-    beats: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    beats: Annotated[int, msgspec.Meta(ge=0, le=MAX_BEATS)] = 0
     status: Literal["open", "closed"] = "open"
     summary: Text = ""
     key_moments: Lines = []

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from backend.campaigns.items import STRUCTS, Item, Kind
+from backend.campaigns.items import MAX_BEATS, STRUCTS, Item, Kind
 from backend.errors import ValidationError
 
 State = dict[str, Any]
@@ -198,6 +198,8 @@ def _bounds(kind: Kind, state: State) -> Bounds:
         return {"score": (-100, 100)}
     if kind == "world":
         return {"day": (1, 1_000_000)}
+    if kind == "scene":
+        return {"beats": (0, MAX_BEATS)}
     if kind == "entity" and isinstance(most := _get(state, "attributes.hp_max"), int):
         return {"attributes.hp": (0, most)}
     return {}

@@ -9,6 +9,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
+from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
+from backend.campaigns.schemas import VIEWS
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleNotFoundError
 from backend.enrichment.errors import (
@@ -22,6 +24,7 @@ from backend.enrichment.errors import (
     RunUndoneError,
     SummaryNotFoundError,
 )
+from backend.enrichment.scene_service import SceneService
 from backend.enrichment.schemas import (
     EnrichmentView,
     NewRebuild,
@@ -41,6 +44,7 @@ from backend.quotas.service import Quotas
 from backend.wire import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 
 TAGS = ("Chronicles",)
+SceneView = VIEWS["scene"]
 
 
 class EnrichmentController(Controller):
@@ -256,6 +260,53 @@ class SummaryController(Controller):
         The first is the current one; the next one down takes its place when it goes.
         """
         return await summaries.list_page(identity, chat_id, limit=limit, before=after)
+
+
+class SceneController(Controller):
+    """Scenes of campaigns, beside what `/campaigns/{campaign_id}/scenes` does with all items."""
+
+    path = "/campaigns/{campaign_id:uuid}/scenes/{scene_id:uuid}"
+    tags = ("Campaigns",)
+
+    @post(
+        "/close",
+        status_code=200,
+        opt={
+            RAISES: (
+                CampaignNotFoundError,
+                CampaignItemNotFoundError,
+                MessageNotFoundError,
+                PreconditionFailedError,
+            )
+        },
+        operation_id="closeCampaignScene",
+        summary="End a scene",
+    )
+    async def close_scene(
+        self,
+        request: Request[Any, Any, Any],
+        campaign_id: FromPath[UUID],
+        scene_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        scenes: NamedDependency[SceneService],
+        quotas: NamedDependency[Quotas],
+        message_id: FromQuery[UUID | None] = None,
+    ) -> Response[SceneView]:  # type: ignore[valid-type]
+        """End a scene, and have it compressed: a summary, key moments, and what follows from them.
+
+        That is done after this answer, and belongs to the scene's last message. With `message_id`
+        the scene is over while that message is told; without one, always. A scene that is over
+        already is compressed as far as it is not.
+        """
+        await quotas.check(QUEUED_JOBS, identity.user_id)
+        closed: Any = await scenes.close(
+            identity,
+            campaign_id,
+            scene_id,
+            if_match=request.headers.get("if-match"),
+            message_id=message_id,
+        )
+        return Response(closed, headers={"ETag": etag(closed.revision)})
 
 
 def _tagged(view: SummaryView) -> Response[SummaryView]:

@@ -9,7 +9,8 @@ from uuid import UUID, uuid5
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chats.models import Chat
+from backend.campaigns.scenes import count_beat
+from backend.chats.models import Chat, Message
 from backend.chats.schemas import ChatSettings
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.models import Job
@@ -20,6 +21,7 @@ TURN = "enrichment.turn"
 REBUILD = "enrichment.rebuild"
 SUMMARY = "enrichment.summary"
 GLOSSARY = "enrichment.glossary"
+SCENE = "enrichment.scene"
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
@@ -92,6 +94,40 @@ class EnrichmentOutbox:
                 lane=lane_of(chat.campaign_id),
                 payload={"chat_id": str(chat.id), "message_id": str(reply_id)},
                 dedupe_key=f"{GLOSSARY}/{reply_id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def count_beat(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        chat: Chat,
+        reply: Message,
+        *,
+        turn_id: UUID,
+    ) -> None:
+        """Count a finished reply as a beat of its campaign's open scene, which may then be due."""
+        for scene_id in await count_beat(session, holder.sealer, chat, reply, turn_id=turn_id):
+            await self.compress(session, holder, chat, scene_id)
+
+    async def compress(
+        self, session: AsyncSession, holder: KeyHolder, chat: Chat, scene_id: UUID
+    ) -> None:
+        """Have a scene compressed, as far as this chat tells it.
+
+        In the lane of the campaign: what one scene leaves behind, the next one is compared with.
+        """
+        if chat.campaign_id is None:
+            return
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=SCENE,
+                user_id=holder.sealer.user_id,
+                lane=lane_of(chat.campaign_id),
+                payload={"chat_id": str(chat.id), "scene_id": str(scene_id)},
+                dedupe_key=f"{SCENE}/{scene_id}/{chat.id}",
             ),
             key=self._queue.grant(holder.sealer, holder.key_mode),
         )

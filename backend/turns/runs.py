@@ -126,6 +126,11 @@ class TurnRun:
         return bool(self.progress.transcript.joined("text"))
 
     @property
+    def is_beat(self) -> bool:
+        """Whether it completes a reply, which counts once, however often it goes on."""
+        return self.outcome == "completed" and self.status_before != "complete"
+
+    @property
     def unstored_text(self) -> str:
         """What of the reply was said since it was stored last."""
         news = self.progress.transcript.since(max(0, self.stored_length))

@@ -247,6 +247,8 @@ class TurnStore:
         await self._spoken(session, run, turn, message.id)
         if run.prefix and run.has_spoken:
             await self._enrichment.continued(session, message.id)
+        if run.is_beat:
+            await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
         await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
             session,
