@@ -16,7 +16,7 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED, Entity, Fact, Item, Thread
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.database.base import chunks
+from backend.database.base import chunks, unindexed
 from backend.memory.documents import Document, item_documents
 from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
@@ -75,8 +75,8 @@ class CampaignSource:
         """Items that count."""
         query = select(*_COLUMNS).where(
             CampaignItem.id.in_(source_ids),
-            CampaignItem.campaign_id == container_id,
-            CampaignItem.user_id == sealer.user_id,
+            unindexed(CampaignItem.campaign_id) == container_id,
+            unindexed(CampaignItem.user_id) == sealer.user_id,
             _counts(),
         )
         return [
@@ -173,7 +173,7 @@ async def _read(
     for ids in chunks(list(dict.fromkeys(item_ids))):
         query = select(*_COLUMNS).where(
             CampaignItem.id.in_(ids),
-            CampaignItem.user_id == sealer.user_id,
+            unindexed(CampaignItem.user_id) == sealer.user_id,
             _counts(),
             known_to(viewpoint, CampaignItem.audience),
         )

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.database.base import chunks
+from backend.database.base import chunks, unindexed
 from backend.database.types import Id
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
@@ -86,25 +86,8 @@ class MessageSource:
         """Messages of active paths that are not hidden, and that the viewpoint may know."""
         found: dict[UUID, Recalled] = {}
         for ids in chunks(list(source_ids)):
-            rows = await session.execute(
-                select(
-                    Message.id,
-                    Message.chat_id,
-                    Message.position,
-                    Message.tokens,
-                    Message.created_at,
-                    Message.sealed_author,
-                    Message.sealed_content,
-                ).where(
-                    Message.id.in_(ids),
-                    Message.user_id == sealer.user_id,
-                    Message.is_active,
-                    ~Message.hidden,
-                    Message.status != "streaming",
-                    known_to(viewpoint, Message.audience),
-                )
-            )
-            for row in rows:
+            query = _COUNTING.where(known_to(viewpoint, Message.audience))
+            for row in await session.execute(query, {"ids": ids, "owner_id": sealer.user_id}):
                 found[row.id] = Recalled(
                     kind=self.kind,
                     source_id=row.id,
@@ -146,14 +129,28 @@ _COLUMNS = (
     Message.sealed_author,
     Message.sealed_content,
 )
-_OF_A_CHAT = select(*_COLUMNS).where(
-    Message.chat_id == bindparam("chat_id"), Message.user_id == bindparam("owner_id")
-)
 _IDS = bindparam("ids", expanding=True, type_=Id())
+_OWNED = unindexed(Message.user_id) == bindparam("owner_id")
+_OF_A_CHAT = select(*_COLUMNS).where(unindexed(Message.chat_id) == bindparam("chat_id"), _OWNED)
 _THEMSELVES = _OF_A_CHAT.where(Message.id.in_(_IDS))
 _FOLLOWING = _OF_A_CHAT.where(Message.parent_id.in_(_IDS), Message.is_selected)
 _SCENES = _OF_A_CHAT.where(
     Message.scene_id.in_(_IDS), Message.is_active, Message.status != "streaming"
+)
+_COUNTING = select(
+    Message.id,
+    Message.chat_id,
+    Message.position,
+    Message.tokens,
+    Message.created_at,
+    Message.sealed_author,
+    Message.sealed_content,
+).where(
+    Message.id.in_(_IDS),
+    _OWNED,
+    Message.is_active,
+    ~Message.hidden,
+    Message.status != "streaming",
 )
 """Built once: building them costs more than running them."""
 

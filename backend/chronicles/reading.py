@@ -26,7 +26,7 @@ from backend.chronicles.models import (
     EventSource,
     EventSourceName,
 )
-from backend.database.base import chunks
+from backend.database.base import chunks, unindexed
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 from backend.wire import struct_from
@@ -175,7 +175,7 @@ async def _read_events(
     Rows that the session has already are read anew: deleting one event changes others.
     """
     query = select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
-        *conditions, ChronicleEvent.user_id == sealer.user_id
+        *conditions, unindexed(ChronicleEvent.user_id) == sealer.user_id
     )
     if latest is not None:
         query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)
@@ -218,7 +218,9 @@ async def find_messages(
     for ids in chunks(list(dict.fromkeys(message_ids))):
         rows = await session.execute(
             select(Message.id, Message.chat_id, Message.position).where(
-                Message.id.in_(ids), Message.user_id == owner_id, Message.status != "streaming"
+                Message.id.in_(ids),
+                unindexed(Message.user_id) == owner_id,
+                Message.status != "streaming",
             )
         )
         found |= {row.id: struct_from(SourceMessage, row) for row in rows}

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, LargeBinary, MetaData, Table
+from sqlalchemy import ColumnElement, ForeignKey, LargeBinary, MetaData, Table, func
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, mapped_column
 from uuid_utils.compat import uuid7
 
 from backend.database.types import Id, UtcTime
@@ -68,6 +68,15 @@ def chunks(items: Sequence[T], size: int = PARAMETERS) -> Iterator[Sequence[T]]:
     """Items in their order, as many at a time as one statement takes."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def unindexed(column: InstrumentedAttribute[T]) -> ColumnElement[T]:
+    """A column, for a condition on rows that are looked up by their ids.
+
+    SQLite prefers the index of an owner or a container to a list of ids, and reads all rows that
+    it finds there: 4 ms where a user has 10,000 messages. It uses no index for an expression.
+    """
+    return func.coalesce(column, column)
 
 
 async def upsert(

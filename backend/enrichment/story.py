@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.audience import GM, PUBLIC, Viewpoint
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
+from backend.database.base import unindexed
 from backend.enrichment.cleaning import clipped
 from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
@@ -180,7 +181,7 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
             Message.id.in_(ids),
-            Message.chat_id == stretch.chat_id,
+            unindexed(Message.chat_id) == stretch.chat_id,
             Message.is_active,
             ~Message.hidden,
             Message.status != "streaming",

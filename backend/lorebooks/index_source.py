@@ -12,6 +12,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint
+from backend.database.base import chunks, unindexed
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
@@ -23,7 +24,6 @@ from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "lore"
-PARAMETERS = 5000
 
 
 class LoreSource:
@@ -83,9 +83,8 @@ class LoreSource:
         """
         found: dict[UUID, Recalled] = {}
         fields: dict[UUID, BookFields] = {}
-        ids = list(source_ids)
-        for start in range(0, len(ids), PARAMETERS):
-            query = _entries(ids[start : start + PARAMETERS], sealer.user_id).where(counting())
+        for ids in chunks(list(source_ids)):
+            query = _entries(ids, sealer.user_id).where(counting())
             for row in await session.execute(query):
                 book_id = row.lorebook_id
                 entry = _open(sealer, row)
@@ -124,7 +123,7 @@ def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, da
         LoreEntryRow.lorebook_id,
         LoreEntryRow.updated_at,
         LoreEntryRow.sealed_entry,
-    ).where(LoreEntryRow.id.in_(entry_ids), LoreEntryRow.user_id == owner_id)
+    ).where(LoreEntryRow.id.in_(entry_ids), unindexed(LoreEntryRow.user_id) == owner_id)
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:
