@@ -76,6 +76,7 @@ from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.lore import LoreReader
+from backend.turns.recovery import TurnRecovery
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys
@@ -227,6 +228,7 @@ class Services:
             registry,
             self.messages,
             TurnStore(database, index, enrichment_outbox, participants),
+            TurnRecovery(database, index, enrichment_outbox, participants),
             self.quotas,
             pool,
         )

@@ -38,6 +38,7 @@ from backend.turns.errors import (
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
+    TurnWaitingError,
 )
 from backend.turns.events import EVENTS, KEEP_ALIVE, TurnEvent
 from backend.turns.models import TurnState
@@ -95,6 +96,7 @@ class TurnController(Controller):
                 MessageTooLongError,
                 EmptyMessageError,
                 TurnInProgressError,
+                TurnWaitingError,
                 TurnIdReusedError,
                 ChatChangedError,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from backend.errors import (
@@ -28,6 +29,33 @@ class TurnInProgressError(ConflictError):
             "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
             extra={"turn_id": str(turn_id)} if turn_id else {},
         )
+
+
+class TurnWaitingError(ConflictError):
+    """A turn of the chat waits for its player: `turn_id` names it, `waiting` says for what."""
+
+    slug, title = "turn-waiting", "A turn waits for a choice"
+
+    def __init__(self, turn_id: UUID, waiting: dict[str, Any] | None) -> None:
+        super().__init__(
+            "Choose with POST /turns/{turn_id}/choice, or stop it.",
+            extra={"turn_id": str(turn_id), "waiting": waiting},
+        )
+
+
+class TurnNotWaitingError(ConflictError):
+    """The turn waits for nothing: it runs, or is over."""
+
+    slug, title = "turn-not-waiting", "The turn waits for no choice"
+
+
+class ChoiceMadeError(ConflictError):
+    """Another option was chosen before; `option` is that one."""
+
+    slug, title = "choice-made", "The choice is made"
+
+    def __init__(self, option: str) -> None:
+        super().__init__("What was chosen stays.", extra={"option": option})
 
 
 class TurnIdReusedError(ConflictError):

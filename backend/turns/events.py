@@ -1,41 +1,48 @@
 """The events of a turn, numbered so that any process can take them up where another left off.
 
 Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
-model has said up to its end, thinking and text together; the last three follow. So an id says what
-a client has, and the events after it follow from what is stored: no log of events is kept, and
-pieces that pile up for a slow client are sent as one. A crash loses up to a second of what clients
-may have: the closing events that then follow stand far after, so that they are news to them all.
+model has said up to its end, thinking and text together; the last three follow. What happens in a
+played turn counts as one character each. So an id says what a client has, and the events after it
+follow from what is stored: no log of deltas is kept, and pieces that pile up for a slow client are
+sent as one. A crash loses up to a second of what clients may have: the closing events that then
+follow stand far after, so that they are news to them all.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.turns.errors import TurnInterruptedError
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.transcript import PlayEvent, Segment, Transcript
 from backend.vault.sealing import Sealer
+
+AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     "context.ready": ("totals",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
+    "text.reset": (),
+    "mood.changed": ("mood", "variant", "position", "effect"),
+    "tool.used": ("name", "summary"),
+    AWAITING: ("kind", "prompt", "options"),
+    CHOSEN: ("option",),
+    "state.changed": ("changes",),
+    "suggestions": ("items",),
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
     "message.saved": ("message_id",),
     "turn.completed": ("turn_id", "state", "finish_reason"),
     "turn.failed": ("turn_id", "type", "title", "status", "detail"),
 }
 """The members of each event's data."""
-
-SegmentKind = Literal["thinking", "text"]
 
 STARTED, READY = 1, 2
 USAGE, SAVED, OVER = 1, 2, 3
@@ -45,8 +52,6 @@ UNSTORED = 1_000_000
 """Characters that no model says in the second that a crash can lose."""
 
 KEEP_ALIVE = b": still here\n\n"
-
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,81 +71,12 @@ class TurnEvent:
         )
 
 
-class Transcript:
-    """What the model has said, piece by piece, in order."""
-
-    __slots__ = ("_ends", "_kinds", "_texts", "length")
-
-    def __init__(self) -> None:
-        self._kinds: list[SegmentKind] = []
-        self._texts: list[str] = []
-        self._ends: list[int] = []
-        self.length = 0
-
-    def append(self, kind: SegmentKind, text: str) -> None:
-        """Add a piece; empty ones are passed over.
-
-        Half characters, which some servers send, have no UTF-8 form: they become U+FFFD.
-        """
-        if text:
-            text = _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text)
-            self.length += len(text)
-            self._kinds.append(kind)
-            self._texts.append(text)
-            self._ends.append(self.length)
-
-    def joined(self, kind: SegmentKind) -> str:
-        """Everything of one kind."""
-        return "".join(
-            text for each, text in zip(self._kinds, self._texts, strict=True) if each == kind
-        )
-
-    def since(self, offset: int) -> Iterator[tuple[SegmentKind, str, int]]:
-        """What came after the first `offset` characters: runs of a kind as (kind, text, end)."""
-        index = bisect_right(self._ends, offset)
-        parts: list[str] = []
-        while index < len(self._texts):
-            kind, text, end = self._kinds[index], self._texts[index], self._ends[index]
-            parts.append(text[offset - end :] if offset > end - len(text) else text)
-            offset = end
-            index += 1
-            if index == len(self._texts) or self._kinds[index] != kind:
-                yield kind, "".join(parts), end
-                parts = []
-
-    def segments(self) -> list[tuple[SegmentKind, int]]:
-        """Lengths of the runs of one kind, in order: what is stored beside the texts."""
-        runs: list[tuple[SegmentKind, int]] = []
-        for kind, text in zip(self._kinds, self._texts, strict=True):
-            if runs and runs[-1][0] == kind:
-                runs[-1] = (kind, runs[-1][1] + len(text))
-            else:
-                runs.append((kind, len(text)))
-        return runs
-
-    @classmethod
-    def restored(
-        cls, segments: Sequence[tuple[SegmentKind, int]], *, thinking: str, text: str
-    ) -> Transcript:
-        """The transcript of stored texts and the lengths of their runs.
-
-        What is no longer there (a deleted reply, thoughts that no reply followed) keeps its place.
-        """
-        transcript = cls()
-        texts = {"thinking": thinking, "text": text}
-        places = {"thinking": 0, "text": 0}
-        for kind, length in segments:
-            begin, end = places[kind], transcript.length + length
-            transcript.append(kind, texts[kind][begin : begin + length])
-            places[kind], transcript.length = begin + length, end
-        return transcript
-
-
 @dataclass(slots=True)
 class Progress:
     """How far a turn is: what its events are made of, whether it runs here or was stored.
 
-    `is_cut_off`: the process that it ran in died, and what it said last is lost.
+    `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
+    died, and what it said last is lost.
     """
 
     started: dict[str, Any]
@@ -150,12 +86,18 @@ class Progress:
     saved: dict[str, Any] | None = None
     completed: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
+    is_waiting: bool = False
     is_cut_off: bool = False
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
         return self.completed is not None or self.failed is not None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing more comes by itself."""
+        return self.is_over or self.is_waiting
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
         """Every event that there is by now after `last_id` (0: from the beginning)."""
@@ -165,8 +107,8 @@ class Progress:
             return
         if last_id < READY:
             yield TurnEvent(READY, "context.ready", {"totals": self.totals})
-        for kind, text, end in self.transcript.since(max(0, last_id - READY)):
-            yield TurnEvent(READY + end, f"{kind}.delta", {"text": text})
+        for name, data, place in self.transcript.since(max(0, last_id - READY)):
+            yield TurnEvent(READY + place, name, data)
         if not self.is_over:
             return
         last = READY + self.transcript.length + (UNSTORED if self.is_cut_off else 0)
@@ -198,7 +140,8 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
         transcript=_transcript(sealer, turn, reply),
         usage=msgspec.json.decode(turn.usage) if turn.usage else None,
     )
-    if turn.state == "running":
+    if turn.state in OPEN:
+        progress.is_waiting = turn.state == "waiting"
         return progress
     if reply is not None and progress.transcript.joined("text"):
         progress.saved = {"message_id": str(reply.id)}
@@ -224,8 +167,24 @@ def cut_off() -> TurnInterruptedError:
     return TurnInterruptedError("Continue it, or regenerate it.")
 
 
+def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
+    """What happened in a played turn, as its row tells it."""
+    if turn.sealed_events is None:
+        return []
+    data = sealer.open_bytes(TURN_EVENTS, turn.id, turn.sealed_events)
+    return msgspec.json.decode(data, type=list[PlayEvent])
+
+
+def awaited(sealer: Sealer, turn: Turn) -> Any:
+    """What a turn waits for, as `turn.awaiting_choice` told it; None where it does not wait."""
+    if turn.state != "waiting":
+        return None
+    return next(
+        (each.data for each in reversed(events_of(sealer, turn)) if each.name == AWAITING), None
+    )
+
+
 def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:
-    segments = msgspec.json.decode(turn.segments, type=list[tuple[SegmentKind, int]])
     text = thinking = ""
     if reply is not None:
         text = sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)[turn.prefix_length :]
@@ -234,4 +193,9 @@ def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript
             thinking = thinking[turn.thinking_prefix_length :]
     elif turn.sealed_output is not None:
         text = sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
-    return Transcript.restored(segments, thinking=thinking, text=text)
+    return Transcript.restored(
+        msgspec.json.decode(turn.segments, type=list[Segment]),
+        thinking=thinking,
+        text=text,
+        events=events_of(sealer, turn),
+    )

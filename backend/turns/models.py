@@ -13,25 +13,31 @@ from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
 from backend.vault.sealing import Column
 
 TurnKind = Literal["reply", "regenerate", "continue", "impersonate"]
-TurnState = Literal["running", "completed", "stopped", "failed", "interrupted"]
+TurnState = Literal["running", "waiting", "completed", "stopped", "failed", "interrupted"]
+
+OPEN: tuple[TurnState, ...] = ("running", "waiting")
+"""States of a turn that is not over."""
+
+_IS_OPEN = text("state IN ('running', 'waiting')")
 
 
 class Turn(Base):
-    """One turn, running or over. At most one runs in a chat.
+    """One turn: running, waiting for its player, or over. At most one in a chat is not over.
 
-    `segments` (JSON, `[[kind, characters], ...]`) says in which order thinking and text came, so
-    that any process can number the events of what is stored. `lease_until` is renewed by the
+    `segments` (JSON, `[[kind, places], ...]`) says in which order thinking, text and events came,
+    so that any process can number the events of what is stored. `lease_until` is renewed by the
     process that runs the turn; a running turn whose lease is over was cut off by a crash.
+    `sealed_events` tells what happened in a played turn, `sealed_play` how one that waits goes on.
     """
 
     __tablename__ = "turns"
     __table_args__ = (
         Index(
-            "uq_turns_running",
+            "uq_turns_open",
             "chat_id",
             unique=True,
-            sqlite_where=text("state = 'running'"),
-            postgresql_where=text("state = 'running'"),
+            sqlite_where=_IS_OPEN,
+            postgresql_where=_IS_OPEN,
         ),
         Index(None, "chat_id"),
         Index(
@@ -59,6 +65,8 @@ class Turn(Base):
     finish: Mapped[str | None]
     sealed_output: Mapped[bytes | None]
     sealed_problem: Mapped[bytes | None]
+    sealed_events: Mapped[bytes | None]
+    sealed_play: Mapped[bytes | None]
     stop_requested: Mapped[bool] = mapped_column(default=False)
     lease_until: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
@@ -67,6 +75,8 @@ class Turn(Base):
 
 TURN_OUTPUT = Column("turns", "sealed_output")
 TURN_PROBLEM = Column("turns", "sealed_problem")
+TURN_EVENTS = Column("turns", "sealed_events")
+TURN_PLAY = Column("turns", "sealed_play")
 
 
 class StoredContextRecord(Base):

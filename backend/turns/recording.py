@@ -25,7 +25,7 @@ from backend.database.base import new_id, now, upsert
 from backend.reasons import Reason
 from backend.turns.assemble import Built
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
-from backend.turns.runs import TurnRun
+from backend.turns.turn_run import TurnRun
 from backend.vault.sealing import digest
 
 MOST_LEFT_OUT = 200

@@ -16,7 +16,7 @@ from backend.chronicles.models import ChronicleEvent
 from backend.database.base import unindexed
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
-from backend.turns.models import ContextText, StoredContextRecord, Turn, TurnState
+from backend.turns.models import OPEN, ContextText, StoredContextRecord, Turn, TurnState
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID) -> Turn | None:
@@ -32,12 +32,10 @@ async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> T
     return turn
 
 
-async def running_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
-    """The turn that runs in a chat."""
+async def open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
+    """The turn that runs in a chat, or waits for its player."""
     return await session.scalar(
-        select(Turn).where(
-            Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state == "running"
-        )
+        select(Turn).where(Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state.in_(OPEN))
     )
 
 

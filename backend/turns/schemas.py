@@ -53,7 +53,10 @@ class TurnUsage(msgspec.Struct, kw_only=True):
 
 
 class TurnView(msgspec.Struct, kw_only=True):
-    """A turn. `text` is what an impersonation wrote; `reply` the stored message."""
+    """A turn. `text` is what an impersonation wrote; `reply` the stored message.
+
+    `waiting` says for what one waits: the data of its last `turn.awaiting_choice`.
+    """
 
     id: UUID
     chat_id: UUID
@@ -67,6 +70,7 @@ class TurnView(msgspec.Struct, kw_only=True):
     problem: dict[str, Any] | None
     created_at: datetime
     finished_at: datetime | None
+    waiting: dict[str, Any] | None = None
     text: str | None = None
     reply: MessageView | None = None
 

@@ -21,7 +21,6 @@ from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.repository import get_chat
-from backend.context.record import Totals
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -38,14 +37,18 @@ from backend.turns.errors import (
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
+    TurnWaitingError,
 )
-from backend.turns.events import Progress, TurnEvent, stored_progress
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
-from backend.turns.runs import RunRegistry, TurnRun
-from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnUsage, TurnView
+from backend.turns.events import Progress, TurnEvent, awaited, stored_progress
+from backend.turns.models import TURN_OUTPUT, TurnState
+from backend.turns.recovery import TurnRecovery
+from backend.turns.runs import RunRegistry
+from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnView
 from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
-from backend.vault.sealing import Sealer, digest
+from backend.turns.turn_run import TurnRun
+from backend.turns.views import view_turn
+from backend.vault.sealing import digest
 
 log = get_logger(__name__)
 
@@ -69,6 +72,7 @@ class TurnService:
         registry: ModelRegistry,
         message_service: MessageService,
         store: TurnStore,
+        recovery: TurnRecovery,
         quotas: Quotas,
         pool: CpuPool,
     ) -> None:
@@ -78,6 +82,7 @@ class TurnService:
         self._registry = registry
         self._messages = message_service
         self._store = store
+        self._recovery = recovery
         self._starter = TurnStarter(database, registry, pool, store.participants)
         self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
@@ -124,12 +129,14 @@ class TurnService:
         """The turn, stored and ready to run. Raises `_ReplayError` if it was started before."""
 
         async def check(session: AsyncSession) -> None:
-            """Look for this very turn, and for another one that runs."""
+            """Look for this very turn, and for another one that is not over."""
             if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
                 raise _ReplayError
-            running = await repository.running_turn(session, chat_id, owner_id=identity.user_id)
-            if running is not None:
-                raise TurnInProgressError(running.id)
+            turn = await repository.open_turn(session, chat_id, owner_id=identity.user_id)
+            if turn is not None and turn.state == "waiting":
+                raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+            if turn is not None:
+                raise TurnInProgressError(turn.id)
 
         for attempt in range(ATTEMPTS):
             # A new line without an id needs no look: the index on running turns refuses a second
@@ -174,7 +181,7 @@ class TurnService:
             if batch:
                 last_id = batch[-1].id
                 yield batch
-            if progress.is_over:
+            if progress.is_at_rest:
                 return
             silence = 0.0 if batch else silence + FOLLOW_EVERY
             if silence >= beat:
@@ -190,7 +197,7 @@ class TurnService:
         if turn.reply_id is not None and turn.kind != "impersonate":
             with contextlib.suppress(MessageNotFoundError):  # deleted since
                 reply = await self._messages.get(identity, turn.reply_id)
-        view = _view(identity.sealer, turn)
+        view = view_turn(identity.sealer, turn)
         view.reply = reply
         if turn.sealed_output:
             view.text = identity.sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
@@ -216,15 +223,11 @@ class TurnService:
                 after=after,
                 limit=limit,
             )
-        return [_view(identity.sealer, turn) for turn in turns]
+        return [view_turn(identity.sealer, turn) for turn in turns]
 
     async def stop(self, identity: Identity, turn_id: UUID) -> None:
         """End a turn where it is; what was said is kept. Raises `TurnNotFoundError`."""
-        async with self._database.write() as session:
-            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
-            if turn.state != "running":
-                return
-            turn.stop_requested = True  # for whichever process runs it
+        await self._recovery.stop(identity, turn_id)
         if run := self.runs.get(turn_id):
             run.stop()
 
@@ -258,7 +261,7 @@ class TurnService:
 
     async def recover(self, *, all_running: bool) -> None:
         """Mark turns that a crash cut off."""
-        count = await self._store.recover(all_running=all_running)
+        count = await self._recovery.recover(all_running=all_running)
         if count:
             log.warning("turn.recovered", count=count)
 
@@ -290,28 +293,6 @@ class TurnService:
             )
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
-
-
-def _view(sealer: Sealer, turn: Turn) -> TurnView:
-    """A turn as its row tells it."""
-    return TurnView(
-        id=turn.id,
-        chat_id=turn.chat_id,
-        kind=turn.kind,
-        state=turn.state,
-        model=turn.model,
-        user_message_id=turn.user_message_id,
-        reply_id=turn.reply_id,
-        usage=msgspec.json.decode(turn.usage, type=TurnUsage) if turn.usage else None,
-        totals=msgspec.json.decode(turn.totals, type=Totals),
-        problem=(
-            msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
-            if turn.sealed_problem
-            else None
-        ),
-        created_at=turn.created_at,
-        finished_at=turn.finished_at,
-    )
 
 
 class _Suggested(msgspec.Struct):

@@ -35,8 +35,8 @@ from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress, started_event
 from backend.turns.models import Turn
-from backend.turns.runs import TurnRun
 from backend.turns.store import LEASE
+from backend.turns.turn_run import TurnRun
 from backend.vault.sealing import Sealer
 
 

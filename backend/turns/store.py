@@ -17,7 +17,6 @@ from backend.accounts.models import User
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import opens_scene
-from backend.chats.events import tell_path_moved
 from backend.chats.models import (
     MESSAGE_CONTENT,
     MESSAGE_THINKING,
@@ -35,13 +34,12 @@ from backend.generation.tokens import get_tokenizer
 from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
-from backend.turns import repository
 from backend.turns.events import completed_event, cut_off
 from backend.turns.lore import store_state
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.recording import SealedRecord, seal_record, store_record
-from backend.turns.runs import TurnRun
-from backend.vault.sealing import OVERHEAD, Sealer
+from backend.turns.recovery import remove_reply
+from backend.turns.turn_run import TurnRun
 
 LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
@@ -186,36 +184,6 @@ class TurnStore:
         else:
             progress.completed = completed_event(run.turn_id, outcome, run.finish)
 
-    async def recover(self, *, all_running: bool) -> int:
-        """Mark what a crash cut off as interrupted, its text kept; returns how many turns.
-
-        Without `all_running` only turns whose lease is over, which some process ought to renew.
-        """
-        before = None if all_running else now()
-        async with self._database.read() as session:
-            abandoned = await repository.abandoned_turns(session, before=before)
-        recovered = 0
-        for found in abandoned:
-            async with self._database.write() as session:
-                chat = await session.get(Chat, found.chat_id, with_for_update=True)
-                turn = await session.get(Turn, found.id, with_for_update=True)
-                # Meanwhile its process may have come back, or another one have seen to it.
-                if chat is None or turn is None or turn.lease_until != found.lease_until:
-                    continue
-                turn.state = "interrupted"
-                turn.finished_at = now()
-                turn.lease_until = None
-                await self._leave_interrupted(session, chat, turn)
-                said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
-                await self._index.left(
-                    session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
-                )
-                if turn.kind == "continue" and turn.reply_id is not None:
-                    await self._enrichment.continued(session, turn.reply_id)
-                await self._enrichment.left(session, chat)
-                recovered += 1
-        return recovered
-
     async def _conclude_reply(
         self, session: AsyncSession, run: TurnRun, chat: Chat, turn: Turn, counts: dict[str, int]
     ) -> bool:
@@ -225,7 +193,7 @@ class TurnStore:
             return False
         if not counts:
             turn.reply_id = None
-            await self._remove(session, run.sealer, chat, message)
+            await remove_reply(session, self.participants, run.sealer, chat, message)
             await self._spoken(session, run, turn, None)
             return False
         for name, value in _sealed_reply(run, message.id).items():
@@ -261,24 +229,6 @@ class TurnStore:
             is_summary_due=run.built.loaded.is_summary_due,
         )
         return True
-
-    async def _leave_interrupted(self, session: AsyncSession, chat: Chat, turn: Turn) -> None:
-        message = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        if message is None or message.status != "streaming":
-            return
-        if len(message.sealed_content) > OVERHEAD:
-            message.status = "interrupted"
-            return
-        turn.reply_id = None
-        await self._remove(session, None, chat, message)
-
-    async def _remove(
-        self, session: AsyncSession, sealer: Sealer | None, chat: Chat, message: Message
-    ) -> None:
-        """Take back a reply that says nothing."""
-        position = message.position
-        await tree.remove(session, chat, message)
-        await tell_path_moved(self.participants, session, sealer, chat, position)
 
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None

@@ -11,9 +11,11 @@ import pytest
 
 from backend.chats.models import Message
 from backend.enrichment.outbox import EnrichmentOutbox
+from backend.events import Participants
 from backend.turns import runs, service
-from backend.turns.runs import TurnRun
+from backend.turns.recovery import TurnRecovery
 from backend.turns.store import TurnStore
+from backend.turns.turn_run import TurnRun
 from tests.integration.turns.following import (
     TURN,
     Outage,
@@ -262,13 +264,16 @@ class TestLease:
             await take_words(events, 40)
             await outage.start()
             await lapse(other.parts.database, turn_id)
-            stores = [
-                TurnStore(
-                    other.parts.database, other.parts.index, EnrichmentOutbox(other.parts.queue)
+            sweepers = [
+                TurnRecovery(
+                    other.parts.database,
+                    other.parts.index,
+                    EnrichmentOutbox(other.parts.queue),
+                    Participants(),
                 )
                 for _ in range(2)
             ]
-            done = await asyncio.gather(*(store.recover(all_running=False) for store in stores))
+            done = await asyncio.gather(*(each.recover(all_running=False) for each in sweepers))
             assert sorted(done) == [0, 1]
             outage.is_on = False
             assert [event async for event in events][-1].name == "turn.failed"

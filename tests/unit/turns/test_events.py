@@ -9,19 +9,37 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.turns.events import Progress, SegmentKind, Transcript, TurnEvent
+from backend.turns.events import Progress, TurnEvent
+from backend.turns.transcript import PlayEvent, Spoken, Transcript
 
-KINDS: st.SearchStrategy[SegmentKind] = st.sampled_from(["thinking", "text"])
+KINDS: st.SearchStrategy[Spoken] = st.sampled_from(["thinking", "text"])
 PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)
+STEPS = st.lists(
+    st.tuples(KINDS, st.text(max_size=12))
+    | st.tuples(st.just("event"), st.sampled_from(["mood.changed", "tool.used"]))
+    | st.just(("event", "text.reset")),
+    max_size=30,
+)
 
-Pieces = list[tuple[SegmentKind, str]]
+Pieces = list[tuple[Spoken, str]]
+Steps = list[tuple[str, str]]
 
 
-def transcript_of(pieces: Pieces) -> Transcript:
+def transcript_of(steps: Pieces | Steps) -> Transcript:
     transcript = Transcript()
-    for kind, text in pieces:
-        transcript.append(kind, text)
+    for kind, text in steps:
+        take(transcript, kind, text)
     return transcript
+
+
+def take(transcript: Transcript, kind: str, text: str) -> None:
+    """Say something, or let something happen; a reset drops what was said."""
+    if kind == "event":
+        if text == "text.reset":
+            transcript.drop_text()
+        transcript.append_event(text, {"number": len(transcript.events)})
+    else:
+        transcript.append("text" if kind == "text" else "thinking", text)
 
 
 def said(events: list[TurnEvent]) -> Pieces:
@@ -55,31 +73,82 @@ def test_what_was_said_before_an_offset_and_after_it_is_everything(
 ) -> None:
     transcript = transcript_of(pieces)
     whole = "".join(text for _, text in pieces)
-    assert "".join(text for _, text, _ in transcript.since(offset)) == whole[offset:]
-    for kind, text, end in transcript.since(offset):
-        assert whole[end - len(text) : end] == text
-        assert kind in {"thinking", "text"}
+    assert "".join(data["text"] for _, data, _ in transcript.since(offset)) == whole[offset:]
+    for name, data, end in transcript.since(offset):
+        assert whole[end - len(data["text"]) : end] == data["text"]
+        assert name in {"thinking.delta", "text.delta"}
 
 
 @given(PIECES)
 def test_each_kind_is_kept_apart_and_in_order(pieces: Pieces) -> None:
     transcript = transcript_of(pieces)
-    kinds: tuple[SegmentKind, ...] = ("thinking", "text")
+    kinds: tuple[Spoken, ...] = ("thinking", "text")
     for kind in kinds:
         assert transcript.joined(kind) == "".join(text for each, text in pieces if each == kind)
     assert transcript.length == sum(len(text) for _, text in pieces)
 
 
-@given(PIECES)
-def test_a_transcript_restored_from_its_texts_and_lengths_is_the_same(pieces: Pieces) -> None:
-    live = transcript_of(pieces)
+def stored(live: Transcript) -> Transcript:
+    """The transcript that another process reads."""
     segments: Any = msgspec.json.decode(msgspec.json.encode(live.segments()))
-    stored = Transcript.restored(
-        segments, thinking=live.joined("thinking"), text=live.joined("text")
+    events = msgspec.json.decode(msgspec.json.encode(live.events), type=list[PlayEvent])
+    return Transcript.restored(
+        segments, thinking=live.joined("thinking"), text=live.joined("text"), events=events
     )
+
+
+@given(STEPS)
+def test_a_transcript_restored_from_what_is_stored_is_the_same(steps: Steps) -> None:
+    live = transcript_of(steps)
+    other = stored(live)
     for offset in range(live.length + 2):
-        assert list(stored.since(offset)) == list(live.since(offset))
-    assert stored.segments() == live.segments()
+        assert list(other.since(offset)) == list(live.since(offset))
+    assert other.segments() == live.segments()
+    assert other.events == live.events
+
+
+@given(STEPS, STEPS)
+def test_a_turn_that_goes_on_elsewhere_numbers_what_comes_as_if_it_had_never_left(
+    steps: Steps, more: Steps
+) -> None:
+    whole, other = transcript_of(steps + more), stored(transcript_of(steps))
+    for kind, text in more:
+        take(other, kind, text)
+    for offset in range(whole.length + 2):
+        assert list(other.since(offset)) == list(whole.since(offset))
+    assert other.joined("text") == whole.joined("text")
+
+
+@given(STEPS, STEPS)
+def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
+    steps: Steps, more: Steps
+) -> None:
+    transcript = transcript_of(steps)
+    heard = list(Progress({}, {}, transcript).events_after(0))
+    length, thoughts = transcript.length, transcript.joined("thinking")
+    take(transcript, "event", "text.reset")
+    assert transcript.length == length + 1
+    assert (transcript.joined("text"), transcript.joined("thinking")) == ("", thoughts)
+    for kind, text in more:
+        take(transcript, kind, text)
+    progress = Progress({}, {}, transcript)
+    rest = list(progress.events_after(heard[-1].id))
+    assert rest[0].name == "text.reset"
+    kept = [each.data["text"] for each in progress.events_after(0) if each.name == "text.delta"]
+    assert "".join(kept) == transcript.joined("text")
+
+
+@given(STEPS, st.data())
+def test_events_are_told_once_and_in_order_wherever_a_client_comes_back(
+    steps: Steps, data: st.DataObject
+) -> None:
+    whole = transcript_of(steps)
+    everything = list(Progress({}, {}, whole).events_after(0))
+    cut = data.draw(st.integers(0, len(everything)))
+    last_id = everything[cut - 1].id if cut else 0
+    assert everything[cut:] == list(Progress({}, {}, stored(whole)).events_after(last_id))
+    ids = [event.id for event in everything]
+    assert all(one < other for one, other in pairwise(ids))
 
 
 @given(PIECES, st.booleans(), st.booleans(), st.booleans())
@@ -128,8 +197,8 @@ def test_a_client_that_is_ahead_of_what_is_stored_gets_nothing_twice(
     had = list(live.events_after(0))
     whole = transcript_of(pieces + more)
     length = max(0, live.transcript.length - behind)
-    stored = Progress({}, {}, cut_off(whole, length))
-    early = list(stored.events_after(had[-1].id))
+    behind_it = Progress({}, {}, cut_off(whole, length))
+    early = list(behind_it.events_after(had[-1].id))
     last_id = early[-1].id if early else had[-1].id
     rest = list(Progress({}, {}, whole).events_after(last_id))
     assert said(had + early + rest) == said(list(Progress({}, {}, whole).events_after(0)))
@@ -141,12 +210,12 @@ def test_a_client_that_heard_more_than_a_crash_left_hears_of_the_end(
 ) -> None:
     live = Progress({}, {}, transcript_of(pieces + lost))
     last_id = list(live.events_after(0))[-1].id
-    stored = Progress({}, {}, transcript_of(pieces), is_cut_off=True)
-    closed(stored, usage=False, saved=True, failed=True)
-    end = list(stored.events_after(last_id))
+    left = Progress({}, {}, transcript_of(pieces), is_cut_off=True)
+    closed(left, usage=False, saved=True, failed=True)
+    end = list(left.events_after(last_id))
     assert [event.name for event in end] == ["message.saved", "turn.failed"]
     assert last_id < end[0].id
-    assert not list(stored.events_after(end[-1].id))
+    assert not list(left.events_after(end[-1].id))
 
 
 @given(PIECES, st.booleans())
@@ -155,8 +224,8 @@ def test_places_stay_the_same_when_the_text_is_gone(pieces: Pieces, text_stays: 
     live = closed(Progress({}, {}, transcript_of(pieces)), usage=True, saved=False, failed=True)
     transcript = live.transcript
     text = transcript.joined("text") if text_stays else ""
-    stored = Transcript.restored(transcript.segments(), thinking="", text=text)
-    rest = closed(Progress({}, {}, stored), usage=True, saved=False, failed=True)
+    left = Transcript.restored(transcript.segments(), thinking="", text=text)
+    rest = closed(Progress({}, {}, left), usage=True, saved=False, failed=True)
     for event in live.events_after(0):
         after = list(rest.events_after(event.id))
         expected = [e for e in live.events_after(event.id) if not e.name.endswith(".delta")]
@@ -188,7 +257,8 @@ def test_before_the_context_is_ready_only_the_start_is_told() -> None:
 def cut_off(transcript: Transcript, length: int) -> Transcript:
     """What was stored when only the first `length` characters had been said."""
     left = Transcript()
-    for kind, text, end in transcript.since(0):
+    for name, data, end in transcript.since(0):
+        text = data["text"]
         begin = end - len(text)
-        left.append(kind, text[: max(0, length - begin)])
+        left.append("text" if name == "text.delta" else "thinking", text[: max(0, length - begin)])
     return left

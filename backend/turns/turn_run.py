@@ -1,0 +1,219 @@
+"""One running turn: what the model says, and who listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from backend.accounts.models import KeyMode
+from backend.chats.models import MessageStatus
+from backend.errors import AppError, InternalError
+from backend.generation.model import (
+    ChatModel,
+    Finish,
+    ModelEmptyReplyError,
+    ModelError,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+)
+from backend.generation.tokens import get_tokenizer
+from backend.logs import get_logger
+from backend.turns.assemble import Built
+from backend.turns.events import Progress, TurnEvent
+from backend.turns.models import TurnKind, TurnState
+from backend.turns.transcript import Segment, Spoken
+from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnRun:
+    """One running turn.
+
+    `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
+    `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
+    once the model has ended. `finished` is set when everything is stored.
+    """
+
+    turn_id: UUID
+    user_id: UUID
+    chat_id: UUID
+    kind: TurnKind
+    reply_id: UUID | None
+    sealer: Sealer = field(repr=False)
+    key_mode: KeyMode
+    model: ChatModel = field(repr=False)
+    built: Built = field(repr=False)
+    progress: Progress
+    prefix: str = field(default="", repr=False)
+    prefix_thinking: str = field(default="", repr=False)
+    status_before: MessageStatus = "streaming"
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    usage: TokenUsage | None = None
+    finish: str = ""
+    problem: AppError | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    stored_length: int = -1
+    record_stored: bool = False
+    rewritten: tuple[str, str] | None = field(default=None, repr=False)
+    _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    _speaking: asyncio.Task[None] | None = None
+    _stop_as: TurnState | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply so far, with what it continues."""
+        return self.prefix + self._joined("text")
+
+    @property
+    def thinking(self) -> str:
+        """What the model has thought aloud."""
+        return self.prefix_thinking + self._joined("thinking")
+
+    def _joined(self, kind: Spoken) -> str:
+        if self.rewritten is not None:
+            return self.rewritten[kind == "thinking"]
+        return self.progress.transcript.joined(kind)
+
+    def apply_scripts(self) -> None:
+        """Let regex scripts change what was said, once. CPU-bound.
+
+        A reply of which they would leave nothing stays as it is.
+        """
+        scripts = self.built.loaded.scripts
+        if scripts is None or self.rewritten is not None or self.kind == "impersonate":
+            return
+        scripts = scripts.renewed()
+        text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
+        new = scripts.run(text, "reply", "stored", depth=0)
+        reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
+        self.rewritten = (new if new.strip() else text, reasoning)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Lengths of the runs of thoughts, text and events, in order.
+
+        What scripts added comes last; what they took leaves a gap, so that no event's id changes.
+        """
+        runs = self.progress.transcript.segments()
+        kinds: tuple[Spoken, ...] = ("thinking", "text")
+        for kind in kinds:
+            more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
+            if more > 0:
+                runs.append((kind, more))
+        return runs
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether anything was said beside thoughts."""
+        return bool(self.progress.transcript.joined("text"))
+
+    @property
+    def is_beat(self) -> bool:
+        """Whether it completes a reply, which counts once, however often it goes on."""
+        return self.outcome == "completed" and self.status_before != "complete"
+
+    @property
+    def unstored_text(self) -> str:
+        """What of the reply was said since it was stored last."""
+        return self.progress.transcript.joined("text", since=max(0, self.stored_length))
+
+    def spent_tokens(self) -> int:
+        """Tokens that it took, also if the provider reported none. CPU-bound."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        transcript = self.progress.transcript
+        if self.outcome == "failed" and not transcript.length:
+            return 0  # the provider refused it
+        said = transcript.joined("text") + transcript.joined("thinking")
+        tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
+        return self.built.assembled.tokens + tokenizer.count(said)
+
+    def notify(self) -> None:
+        """Wake everyone who listens."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_update(self, *, within: float) -> bool:
+        """Wait for something new to be said; False after `within` seconds of silence."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(within):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
+        """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        while True:
+            is_at_rest = self.progress.is_at_rest
+            batch = list(self.progress.events_after(last_id))
+            if batch:
+                last_id = batch[-1].id
+                yield batch
+            if is_at_rest:
+                return
+            if not batch and not await self.wait_for_update(within=beat):
+                yield []
+
+    def stop(self, *, state: TurnState = "stopped") -> None:
+        """End it where it is; what was said is kept. Once it has ended, nothing changes."""
+        if self._stop_as is None and not (self._speaking and self._speaking.done()):
+            self._stop_as = state
+            if self._speaking is not None:
+                self._speaking.cancel()
+
+    async def run_model(self) -> None:
+        """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
+        self._speaking = asyncio.create_task(self._listen_to_model())
+        if self._stop_as is not None:
+            self._speaking.cancel()
+        try:
+            await self._speaking
+        except asyncio.CancelledError:
+            if self._stop_as is None:
+                # Not asked for here: the process is going down.
+                self._stop_as = "interrupted"
+        except ModelError as error:
+            self.problem = error
+        except Exception as error:  # a fault of ours must end the turn, not hang it
+            log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
+            self.problem = InternalError("The log says more.")
+
+    @property
+    def outcome(self) -> TurnState:
+        """How it ended, once the model no longer speaks."""
+        if self.problem is not None:
+            return "failed"
+        return self._stop_as or "completed"
+
+    async def _listen_to_model(self) -> None:
+        transcript = self.progress.transcript
+        stream = self.model.stream(self.built.prompt, self.built.window.sampling)
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                match piece:
+                    case TextPiece(text):
+                        transcript.append("text", text)
+                        self.notify()
+                    case ThinkingPiece(text):
+                        transcript.append("thinking", text)
+                        self.notify()
+                    case TokenUsage():
+                        self.usage = piece
+                    case Finish(reason):
+                        self.finish = reason
+        if not self.has_spoken:
+            raise ModelEmptyReplyError("Try again, or another model.")
