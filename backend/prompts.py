@@ -7,6 +7,7 @@ these files are ever compiled as templates; what users write goes in as values.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +46,10 @@ class PromptFile:
             raise PromptFileError(f"{self.name} takes {sorted(self.inputs)}.")
         return self._template.render(values).strip()
 
+    def rendered(self, values: Mapping[str, Any]) -> str:
+        """The text, of those values that the header names. Raises `PromptFileError`."""
+        return self.render(**{name: values[name] for name in values.keys() & self.inputs})
+
 
 class PromptLibrary:
     """Every prompt of a folder, by its path without the ending (`reply/system`).
@@ -70,6 +75,9 @@ class PromptLibrary:
             return self._prompts[name]
         except KeyError:
             raise PromptFileError(f"There is no prompts/{name}.md.") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._prompts
 
     def __iter__(self) -> Any:
         return iter(self._prompts.values())

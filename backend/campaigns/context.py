@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.items import Clock, Entity, Relation, Thread, relation_label
+from backend.campaigns.items import Clock, Entity, Item, Relation, Thread, relation_label
 from backend.campaigns.mentions import slug
 
 Form = Literal["full", "light"]
@@ -70,7 +70,7 @@ class Situation:
     `present` are the people at the place, the nearest to the story first. `facts` are about them,
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`
     are the ids of whatever a full block says something of. `places` are the names of the places
-    where the players are.
+    where the players are. `in_play` are all items that this was read of.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Situation:
     named: Sequence[Known] = ()
     told: frozenset[UUID] = frozenset()
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

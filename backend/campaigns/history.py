@@ -187,6 +187,22 @@ class HistoryService:
         return view
 
 
+async def change_views(
+    session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
+) -> list[ChangeView]:
+    """Changes of the sealer's user by their ids, as the API shows them, in order."""
+    query = (
+        select(CampaignChange, CampaignItem)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(CampaignChange.id.in_(change_ids), CampaignChange.user_id == sealer.user_id)
+        .order_by(CampaignChange.seq)
+        .execution_options(populate_existing=True)
+    )
+    rows = [(row[0], row[1]) for row in await session.execute(query)]
+    sources = await _first_sources(session, change_ids)
+    return [_view_change(sealer, change, item, sources.get(change.id)) for change, item in rows]
+
+
 async def _first_sources(session: AsyncSession, change_ids: Sequence[UUID]) -> dict[UUID, UUID]:
     """The message that made each change: of copies in forks, the oldest."""
     query = (

@@ -132,7 +132,7 @@ class ItemService:
         item = item_of(kind, fields)
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
-            await _check_room(session, campaign_id)
+            await check_item_room(session, campaign_id)
             await check_references(session, campaign_id, item)
             cause = await find_cause(session, identity, campaign, message_id)
             change = Change(kind, new_id(), creation(item))
@@ -197,9 +197,10 @@ async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msg
     return view_item(row, open_item(identity.sealer, row))
 
 
-async def _check_room(session: AsyncSession, campaign_id: UUID) -> None:
+async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
+    """Raise `CampaignFullError` where a campaign has no room for `more` items."""
     query = select(func.count()).where(CampaignItem.campaign_id == campaign_id)
-    if (await session.scalar(query) or 0) >= MAX_ITEMS:
+    if (await session.scalar(query) or 0) + more > MAX_ITEMS:
         raise CampaignFullError(
             f"A campaign holds {MAX_ITEMS:,} items, deleted ones among them.",
             extra={"limit": "items", "allowed": MAX_ITEMS},

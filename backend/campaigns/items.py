@@ -45,6 +45,8 @@ Attribute = (
 )
 """A value of JSON that nests no deeper than a list of objects, as an inventory may be."""
 
+Attributes = Annotated[dict[Name, Attribute], msgspec.Meta(max_length=MAX_MEMBERS)]
+
 
 class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What all items have. A locked field is changed by users alone."""
@@ -53,11 +55,19 @@ class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class World(Item, kw_only=True):
-    """When a campaign's story stands: its day and time, and named switches."""
+    """When a campaign's story stands: its day and time, named switches, and what its rules count.
+
+    The attribute `play` is how its play stands.
+    """
 
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
     time_of_day: Line = ""
     flags: Flags = {}
+    attributes: Attributes = {}
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where the attributes are too long together."""
+        _check_size(self.attributes)
 
 
 class Entity(Item, kw_only=True):
@@ -74,16 +84,12 @@ class Entity(Item, kw_only=True):
     voice: Lines = []
     wants: Line = ""
     location_id: UUID | None = None
-    attributes: Annotated[dict[Name, Attribute], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
+    attributes: Attributes = {}
     audience: Audience = "public"
 
     def __post_init__(self) -> None:
         """Raise `ValueError` where the attributes are too long together."""
-        size = len(msgspec.json.encode(self.attributes))
-        if size > MAX_ATTRIBUTE_BYTES:
-            raise ValueError(
-                f"`attributes` take {size:,} bytes as JSON; {MAX_ATTRIBUTE_BYTES:,} are allowed"
-            )
+        _check_size(self.attributes)
 
 
 class Relation(Item, kw_only=True):
@@ -200,6 +206,14 @@ _FEELINGS = (
     (-39, "wary"),
     (-74, "hostile"),
 )
+
+
+def _check_size(attributes: dict[str, Attribute]) -> None:
+    size = len(msgspec.json.encode(attributes))
+    if size > MAX_ATTRIBUTE_BYTES:
+        raise ValueError(
+            f"`attributes` take {size:,} bytes as JSON; {MAX_ATTRIBUTE_BYTES:,} are allowed"
+        )
 
 
 def relation_label(score: int) -> str:

@@ -71,8 +71,8 @@ async def append(
     async for change in unhurried(changes):
         state = states.get(change.item_id, {})
         after = states[change.item_id] = applied(change.kind, state, change.operations)
-        if change.kind == "entity" and exists(after):
-            rules.validate(state, after)
+        if exists(after):
+            rules.validate(change.kind, state, after)
         campaign.last_seq += 1
         change_id = new_id()
         ledger.append(

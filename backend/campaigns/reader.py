@@ -241,6 +241,9 @@ class CampaignReader:
             names, [*players, *(known[one] for one in asked if one in known)]
         )
 
+        echoes = await self._echoes()
+        in_play: dict[UUID, Item] = {row.id: item for row, item in hot}
+        in_play |= {one: placed.entity for one, placed in known.items()}
         return Situation(
             name=fields.name,
             city=fields.brief.city,
@@ -256,7 +259,7 @@ class CampaignReader:
             threads=[item for _, item in hot if isinstance(item, Thread)],
             clocks=[item for _, item in hot if isinstance(item, Clock)],
             events=[text for day, text in events if day == world.day],
-            echoes=await self._echoes(),
+            echoes=[echo.text for echo in echoes.values()],
             facts=[text for _, text in told],
             named=[
                 Known(
@@ -268,6 +271,7 @@ class CampaignReader:
                 for one in asked
                 if one in known
             ],
+            in_play=in_play | echoes,
             told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
             places={player.id: places.get(player.id, "") for player in players},
         )
@@ -317,9 +321,10 @@ class CampaignReader:
         )
         return [item for _, item in rows if isinstance(item, Relation)]
 
-    async def _echoes(self) -> list[str]:
+    async def _echoes(self) -> dict[UUID, Echo]:
+        """Costs and threats that are not resolved, the newest first."""
         rows = await self.of_kind("echo", limit=MAX_HOT, newest=True)
-        return [item.text for _, item in rows if isinstance(item, Echo) and not item.resolved]
+        return {row.id: item for row, item in rows if isinstance(item, Echo) and not item.resolved}
 
 
 def _placed(row: CampaignItem, entity: Entity) -> Placed:

@@ -147,6 +147,7 @@ async def campaign_views(
                 day=world.day,
                 time_of_day=world.time_of_day,
                 flags=world.flags,
+                attributes=world.attributes,
                 chat_ids=chats.get(campaign.id, []),
                 version=campaign.version,
                 created_at=campaign.created_at,

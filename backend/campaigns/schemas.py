@@ -8,8 +8,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.items import MAX_DAY, STRUCTS, Item, Kind, Line, Name, Text
+from backend.campaigns.items import MAX_DAY, STRUCTS, Attributes, Item, Kind, Line, Name, Text
 from backend.campaigns.models import Actor
+from backend.campaigns.play.dice import DiceMode
 from backend.wire import MAX_INTEGER
 
 
@@ -26,6 +27,9 @@ class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """How a campaign is remembered. Intervals count rounds.
 
     With `summaries`, its chats have a rolling summary, written anew every `memory_interval` rounds.
+    With `tools`, the model plays: it has the tools of the campaign's rules. `dice` says how dice
+    fall, where the rules know both ways: a `pool` that the player sees and spends from, or a roll
+    as in the `srd`.
     """
 
     summaries: bool = True
@@ -35,6 +39,8 @@ class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     hidden_information: bool = False
     approve_terms: bool = False
     glossary_tokens: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = 500
+    tools: bool = True
+    dice: DiceMode = "pool"
 
 
 class CampaignFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +66,7 @@ class CampaignView(CampaignFields, kw_only=True):
     day: int
     time_of_day: str
     flags: dict[str, bool]
+    attributes: dict[str, Any]
     chat_ids: list[UUID]
     version: int
     created_at: datetime
@@ -76,6 +83,7 @@ class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
     time_of_day: Line = ""
     flags: dict[Name, bool] = {}
+    attributes: Attributes = {}
     locked: list[Name] = []
 
 
@@ -163,13 +171,15 @@ class StateView(msgspec.Struct, kw_only=True):
 
     Long lists are cut: `more` says how many `entities`, `threads`, `clocks` and `echoes` there are
     besides.
-    `locked` names what is locked of the day, the time of day and the flags.
+    `locked` names what is locked of the day, the time of day, the flags and the attributes. Of the
+    attributes, `play` is how play stands: its mood, and what belongs to it.
     """
 
     version: int
     day: int
     time_of_day: str
     flags: dict[str, bool]
+    attributes: dict[str, Any]
     locked: list[str]
     scene: Any | None
     entities: list[Any]

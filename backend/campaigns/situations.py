@@ -50,7 +50,8 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
 
     `terms` are those of its glossary that the viewpoint may know, the most used first.
-    `told` are ids of items that the block or `named` say something of.
+    `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
+    turn's table is made.
     """
 
     campaign_id: UUID
@@ -60,6 +61,8 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     block: StateBlock
     named: Sequence[Known]
     told: frozenset[UUID]
+    now: Situation
+    names: Names
 
 
 class StaleCampaignError(Exception):
@@ -101,13 +104,14 @@ class SituationService:
             day=world.day,
             time_of_day=world.time_of_day,
             flags=world.flags,
+            attributes=world.attributes,
             locked=world.locked,
             scene=view_item(*scenes[0]) if scenes else None,
             entities=[view_item(*each) for each in entities],
             threads=[view_item(*each) for each in threads],
             clocks=[view_item(*each) for each in clocks],
             echoes=[view_item(*each) for each in echoes],
-            precarity=rules_of(campaign.rules).precarity(players),
+            precarity=rules_of(campaign.rules).precarity(players, world),
             more={
                 "entities": counts["entity"] - len(entities),
                 "threads": counts["thread"] - len(threads),
@@ -229,6 +233,8 @@ class SituationService:
             block=block,
             named=named,
             told=told.union((each.id for each in named), facts),
+            now=now,
+            names=names,
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:

@@ -40,7 +40,6 @@ from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
 from backend.enrichment.agent.agent import DEMO_NOTE
-from backend.enrichment.agent.tools import plain_schema
 from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.errors import ChronicleNotEnabledError
@@ -63,6 +62,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import get_tokenizer
+from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 
 MAX_PASSAGE = 12_000

@@ -143,8 +143,7 @@ def check_items(draft: CampaignDraft) -> None:
         name = state.get("name") or state.get("title") or kind
         try:
             item = item_of(kind, state)
-            if kind == "entity":
-                rules.validate({}, state)
+            rules.validate(kind, {}, state)
         except ValidationError as error:
             raise CampaignFileError(f"{name}: {error.detail}") from error
         for member, ids in references(item).items():

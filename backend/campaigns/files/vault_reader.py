@@ -53,7 +53,8 @@ MAX_NOTES = 1_000
 
 _NOTE = 2_000
 _BRIEF = ("setting", "hook", "roster", "city")
-_CAMPAIGN = frozenset({"name", "rules", "settings", "flags", "locked", *_BRIEF})
+_WORLD = ("flags", "attributes", "locked")
+_CAMPAIGN = frozenset({"name", "rules", "settings", *_WORLD, *_BRIEF})
 
 
 def is_vault(files: Mapping[str, bytes]) -> bool:
@@ -224,7 +225,7 @@ class VaultReader:
         try:
             fields.brief = msgspec.convert(brief, Brief)
             fields.settings = msgspec.convert(meta.get("settings") or {}, CampaignSettings)
-            world = {key: meta[key] for key in ("flags", "locked") if meta.get(key) is not None}
+            world = {key: meta[key] for key in _WORLD if meta.get(key) is not None}
             self._world = msgspec.convert(world, World)
         except msgspec.ValidationError as error:
             raise CampaignFileError(f"{path}: {error}.") from error
@@ -289,7 +290,7 @@ class VaultReader:
             return f"there are more than {MAX_MEMBERS}"
         try:
             item_of("entity", msgspec.to_builtins(fields))
-            rules_of(self.draft.fields.rules).validate({}, fields)
+            rules_of(self.draft.fields.rules).validate("entity", {}, fields)
         except ValidationError as error:
             return error.detail
         return ""

@@ -134,6 +134,7 @@ class _Writer:
             **brief,
             "settings": msgspec.to_builtins(fields.settings),
             "flags": world.flags,
+            "attributes": world.attributes,
             "locked": world.locked,
         }
         return document({key: value for key, value in meta.items() if value}, body)

@@ -1,43 +1,94 @@
 """Rules modules: what a game adds to a campaign. Each is one file of this package.
 
-A module here that has a `RULES` is found by its file's name; nothing else names it.
+A module here that has a `RULES` is found by its file's name; nothing else names it. An installed
+package brings further ones under the entry points `talekeeper.rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from backend.campaigns.items import Entity, Kind
+from backend.campaigns.items import Entity, Kind, World
 from backend.campaigns.ledger import State
 from backend.errors import ValidationError
 
+if TYPE_CHECKING:
+    from backend.campaigns.play.table import Table
+    from backend.campaigns.play.tools import PlayTool
+
 DEFAULT = "freeform"
+ENTRY_POINTS = "talekeeper.rules"
+
+AttributeType = Literal["text", "number", "list"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mood:
+    """A mood of play: what it is called, and the variants that it has.
+
+    `prompt` says what a model is to do in it, where `prompts/moods/<rules>/<mood>.md` does not.
+    """
+
+    name: str
+    variants: Sequence[str] = ()
+    prompt: str = ""
 
 
 class Rules(Protocol):
-    """A game's rules."""
+    """A game's rules. They hold no state: what they are asked about comes with the question."""
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """JSON schema of the `attributes` that items of a kind have under these rules."""
         ...
 
-    def validate(self, before: State, after: State) -> None:
-        """Raise `ValidationError` where an entity may not become `after`."""
+    def validate(self, kind: Kind, before: State, after: State) -> None:
+        """Raise `ValidationError` where an item may not become `after`."""
         ...
 
-    def precarity(self, players: Sequence[Entity]) -> dict[str, Any] | None:
-        """How close the players' characters are to ruin; None where the game has no such thing."""
+    def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
+        """The attributes of an item that a model may change by itself, without a tool for them."""
+        ...
+
+    def moods(self) -> Mapping[str, Mood]:
+        """The moods by their names. Play begins in the first; without any it is not played."""
+        ...
+
+    def tools(self, mood: str) -> Sequence[PlayTool]:
+        """The tools that a model has in a mood."""
+        ...
+
+    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
+        """How close the players' characters are to ruin; None where the game has no such thing.
+
+        `score` is a number, `label` what it is called, `voice` how the narration then sounds.
+        """
+        ...
+
+    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
+        """What an activity of downtime comes to: it changes the table, and says what happened.
+
+        Asked alone where there is a mood `downtime`; its variants are the activities. Raises
+        `ValidationError` for a target that can't be.
+        """
+        ...
+
+    def light_line(self, player: Entity) -> str:
+        """A player's character in a few words, for the light form of the state block."""
         ...
 
 
 @cache
 def known_rules() -> dict[str, Rules]:
     """All rules modules, by name."""
-    found: dict[str, Rules] = {}
+    found: dict[str, Rules] = {
+        point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
+    }
     for module in iter_modules(__path__):
         rules = getattr(import_module(f"{__name__}.{module.name}"), "RULES", None)
         if rules is not None:

@@ -1,14 +1,34 @@
-"""No rules: attributes are what the user makes them."""
+"""No rules: attributes are what the user makes them, and a story is told with generic tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.campaigns.items import Entity, Kind
+from backend.campaigns.context import player_line
+from backend.campaigns.items import Entity, Kind, World
 from backend.campaigns.ledger import State
-from backend.campaigns.rules import Rules
+from backend.campaigns.play.deltas import attribute_types
+from backend.campaigns.play.story_tools import (
+    ADVANCE_TIME,
+    ASK,
+    FINISH_TURN,
+    SET_SCENE,
+    SPEAK,
+    THINK,
+    TICK_CLOCK,
+)
+from backend.campaigns.play.table import Table
+from backend.campaigns.play.tools import PlayTool
+from backend.campaigns.rules import AttributeType, Mood, Rules
 from backend.errors import ValidationError
+
+_USUAL: Mapping[str, AttributeType] = {
+    "hp": "number",
+    "gold": "number",
+    "conditions": "list",
+    "inventory": "list",
+}
 
 
 class Freeform(Rules):
@@ -18,9 +38,11 @@ class Freeform(Rules):
         """Any attributes."""
         return {"type": "object", "title": f"Attributes of a {kind}"}
 
-    def validate(self, before: State, after: State) -> None:
+    def validate(self, kind: Kind, before: State, after: State) -> None:
         """Let hit points be numbers, where there are any."""
         del before
+        if kind != "entity":
+            return
         attributes: State = after.get("attributes") or {}
         for name in ("hp", "hp_max", "gold"):
             value = attributes.get(name)
@@ -29,10 +51,34 @@ class Freeform(Rules):
             ):
                 raise ValidationError(f"`attributes.{name}` must be a number.")
 
-    def precarity(self, players: Sequence[Entity]) -> dict[str, Any] | None:
+    def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
+        """What there is, and of players what most have."""
+        if kind != "entity":
+            return {}
+        return {**(_USUAL if state["kind"] == "pc" else {}), **attribute_types(state)}
+
+    def moods(self) -> Mapping[str, Mood]:
+        """One."""
+        return {"story": Mood("story")}
+
+    def tools(self, mood: str) -> Sequence[PlayTool]:
+        """The generic tools."""
+        del mood
+        return (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
+
+    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
         """Nothing is counted."""
-        del players
+        del players, world
         return None
+
+    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
+        """There is no downtime."""
+        del table, target
+        raise ValidationError(f"There is no {activity}.")
+
+    def light_line(self, player: Entity) -> str:
+        """Name and hit points."""
+        return player_line(player)
 
 
 RULES = Freeform()

@@ -20,7 +20,6 @@ from backend.enrichment.agent.tools import (
     EVENT_KINDS,
     TOOLS,
     TRIAGE_SCHEMA,
-    InvalidCallError,
     Triage,
     read_triage,
 )
@@ -40,6 +39,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
+from backend.generation.tool_arguments import InvalidCallError
 from backend.memory.points import DocumentEmbedder
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary

@@ -33,7 +33,6 @@ from backend.enrichment.agent.tools import (
     CreateChronicleEvent,
     CreateLorebookEntry,
     Finish,
-    InvalidCallError,
     SearchKnowledgeBase,
     UpdateChronicleEvent,
     UpdateLorebookEntry,
@@ -43,6 +42,7 @@ from backend.enrichment.cleaning import one_line
 from backend.enrichment.runs import Refused
 from backend.enrichment.story import StoryLine, TranscriptSlice
 from backend.generation.model import ModelMalformedAnswerError, ToolCall
+from backend.generation.tool_arguments import InvalidCallError
 from backend.lorebooks.entries import LoreEntry
 
 MAX_CALLS = 24

@@ -7,13 +7,19 @@ run. A class's docstring and its members' descriptions are what the model reads 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import Meta
 
 from backend.chronicles.events import EventKind
-from backend.generation.model import Tool
+from backend.generation.tool_arguments import (
+    InvalidCallError,
+    converted,
+    plain_schema,
+    read_arguments,
+    tool_of,
+)
 
 MAX_SUMMARY = 600
 MAX_TITLE = 100
@@ -168,16 +174,12 @@ class Triage(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[EventKind] = []
 
 
-class InvalidCallError(Exception):
-    """The model called something that there is not, or with wrong arguments; says what is wrong."""
-
-
 def read_call(name: str, arguments: Mapping[str, Any]) -> Call:
     """A call, validated. Members that hold nothing are absent. Raises `InvalidCallError`."""
     wanted = _ARGUMENTS.get(name)
     if wanted is None:
         raise InvalidCallError(f"There is no such tool. There are {', '.join(_ARGUMENTS)}.")
-    return _converted(_given(arguments, _SCHEMAS[name]), wanted)
+    return read_arguments(arguments, wanted, _SCHEMAS[name])
 
 
 def read_triage(value: Any) -> Triage:
@@ -194,94 +196,9 @@ def read_triage(value: Any) -> Triage:
         "significant": given.get("significant"),
         "kinds": list(dict.fromkeys(known)),
     }
-    return _converted(read, Triage)
+    return converted(read, Triage)
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-_NOTHING = frozenset({"none", "null"})
-"""Words for an absent value."""
-
-
-def _converted(given: Mapping[str, Any], wanted: type[T]) -> T:
-    try:
-        return msgspec.convert(given, wanted)
-    except msgspec.ValidationError as error:
-        raise InvalidCallError(f"{error}.") from None
-
-
-def _given(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as they were meant: small models are not that strict about types."""
-    members, required = schema["properties"], schema.get("required", ())
-    return {
-        name: _meant(value, members[name]) if name in members else value
-        for name, value in arguments.items()
-        if value is not None
-        and (name in required or name not in members or not _is_nothing(value, members[name]))
-    }
-
-
-def _is_nothing(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value says that there is none. A text may be empty: that takes one away."""
-    if not isinstance(value, str):
-        return value is None
-    word, is_text = value.strip().casefold(), schema["type"] == "string" and "enum" not in schema
-    return word in _NOTHING or not (word or is_text)
-
-
-def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
-    """12 as "12" and "Mara" as ["Mara"], where that is wanted, and 3.0 as 3."""
-    if schema["type"] == "array":
-        items = schema["items"]
-        many = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
-        return [_meant(each, items) for each in many if each != "" and not _is_nothing(each, items)]
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_number and schema["type"] == "string" else value
-
-
-def plain_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A JSON Schema that every provider takes: no references, no alternatives, no lengths of text.
-
-    What is left out of it is validated all the same.
-    """
-    schema = msgspec.json.schema(kind)
-    return _plain(schema, schema.get("$defs", {}))
-
-
-_KEPT = ("description", "type", "enum", "minimum", "maximum", "minItems", "maxItems", "required")
-
-
-def _plain(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
-    if reference := schema.get("$ref"):
-        return _plain(defs[reference.rsplit("/", 1)[-1]], defs)
-    if options := schema.get("anyOf"):
-        # Absent and null are the same here, so of `X | None` only X is left.
-        (one,) = (option for option in options if option.get("type") != "null")
-        return {**_plain(one, defs), **_described(schema)}
-    plain: dict[str, Any] = {name: schema[name] for name in _KEPT if name in schema}
-    if "enum" in schema:
-        plain["type"] = "string"
-    if plain.get("required") == []:
-        del plain["required"]
-    if "items" in schema:
-        plain["items"] = _plain(schema["items"], defs)
-    if plain.get("type") == "object":
-        properties = schema.get("properties", {})
-        plain["properties"] = {name: _plain(each, defs) for name, each in properties.items()}
-    return plain
-
-
-def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"description": schema["description"]} if "description" in schema else {}
-
-
-def _tool(name: str, kind: type[msgspec.Struct]) -> Tool:
-    schema = plain_schema(kind)
-    return Tool(name, schema.pop("description"), schema)
-
-
-TOOLS = tuple(_tool(name, kind) for name, kind in _ARGUMENTS.items())
+TOOLS = tuple(tool_of(name, kind) for name, kind in _ARGUMENTS.items())
 _SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 TRIAGE_SCHEMA = {**plain_schema(Triage), "required": ["why", "significant", "kinds"]}

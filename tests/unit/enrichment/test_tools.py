@@ -13,12 +13,12 @@ from backend.enrichment.agent.tools import (
     TRIAGE_SCHEMA,
     CreateChronicleEvent,
     Finish,
-    InvalidCallError,
     UpdateChronicleEvent,
     read_call,
     read_triage,
 )
 from backend.generation import _gemini_mapping, _openai_mapping
+from backend.generation.tool_arguments import InvalidCallError
 
 TAKEN_BY_ALL = {
     *("type", "description", "enum", "items", "properties", "required"),

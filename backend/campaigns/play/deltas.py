@@ -1,0 +1,154 @@
+"""What a model says has changed when it finishes a turn: typed changes of items in play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from backend.campaigns.items import Fact
+from backend.campaigns.ledger import Operations, State
+from backend.campaigns.play.echoes import tick
+from backend.campaigns.play.references import ENTITY_KINDS, Reference
+from backend.campaigns.play.table import PLAY, Table
+from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.rules import AttributeType
+
+MAX_DELTAS = 20
+ATTRIBUTES = "attributes"
+
+Named = Annotated[
+    str, Meta(min_length=1, max_length=200, description="By its name, or its #reference.")
+]
+Short = Annotated[str, Meta(max_length=1_000)]
+
+_FIELDS: Mapping[str, Mapping[str, AttributeType]] = {
+    "pc": {"status": "text", "disposition": "text"},
+    "npc": {"status": "text", "disposition": "text", "wants": "text"},
+    "location": {"status": "text", "description": "text"},
+    "item": {"status": "text", "description": "text"},
+    "faction": {"status": "text", "disposition": "text"},
+    "ability": {"status": "text"},
+    "thread": {"tension": "text", "status": "text", "next_step": "text", "summary": "text"},
+    "clock": {},
+}
+"""Fields that a model may change by itself, by kind."""
+
+
+class FieldDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One field of somebody or something in play."""
+
+    item: Named
+    field: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=200,
+            description="Its name: status, disposition, tension, next_step, location, inventory.",
+        ),
+    ]
+    how: Annotated[
+        Literal["set", "add", "remove"],
+        Meta(description="`add` and `remove` are for lists, and count numbers up and down."),
+    ] = "set"
+    value: Annotated[Short, Meta(description="The text, or what is put in or taken out.")] = ""
+    amount: Annotated[int, Meta(ge=-1_000_000, le=1_000_000, description="For numbers.")] = 0
+
+
+class ClockDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A clock that ticked."""
+
+    clock: Named
+    segments: Annotated[int, Meta(ge=-8, le=8)] = 1
+
+
+class FactDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that is true from now on."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=2_000)]
+    about: Annotated[str, Meta(max_length=200, description="Whom or what it is about.")] = ""
+
+
+class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What has changed in the world with this turn, costs that were paid apart."""
+
+    changes: Annotated[list[FieldDelta], Meta(max_length=MAX_DELTAS)] = []
+    clocks: Annotated[list[ClockDelta], Meta(max_length=MAX_DELTAS)] = []
+    facts: Annotated[list[FactDelta], Meta(max_length=MAX_DELTAS)] = []
+
+
+def apply_deltas(table: Table, deltas: Deltas) -> int:
+    """Change what they say: how many changes that was.
+
+    Raises `ToolRefusedError` or `ValidationError` for the first that can't be.
+    """
+    before = len(table.state.changes)
+    for delta in deltas.changes:
+        _change(table, delta)
+    for ticked in deltas.clocks:
+        clock = table.references.in_play(ticked.clock, {"clock"})
+        _refuse_paid(table, clock, "filled")
+        tick(table, clock.id, ticked.segments)
+    for fact in deltas.facts:
+        about = table.references.find(fact.about, ENTITY_KINDS).id if fact.about else None
+        table.create(Fact(text=fact.text, about_id=about))
+    return len(table.state.changes) - before
+
+
+def paid_key(reference: Reference, key: str) -> str:
+    """What stands in a table's `paid` for a field that a cost has changed in this turn."""
+    return f"{reference.id} {key}"
+
+
+def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
+    if paid_key(reference, key) in table.state.paid:
+        raise ToolRefusedError(f"{key} of {reference.name} was a cost of this turn: it is paid.")
+
+
+def _change(table: Table, delta: FieldDelta) -> None:
+    reference = table.references.in_play(delta.item)
+    held = table.state.items[reference.id]
+    kind = held.state["kind"] if held.kind == "entity" else held.kind
+    if delta.field == "location" and held.kind == "entity":
+        place = table.references.find(delta.value, {"location"})
+        table.change(reference.id, Operations(set={"location_id": str(place.id)}))
+        return
+    name = delta.field.removeprefix(f"{ATTRIBUTES}.")
+    own = _FIELDS[kind]
+    members = table.rules.changeable(held.kind, held.state)
+    if name not in own and (name not in members or name == PLAY):
+        there = ", ".join([*own, "location", *members])
+        raise ToolRefusedError(f"{name} of {reference.name} can't be changed; there is: {there}.")
+    key = name if name in own else f"{ATTRIBUTES}.{name}"
+    _refuse_paid(table, reference, key)
+    table.change(reference.id, _operations(key, own.get(name) or members[name], delta))
+
+
+def _operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:
+    value: Any = delta.amount if kind == "number" else delta.value
+    if kind == "list" and delta.how != "set":
+        value = [delta.value]
+    elif kind == "list":
+        raise ToolRefusedError(f"{key} is a list: use add or remove.")
+    if kind == "text" and delta.how != "set":
+        raise ToolRefusedError(f"{key} is a text: use set.")
+    if delta.how == "add":
+        return Operations(add={key: value})
+    if delta.how == "remove":
+        return Operations(remove={key: value})
+    return Operations(set={key: value})
+
+
+def attribute_types(state: State) -> dict[str, AttributeType]:
+    """The attributes that an item has, by what kind of value they hold."""
+    types: dict[str, AttributeType] = {}
+    attributes: State = state.get(ATTRIBUTES) or {}
+    for name, value in attributes.items():
+        if isinstance(value, bool) or value is None or isinstance(value, dict):
+            continue
+        types[name] = (
+            "text" if isinstance(value, str) else "list" if isinstance(value, list) else "number"
+        )
+    return types

@@ -1,0 +1,118 @@
+"""What a model is told of the mood it plays in: the mood's own text, and what lies on the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from backend.campaigns.items import Entity, World
+from backend.campaigns.ledger import EXISTS, State
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
+from backend.campaigns.play.references import called
+from backend.prompts import PromptLibrary
+
+if TYPE_CHECKING:
+    from backend.campaigns.play.table import Table
+
+MOST_PEOPLE = 8
+MOST_CLOCKS = 12
+MAX_WANTS = 200
+MAX_LINE = 300
+
+_LAST = (
+    "There are no more changes of mood in this turn: write the narration, then call finish_turn."
+)
+
+
+def render(table: Table, prompts: PromptLibrary) -> str:
+    """The guidance of the mood that a table is in.
+
+    A mood's file is given those of the values below that its header names.
+    """
+    play = table.play
+    values: dict[str, Any] = {
+        **msgspec.structs.asdict(play),
+        **_precarity(table),
+        "costs": [_cut(text) for _, text in echoes(table, "cost")[-MOST_COSTS:]],
+        "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
+        "clocks": _clocks(table),
+        "people": _people(table),
+        "players": _players(table),
+        "stakes": play.stakes or str((open_scene(table) or {}).get("stakes", "")),
+        "dice": table.state.dice,
+        "pool": table.pool,
+        "committed": table.state.committed,
+        "is_last": table.is_last_phase,
+    }
+    name = f"moods/{table.state.rules}/{play.mood}"
+    own = prompts[name].rendered(values) if name in prompts else table.mood.prompt
+    return "\n\n".join(filter(None, [own, prompts["moods/table"].rendered(values)]))
+
+
+def open_scene(table: Table) -> State | None:
+    """The scene that the story is in."""
+    scenes = [
+        state for state in table.of_kind("scene").values() if state.get("status", "open") == "open"
+    ]
+    return scenes[-1] if scenes else None
+
+
+def players(table: Table) -> dict[UUID, State]:
+    """The players' characters."""
+    return {
+        item_id: state
+        for item_id, state in table.of_kind("entity").items()
+        if state["kind"] == "pc"
+    }
+
+
+def _precarity(table: Table) -> Mapping[str, str]:
+    found = [_entity(state) for state in players(table).values()]
+    world = msgspec.convert(_fields(table.world), World)
+    precarity = table.rules.precarity(found, world) or {}
+    return {"label": str(precarity.get("label", "")), "voice": str(precarity.get("voice", ""))}
+
+
+def _entity(state: State) -> Entity:
+    return msgspec.convert(_fields(state), Entity)
+
+
+def _fields(state: State) -> State:
+    return {key: value for key, value in state.items() if key != EXISTS}
+
+
+def _players(table: Table) -> list[str]:
+    return [table.rules.light_line(_entity(state)) for state in players(table).values()]
+
+
+def _clocks(table: Table) -> list[str]:
+    lines: list[str] = []
+    for state in table.of_kind("clock").values():
+        if not state.get("visible", True):
+            continue
+        line = f"{called(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
+        line += " (done)" if is_full(state) else ""
+        lines.append(_cut(line + (f": {text}" if (text := state.get("consequence")) else "")))
+    return lines[:MOST_CLOCKS]
+
+
+def _people(table: Table) -> list[str]:
+    """People of the open scene, or where the players are, each with what they want."""
+    scene = open_scene(table) or {}
+    places = {scene.get("location_id")} - {None}
+    places = places or {state.get("location_id") for state in players(table).values()} - {None}
+    present = set(scene.get("present", ()))
+    lines: list[str] = []
+    for item_id, state in table.of_kind("entity").items():
+        is_here = str(item_id) in present or state.get("location_id") in places
+        if state["kind"] == "npc" and is_here:
+            wants = state.get("wants", "")[:MAX_WANTS]
+            lines.append(f"{state['name']}: {wants}" if wants else state["name"])
+    return lines[:MOST_PEOPLE]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"

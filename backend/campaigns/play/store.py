@@ -1,0 +1,220 @@
+"""A table and the database: from what a prompt has read of the campaign, into its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.audience import GM, PUBLIC, Viewpoint, opened, stored
+from backend.campaigns import ledger_store
+from backend.campaigns.errors import CampaignFullError
+from backend.campaigns.history import change_views
+from backend.campaigns.item_rows import read_state
+from backend.campaigns.item_service import check_item_room
+from backend.campaigns.ledger import State, applied, exists
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.name_cache import Names
+from backend.campaigns.play.table import Table, locked_fields
+from backend.campaigns.reader import CampaignReader
+from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, open_campaign
+from backend.campaigns.rules import rules_of
+from backend.campaigns.situations import CampaignLayers
+from backend.chats.models import Chat, Message
+from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.events import MAX_SUMMARY, EventFields
+from backend.chronicles.reading import SourceMessage
+from backend.chronicles.writing import NewEvent, first_place, insert_events
+from backend.database.base import now
+from backend.errors import ValidationError
+from backend.memory.outbox import note_change
+from backend.vault.sealing import Sealer
+
+
+def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | None:
+    """The table of a turn, made of what its prompt has read.
+
+    None where the campaign is not played: its setting `tools` is off, or its rules have no moods.
+    What a viewpoint may not know is not at the table.
+    """
+    fields = layers.fields
+    if not fields.settings.tools or not rules_of(fields.rules).moods():
+        return None
+    return Table.new(
+        layers.campaign_id,
+        rules=fields.rules,
+        dice=fields.settings.dice,
+        items=layers.now.in_play,
+        names=layers.names if viewpoint == GM else None,
+    )
+
+
+async def table_now(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, names: Names
+) -> Table:
+    """A table outside of a turn, of what is in play now, for what the player does by themselves."""
+    reader = CampaignReader(session, sealer, campaign)
+    situation = await reader.situation(names, line="", recent=(), events=())
+    fields = open_campaign(sealer, campaign)
+    return Table.new(
+        campaign.id,
+        rules=fields.rules,
+        dice=fields.settings.dice,
+        items=situation.in_play,
+        names=names,
+    )
+
+
+async def commit(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    table: Table,
+    message: Message | None = None,
+    turn_id: UUID | None = None,
+) -> list[dict[str, Any]]:
+    """Write what a table has changed, and give the changes as `GET .../changes` shows them.
+
+    With a message they are a turn's, and count while it is told; without one they are the user's.
+    The caller has locked the campaign's row. What can't be any more is left out: the user has
+    locked or deleted it meanwhile, or its bounds would be left.
+    """
+    audience = message.audience if message else PUBLIC
+    wanted = [_told_to(change, audience) for change in table.ledger]
+    changes = await _possible(session, sealer, campaign, wanted)
+    if not changes:
+        return []
+    change_ids = await ledger_store.append(
+        session,
+        sealer,
+        campaign,
+        changes,
+        actor="tool" if message else "user",
+        message=message,
+        turn_id=turn_id,
+    )
+    await _tell(session, sealer, campaign, table, message)
+    await session.flush()
+    views = await change_views(session, sealer, change_ids)
+    return [msgspec.to_builtins(view) for view in views]
+
+
+async def _possible(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, changes: Sequence[Change]
+) -> list[Change]:
+    """Those changes that can be, with the state as it is now."""
+    made = {change.item_id for change in changes if exists(change.operations.set)}
+    try:
+        if made:
+            await check_item_room(session, campaign.id, more=len(made))
+    except CampaignFullError:
+        changes, made = [change for change in changes if change.item_id not in made], set[UUID]()
+    needed = {each for change in changes for each in (change.item_id, *_named(change))} - made
+    states = await _states(session, sealer, campaign, needed)
+    rules = rules_of(campaign.rules)
+    possible: list[Change] = []
+    for change in changes:
+        before = states.get(change.item_id, {})
+        if change.item_id not in made and not exists(before):
+            continue
+        if locked_fields(before, change.operations):
+            continue
+        if any(not exists(states.get(each, {})) for each in _named(change)):
+            continue
+        try:
+            after = applied(change.kind, before, change.operations)
+            rules.validate(change.kind, before, after)
+        except ValidationError:
+            continue
+        states[change.item_id] = after
+        possible.append(change)
+    return possible
+
+
+def _named(change: Change) -> list[UUID]:
+    """Items that a change points to."""
+    found: list[UUID] = []
+    for fields in (change.operations.set, change.operations.add):
+        found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]
+        for name in REFERENCE_LISTS:
+            if isinstance(fields.get(name), list):
+                found += msgspec.convert(fields[name], list[UUID])
+    return found
+
+
+def _told_to(change: Change, column: str) -> Change:
+    """A change which makes an item: of a reply that is not public, neither is what it makes."""
+    operations = change.operations
+    if column == PUBLIC or operations.set.get("audience") != PUBLIC:
+        return change
+    audience = msgspec.to_builtins(opened(column))
+    made = msgspec.structs.replace(operations, set={**operations.set, "audience": audience})
+    return Change(change.kind, change.item_id, made)
+
+
+async def _states(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
+) -> dict[UUID, State]:
+    """Items of the campaign by their ids: those that are of another are not there."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.id.in_(item_ids),
+        CampaignItem.campaign_id == campaign.id,
+        CampaignItem.user_id == sealer.user_id,
+    )
+    return {
+        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
+    }
+
+
+async def _tell(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    table: Table,
+    message: Message | None,
+) -> None:
+    """Write what happened into the chronicle of the chat, or else of the campaign."""
+    if not table.happened:
+        return
+    chat = await session.get_one(Chat, message.chat_id) if message else None
+    chronicle_id = (chat and chat.chronicle_id) or campaign.chronicle_id
+    if chronicle_id is None:
+        return
+    sources: list[SourceMessage] = []
+    if message is not None:
+        place, chat_id = message.position, message.chat_id
+        sources.append(SourceMessage(id=message.id, chat_id=chat_id, position=place))
+    world = table.world
+    events = [
+        NewEvent(
+            fields=EventFields(
+                summary=each.text[:MAX_SUMMARY],
+                day=world.get("day"),
+                time=str(world.get("time_of_day", ""))[:300],
+            ),
+            source="campaign",
+            happened_at=now(),
+            place=first_place(sources),
+            sources=sources,
+            audience=message.audience
+            if message and each.audience == PUBLIC
+            else stored(each.audience),
+        )
+        for each in table.happened
+    ]
+    try:
+        await insert_events(session, sealer, chronicle_id, events)
+    except ChronicleFullError:
+        return
+    await note_change(
+        session,
+        sealer.user_id,
+        kind="event",
+        container_id=chronicle_id,
+        source_ids=[event.id for event in events],
+    )

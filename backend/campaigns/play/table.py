@@ -1,0 +1,401 @@
+"""The table that a turn is played at: what its tools see and change. Nothing here reads or writes.
+
+A table begins with what was read of the campaign, and gathers changes of it, which `play.store`
+writes down with the reply. It can be saved while the turn waits for its player.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from backend.campaigns.items import STRUCTS, Item, Kind
+from backend.campaigns.ledger import EXISTS, Operations, State, applied, exists
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.name_cache import Names
+from backend.campaigns.play import guidance
+from backend.campaigns.play.dice import DiceMode, Tier, new_seed, roll
+from backend.campaigns.play.references import Held, References
+from backend.campaigns.play.tools import (
+    Event,
+    Happened,
+    Option,
+    Outcome,
+    PlayTool,
+    ToolRefusedError,
+    Waiting,
+    refusal,
+)
+from backend.campaigns.rules import Mood, Rules, rules_of
+from backend.database.base import new_id
+from backend.errors import ValidationError
+from backend.generation.model import Tool, ToolCall
+from backend.generation.tool_arguments import InvalidCallError, read_arguments
+from backend.prompts import PromptLibrary
+
+MAX_CALLS = 12
+MAX_BREAKS = 3
+FINISH = "finish_turn"
+PLAY = "play"
+"""The attribute of a campaign's world that says how its play stands."""
+
+POOL = "dice"
+"""The attribute of a campaign's world that holds the player's dice."""
+
+_KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was said of an outcome before the die was chosen. `costs` are as the rules have them."""
+
+    tier: Tier
+    hint: str
+    narrative: str = ""
+    costs: list[dict[str, Any]] = []
+
+
+class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How play stands between two turns: a member of the world's attributes.
+
+    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
+    turn leads on to the next.
+    """
+
+    mood: str = ""
+    variant: str = ""
+    character: str = ""
+    domain: str = ""
+    position: str = ""
+    effect: str = ""
+    stakes: str = ""
+    tier: str = ""
+    outcome: str = ""
+    connector: str = ""
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that waits for the player, and what its tool remembers of it."""
+
+    tool: str
+    waiting: Waiting
+    data: Any = None
+
+
+class TableState(msgspec.Struct, kw_only=True):
+    """What is saved of a table."""
+
+    campaign_id: UUID
+    rules: str
+    dice: DiceMode
+    seed: str
+    items: dict[UUID, Held]
+    play: Play
+    before: Play
+    rolled: int = 0
+    calls: int = 0
+    breaks: int = 0
+    waits: int = 0
+    changes: list[Change] = []
+    happened: list[Happened] = []
+    committed: list[Committed] = []
+    die: int = 0
+    paid: list[str] = []
+    pending: Pending | None = None
+    suggestions: list[str] = []
+    is_over: bool = False
+
+    def copied(self) -> TableState:
+        """The same, so that what is done to one is not done to the other."""
+        return msgspec.structs.replace(
+            self,
+            items=dict(self.items),
+            changes=list(self.changes),
+            happened=list(self.happened),
+            committed=list(self.committed),
+            paid=list(self.paid),
+            suggestions=list(self.suggestions),
+        )
+
+
+class NoSuchOptionError(ValidationError):
+    """The turn does not wait for this option."""
+
+
+class Table:
+    """A turn that is played. What a model asks for is checked here, whatever it says."""
+
+    def __init__(self, state: TableState, names: Names | None = None) -> None:
+        self.state = state
+        self.names = names
+        self.rules: Rules = rules_of(state.rules)
+
+    @classmethod
+    def new(
+        cls,
+        campaign_id: UUID,
+        *,
+        rules: str,
+        dice: DiceMode,
+        items: Mapping[UUID, Item],
+        names: Names | None = None,
+        seed: str = "",
+    ) -> Table:
+        """A table for one turn. `items` are those in play, the campaign's world among them."""
+        held = {
+            item_id: Held(kind_of(item), {EXISTS: True, **msgspec.to_builtins(item)})
+            for item_id, item in items.items()
+        }
+        play = _play(held[campaign_id].state, rules_of(rules))
+        state = TableState(
+            campaign_id=campaign_id,
+            rules=rules,
+            dice=dice,
+            seed=seed or new_seed(),
+            items=held,
+            play=play,
+            before=play,
+        )
+        return cls(state, names)
+
+    def save(self) -> bytes:
+        """The table as JSON, for `load`."""
+        return msgspec.json.encode(self.state)
+
+    @classmethod
+    def load(cls, data: bytes, names: Names | None = None) -> Table:
+        """A table that was saved."""
+        return cls(msgspec.json.decode(data, type=TableState), names)
+
+    @property
+    def play(self) -> Play:
+        """The mood, its variant, position, effect, and what a die has fixed."""
+        return self.state.play
+
+    @property
+    def mood(self) -> Mood:
+        """The mood that the turn is in."""
+        return self.rules.moods()[self.play.mood]
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the turn waits for."""
+        return self.state.pending.waiting if self.state.pending else None
+
+    @property
+    def suggestions(self) -> Sequence[str]:
+        """What the player might do next."""
+        return self.state.suggestions
+
+    @property
+    def happened(self) -> Sequence[Happened]:
+        """What the campaign's chronicle is to tell of this turn."""
+        return self.state.happened
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the model has finished the turn."""
+        return self.state.is_over
+
+    @property
+    def references(self) -> References:
+        """The items that a call may name."""
+        return References(self.state.items, self.names)
+
+    @property
+    def ledger(self) -> list[Change]:
+        """What the turn changes, in order."""
+        state = self.state
+        if state.play == state.before:
+            return list(state.changes)
+        play = Operations(set={f"attributes.{PLAY}": msgspec.to_builtins(state.play)})
+        return [*state.changes, Change("world", state.campaign_id, play)]
+
+    @property
+    def pool(self) -> list[int]:
+        """The dice that the player sees and may spend."""
+        attributes: State = self.world.get("attributes") or {}
+        return attributes.get(POOL) or []
+
+    @property
+    def is_last_phase(self) -> bool:
+        """Whether the mood has changed as often as it may in one turn."""
+        return self.state.breaks >= MAX_BREAKS
+
+    def guidance(self, prompts: PromptLibrary) -> str:
+        """What the model is told of the mood."""
+        return guidance.render(self, prompts)
+
+    def offered(self) -> list[Tool]:
+        """The tools that the model has now."""
+        return [tool.offer for tool in self._tools()]
+
+    async def use(self, call: ToolCall) -> Outcome:
+        """What a call comes to. Whatever is wrong with it is an answer with an `error`."""
+        tools = {tool.name: tool for tool in self._tools()}
+        if not tools:
+            self.state.calls += 1
+            why = "The turn is over." if self.is_over else "There are no more calls in this turn."
+            return Outcome(kind="end", result={"error": why})
+        self.state.calls += 1
+        tool = tools.get(call.name)
+        if tool is None:
+            return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
+        if call.problem:
+            return refusal(f"The arguments can't be read: {call.problem}")
+        before = self.state.copied()
+        try:
+            arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
+            outcome = tool.run(self, arguments)
+        except (InvalidCallError, ToolRefusedError) as error:
+            self.state = before
+            return refusal(str(error))
+        except ValidationError as error:
+            self.state = before
+            return refusal(error.detail)
+        if outcome.kind == "break":
+            self.state.breaks += 1
+        self.state.is_over = outcome.kind == "end"
+        events: list[Event] = [
+            ("tool.used", {"name": tool.name, "summary": outcome.summary}),
+            *self._mood_changed(before.play),
+            *outcome.events,
+        ]
+        return Outcome(
+            kind=outcome.kind, result=outcome.result, summary=outcome.summary, events=events
+        )
+
+    def choose(self, option_id: str) -> Any:
+        """What the player's choice comes to: the answer to the call that waits.
+
+        Raises `NoSuchOptionError`.
+        """
+        pending = self.state.pending
+        options = pending.waiting.options if pending else []
+        index = next((n for n, each in enumerate(options) if each.id == option_id), None)
+        if pending is None or index is None:
+            raise NoSuchOptionError("The turn does not wait for this option.")
+        tool = self._tool(pending.tool)
+        result = tool.choose(self, index) if tool.choose else options[index].label
+        self.state.pending = None
+        return result
+
+    def wait(
+        self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
+        data: Any = None,
+    ) -> Outcome:  # fmt: skip
+        """Suspend the turn until the player chooses. The options get their ids here."""
+        self.state.waits += 1
+        numbered = [
+            msgspec.structs.replace(option, id=f"{self.state.waits}.{index}")
+            for index, option in enumerate(options)
+        ]
+        waiting = Waiting(kind=kind, prompt=prompt, options=numbered)
+        self.state.pending = Pending(tool=tool, waiting=waiting, data=data)
+        return Outcome(kind="wait", summary=prompt)
+
+    def get(self, item_id: UUID) -> State:
+        """An item in play, as the turn's changes leave it."""
+        return self.state.items[item_id].state
+
+    def of_kind(self, kind: Kind) -> dict[UUID, State]:
+        """Items in play of a kind that exist, the oldest first."""
+        return {
+            item_id: each.state
+            for item_id, each in sorted(self.state.items.items())
+            if each.kind == kind and exists(each.state)
+        }
+
+    @property
+    def world(self) -> State:
+        """The campaign's world."""
+        return self.get(self.state.campaign_id)
+
+    def change(self, item_id: UUID, operations: Operations) -> State:
+        """Change an item in play, and give what it is then.
+
+        Raises `ToolRefusedError` for a locked field, `ValidationError` for what can't be.
+        """
+        held = self.state.items[item_id]
+        if locked := locked_fields(held.state, operations):
+            raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
+        after = applied(held.kind, held.state, operations)
+        self.rules.validate(held.kind, held.state, after)
+        self.state.items[item_id] = Held(held.kind, after)
+        self.state.changes.append(Change(held.kind, item_id, operations))
+        return after
+
+    def create(self, item: Item) -> UUID:
+        """Add an item. Raises `ValidationError` for what can't be."""
+        kind, item_id = kind_of(item), new_id()
+        made = Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
+        after = applied(kind, {}, made)
+        self.rules.validate(kind, {}, after)
+        self.state.items[item_id] = Held(kind, after)
+        self.state.changes.append(Change(kind, item_id, made))
+        return item_id
+
+    def turn_to(self, mood: str, **fields: str) -> None:
+        """Go into a mood. What is not named of `Play` is forgotten."""
+        if mood not in self.rules.moods():
+            raise ToolRefusedError(f"There is no mood {mood}.")
+        self.state.play = Play(mood=mood, **fields)
+
+    def roll(self, count: int, *, sides: int = 6) -> list[int]:
+        """Dice of this turn, 1 to `sides` each."""
+        first = self.state.rolled
+        self.state.rolled += count
+        return roll(self.state.seed, first, count, sides=sides)
+
+    def _tools(self) -> list[PlayTool]:
+        if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
+            return []
+        tools = self.rules.tools(self.play.mood)
+        if not self.is_last_phase:
+            return list(tools)
+        return [tool for tool in tools if tool.name == FINISH]
+
+    def _tool(self, name: str) -> PlayTool:
+        return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
+
+    def _mood_changed(self, before: Play) -> list[Event]:
+        now = self.play
+        shown = {"mood": now.mood, "variant": now.variant}
+        shown |= {
+            name: value for name in ("position", "effect") if (value := getattr(now, name, ""))
+        }
+        told = (before.mood, before.variant, before.position, before.effect)
+        same = told == (now.mood, now.variant, now.position, now.effect)
+        return [] if same else [("mood.changed", shown)]
+
+
+def locked_fields(state: State, operations: Operations) -> list[str]:
+    """The keys of a change that the item's user has locked."""
+    locked: set[str] = set(state.get("locked", ()))
+    keys = [key for key in (*operations.set, *operations.add, *operations.remove) if key != EXISTS]
+    return [
+        key
+        for key in keys
+        if key in locked
+        or key.partition(".")[0] in locked
+        or any(each.startswith(f"{key}.") for each in locked)
+    ]
+
+
+def kind_of(item: Item) -> Kind:
+    """Which kind of item a struct is."""
+    return _KINDS[type(item)]
+
+
+def _play(world: State, rules: Rules) -> Play:
+    """How play stands; where that can't be under these rules, as it begins."""
+    attributes: State = world.get("attributes") or {}
+    stored = attributes.get(PLAY)
+    moods = rules.moods()
+    try:
+        play = msgspec.convert(stored, Play) if stored else Play()
+    except msgspec.ValidationError:
+        play = Play()
+    return play if play.mood in moods else Play(mood=next(iter(moods)))

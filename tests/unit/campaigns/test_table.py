@@ -1,0 +1,173 @@
+"""A table: what a model's calls come to, and what they may not change."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from backend.campaigns.items import Clock, Entity, Item, Scene, Thread, World
+from backend.campaigns.ledger import Operations
+from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
+from backend.campaigns.play.tools import Outcome
+from backend.database.base import new_id
+from backend.generation.model import ToolCall
+from backend.prompts import load_prompts
+
+pytestmark = pytest.mark.anyio
+
+CAMPAIGN, JAKE, MARLENA, SHOP, MUFFLE, WATCH = (new_id() for _ in range(6))
+
+
+def town(**attributes: Any) -> dict[UUID, Item]:
+    """Jake in Marlena's shop, a thread, and a clock that is nearly full."""
+    return {
+        CAMPAIGN: World(day=5, time_of_day="dusk"),
+        SHOP: Entity(kind="location", name="The Salty Sigil"),
+        JAKE: Entity(kind="pc", name="Jake", location_id=SHOP, attributes=attributes),
+        MARLENA: Entity(
+            kind="npc", name="Marlena", location_id=SHOP, wants="her sister back", voice=["drawls"]
+        ),
+        MUFFLE: Thread(title="The Fading Muffle"),
+        WATCH: Clock(name="The Watch", segments=4, filled=3, consequence="They search the shop."),
+    }
+
+
+def table_of(items: dict[UUID, Item], rules: str = "freeform", **more: Any) -> Table:
+    return Table.new(CAMPAIGN, rules=rules, dice=more.pop("dice", "pool"), items=items, **more)
+
+
+@pytest.fixture
+def table() -> Table:
+    return table_of(town(hp=13, hp_max=13, inventory=["fork"]))
+
+
+async def use(table: Table, name: str, /, **arguments: Any) -> Outcome:
+    return await table.use(ToolCall("1", name, arguments))
+
+
+def names(table: Table) -> set[str]:
+    return {tool.name for tool in table.offered()}
+
+
+async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:
+    assert (await use(table, "think_as_dm", thoughts="She wants something.")).kind == "answer"
+    told = await use(table, "speak_as_npc", npc="marlena")
+    assert told.result == {
+        "name": "Marlena",
+        "status": "active",
+        "voice": ["drawls"],
+        "wants": "her sister back",
+    }
+    end = await use(
+        table,
+        "finish_turn",
+        connector="but",
+        cost="Marlena's trust",
+        threat="The watch has heard",
+        suggested_actions=["Apologise", "Leave"],
+        deltas={
+            "changes": [
+                {"item": "Jake", "field": "hp", "how": "remove", "amount": 3},
+                {"item": "Jake", "field": "inventory", "how": "add", "value": "a brass token"},
+                {"item": "Marlena", "field": "disposition", "value": "wary"},
+                {"item": "The Fading Muffle", "field": "tension", "value": "urgent"},
+            ],
+            "facts": [{"text": "Marlena has a sister.", "about": "Marlena"}],
+        },
+    )
+    assert end.kind == "end"
+    assert table.is_over
+    assert table.offered() == []
+    assert list(table.suggestions) == ["Apologise", "Leave"]
+    assert table.get(JAKE)["attributes"] == {
+        "hp": 10,
+        "hp_max": 13,
+        "inventory": ["fork", "a brass token"],
+    }
+    kinds = [change.kind for change in table.ledger]
+    assert kinds == ["entity", "entity", "entity", "thread", "fact", "echo", "echo", "world"]
+    assert table.play.connector == "but"
+
+
+async def test_a_question_waits_for_its_own_answer(table: Table) -> None:
+    outcome = await use(table, "ask_player", prompt="Which door?", options=["left", "right"])
+    assert outcome.kind == "wait"
+    assert table.offered() == []
+    again = Table.load(table.save())
+    waiting = again.waiting
+    assert [option.id for option in waiting.options] == ["1.0", "1.1"] if waiting else False
+    with pytest.raises(NoSuchOptionError):
+        again.choose("2.0")
+    assert again.choose("1.1") == {"chosen": "right"}
+    assert again.waiting is None
+    with pytest.raises(NoSuchOptionError):
+        again.choose("1.1")
+    await use(again, "ask_player", prompt="And then?", options=["up", "down"])
+    with pytest.raises(NoSuchOptionError):
+        again.choose("1.0")
+    assert again.choose("2.0") == {"chosen": "up"}
+
+
+async def test_a_clock_that_fills_is_told_and_echoes(table: Table) -> None:
+    outcome = await use(table, "tick_clock", clock="The Watch", segments=3)
+    assert outcome.result == {"clock": "The Watch", "filled": "4/4"}
+    assert [each.text for each in table.happened] == ["The Watch: They search the shop."]
+    assert [state["text"] for state in table.of_kind("echo").values()] == [
+        "The Watch: They search the shop."
+    ]
+    done = await use(table, "tick_clock", clock="The Watch")
+    assert "is done" in done.result["error"]
+
+
+async def test_a_scene_begins_elsewhere_and_players_come_along(table: Table) -> None:
+    missing = await use(table, "set_scene", location="The Docks")
+    assert "new place needs a `description`" in missing.result["error"]
+    assert table.ledger == []
+    await use(table, "set_scene", location="The Docks", description="Wet planks.", stakes="The key")
+    scene = next(iter(table.of_kind("scene").values()))
+    assert scene["location_id"] == table.get(JAKE)["location_id"]
+    back = await use(table, "set_scene", location="the salty sigil")
+    assert back.result == {"location": "The Salty Sigil"}
+    assert [state["status"] for state in table.of_kind("scene").values()] == ["closed", "open"]
+    assert table.get(JAKE)["location_id"] == str(SHOP)
+
+
+async def test_time_goes_on(table: Table) -> None:
+    outcome = await use(table, "advance_time", days=2, time_of_day="noon")
+    assert outcome.result == {"day": 7, "time_of_day": "noon"}
+    assert table.ledger[0].operations == Operations(add={"day": 2}, set={"time_of_day": "noon"})
+
+
+async def test_after_twelve_calls_there_is_none(table: Table) -> None:
+    for _ in range(MAX_CALLS):
+        assert (await use(table, "think_as_dm", thoughts="Hm.")).kind == "answer"
+    assert table.offered() == []
+    assert (await use(table, "tick_clock", clock="The Watch")).kind == "end"
+    assert table.ledger == []
+
+
+async def test_an_unknown_name_lists_near_ones(table: Table) -> None:
+    outcome = await use(table, "speak_as_npc", npc="Marlene")
+    assert outcome.result["error"] == "There is no 'Marlene' here. There is: Marlena."
+
+
+async def test_two_of_one_name_are_told_apart_by_reference() -> None:
+    guards = {new_id(): Entity(kind="npc", name="Guard", wants=text) for text in ("beer", "sleep")}
+    table = table_of({**town(), **guards})
+    outcome = await use(table, "speak_as_npc", npc="Guard")
+    refs = re.findall("#[0-9a-f]{6}", outcome.result["error"])
+    told = [(await use(table, "speak_as_npc", npc=ref)).result["wants"] for ref in refs]
+    assert sorted(told) == ["beer", "sleep"]
+
+
+async def test_the_guidance_tells_what_lies_on_the_table() -> None:
+    scene = Scene(location_id=SHOP, stakes="The token")
+    table = table_of({**town(), new_id(): scene})
+    text = table.guidance(load_prompts())
+    assert "HOW THIS TURN IS PLAYED" in text
+    assert "At stake: The token" in text
+    assert "- Marlena: her sister back" in text
+    assert "- The Watch 3/4: They search the shop." in text
