@@ -108,7 +108,9 @@ class HistoryService:
                 campaign.edits += 1
                 campaign.updated_at = now()
                 await session.flush()
-                await ledger_store.refold(session, identity.sealer, campaign, [change.item_id])
+                item = await session.get_one(CampaignItem, change.item_id)
+                kinds = {item.id: item.kind}
+                await ledger_store.refold(session, identity.sealer, campaign, kinds)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
             sources = await _first_sources(session, [change.id])
             return _view_change(identity.sealer, change, item, sources.get(change.id))
@@ -240,20 +242,20 @@ async def _since(
 ) -> list[tuple[Kind, UUID, State, State]]:
     """Items that a later version changed: (kind, id, its state then, its state now)."""
     first = await session.scalar(
-        select(func.min(CampaignChange.version)).where(CampaignChange.campaign_id == campaign.id)
+        select(CampaignChange.version)
+        .where(CampaignChange.campaign_id == campaign.id)
+        .order_by(CampaignChange.seq)
+        .limit(1)
     )
     if first is None or not first <= version <= campaign.version:
         raise CampaignVersionNotFoundError(
             f"The campaign has the versions {first} to {campaign.version}."
         )
-    later = (
-        select(CampaignChange.item_id)
-        .where(CampaignChange.campaign_id == campaign.id, CampaignChange.version > version)
-        .distinct()
-    )
+    # Whatever a later version changed, it wrote the row. So did a swipe, which changed nothing that
+    # was written down: its items are the same then and now.
     query = (
         select(CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
-        .where(CampaignItem.id.in_(later))
+        .where(CampaignItem.campaign_id == campaign.id, CampaignItem.version > version)
         .order_by(CampaignItem.id)
     )
     rows = (await session.execute(query)).all()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Select, and_, bindparam, insert, select, update
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -26,11 +26,13 @@ from backend.campaigns.models import (
 from backend.campaigns.rules import rules_of
 from backend.chats.models import Message
 from backend.cpu_pool import unhurried
-from backend.database.base import chunks, new_id, now
+from backend.database.base import chunks, new_id, now, table_of
 from backend.memory.outbox import note_change
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 500
+MAX_VERSION = 2**31 - 1
+_FIXED = frozenset({"id", "user_id", "campaign_id", "kind"})
 _OPERATIONS = msgspec.json.Decoder(Operations)
 
 
@@ -104,7 +106,7 @@ async def append(
         [row for row in rows if row["id"] in new_ids],
     )
     for part in chunks(ledger, AT_ONCE):
-        await session.execute(insert(CampaignChange), list(part))
+        await session.execute(_ADD_CHANGES, list(part))
     if message is not None:
         sources = [
             {
@@ -115,7 +117,7 @@ async def append(
             }
             for line in ledger
         ]
-        await session.execute(insert(ChangeSource), sources)
+        await session.execute(_ADD_SOURCES, sources)
     return [line["id"] for line in ledger]
 
 
@@ -140,47 +142,35 @@ async def path_moved(
     rows = (await session.execute(_TOGGLED, place)).all()
     if not rows:
         return
-    for value in (True, False):
-        ids = [row.id for row in rows if row.is_on_path is not value]
-        for part in chunks(ids):
-            await session.execute(
-                update(CampaignChange)
-                .where(CampaignChange.id.in_(part))
-                .values(is_on_path=value)
-                .execution_options(synchronize_session=False)
-            )
+    for ids in chunks([row.id for row in rows]):
+        await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
-    items = {row.item_id for row in rows}
+    kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
     if sealer is not None:
-        await refold(session, sealer, campaign, items)
+        await refold(session, sealer, campaign, kinds)
         return
     campaign.is_stale = True
-    for part in chunks(list(items)):
-        await session.execute(
-            update(CampaignItem)
-            .where(CampaignItem.id.in_(part))
-            .values(is_stale=True)
-            .execution_options(synchronize_session=False)
-        )
+    for ids in chunks(list(kinds)):
+        await session.execute(_MARK_STALE, {"ids": ids})
 
 
 async def refold_stale(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> None:
     """Fold what was marked while no key was at hand."""
-    query = select(CampaignItem.id).where(
+    query = select(CampaignItem.id, CampaignItem.kind).where(
         CampaignItem.campaign_id == campaign.id, CampaignItem.is_stale
     )
-    await refold(session, sealer, campaign, await session.scalars(query))
+    kinds = {row.id: row.kind for row in await session.execute(query)}
+    await refold(session, sealer, campaign, kinds)
     campaign.is_stale = False
 
 
 async def refold(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Iterable[UUID]
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, kinds: Mapping[UUID, Kind]
 ) -> None:
-    """Fold items again from their changes that count."""
-    for part in chunks(sorted(item_ids), AT_ONCE):
-        query = select(CampaignItem.id, CampaignItem.kind).where(CampaignItem.id.in_(part))
-        kinds = {row.id: row.kind for row in await session.execute(query)}
-        folded = await fold_items(session, sealer, kinds)
+    """Fold items, each of a kind, again from their changes that count."""
+    # All writers take the rows in one order, so that no two wait for each other.
+    for part in chunks(sorted(kinds), AT_ONCE):
+        folded = await fold_items(session, sealer, {each: kinds[each] for each in part})
         rows = [
             item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
             async for item_id, (state, seq) in unhurried(folded.items())
@@ -197,28 +187,13 @@ async def fold_items(
     """
     found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
     for part in chunks(list(kinds), AT_ONCE):
-        rows = (await session.execute(_counted(part, through))).all()
+        counted = {"items": part, "through": MAX_VERSION if through is None else through}
+        rows = (await session.execute(_COUNTED, counted)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             before, _ = found[row.item_id]
             found[row.item_id] = fold(kinds[row.item_id], [operations], before), row.seq
     return found
-
-
-def _counted(item_ids: Sequence[UUID], through: int | None) -> Select[UUID, int, UUID, bytes]:
-    query = select(
-        CampaignChange.item_id,
-        CampaignChange.seq,
-        CampaignChange.id,
-        CampaignChange.sealed_operations,
-    ).where(
-        CampaignChange.item_id.in_(item_ids),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-    )
-    if through is not None:
-        query = query.where(CampaignChange.version <= through)
-    return query.order_by(CampaignChange.seq)
 
 
 def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
@@ -243,9 +218,9 @@ async def _write(
 ) -> None:
     """Store rows of one campaign's items, and tell the index."""
     for part in chunks(made, AT_ONCE):
-        await session.execute(insert(CampaignItem), list(part))
+        await session.execute(_ADD_ITEMS, list(part))
     for part in chunks(changed, AT_ONCE):
-        await session.execute(update(CampaignItem), list(part))
+        await session.execute(_CHANGE_ITEM, [_changing(row) for row in part])
     if found := [row for row in (*made, *changed) if row["kind"] in INDEXED]:
         await note_change(
             session,
@@ -256,9 +231,15 @@ async def _write(
         )
 
 
+def _changing(row: dict[str, Any]) -> dict[str, Any]:
+    """The values of `_CHANGE_ITEM`: what never changes of an item stays out of its indexes' way."""
+    changing = {name: value for name, value in row.items() if name not in _FIXED}
+    return {"item_id": row["id"], **changing}
+
+
 def _toggled() -> Any:
     """Changes from a place of a chat on, of which the path says otherwise than they do."""
-    any_source = ChangeSource.__table__.alias("any_source")
+    any_source = table_of(ChangeSource).alias("any_source")
     on_path = any_row().where(
         and_(
             any_source.c.change_id == CampaignChange.id,
@@ -267,8 +248,9 @@ def _toggled() -> Any:
         )
     )
     return (
-        select(CampaignChange.id, CampaignChange.item_id, CampaignChange.is_on_path)
+        select(CampaignChange.id, CampaignChange.item_id, CampaignItem.kind)
         .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
         .where(
             CampaignChange.campaign_id == bindparam("campaign"),
             ChangeSource.chat_id == bindparam("chat"),
@@ -279,7 +261,30 @@ def _toggled() -> Any:
     )
 
 
+# Built once, and of tables: what the ORM adds to a statement of rows takes longer than the rows.
+_ITEMS, _CHANGES = table_of(CampaignItem), table_of(CampaignChange)
+_ADD_ITEMS, _ADD_CHANGES = _ITEMS.insert(), _CHANGES.insert()
+_ADD_SOURCES = table_of(ChangeSource).insert()
+_CHANGE_ITEM = _ITEMS.update().where(_ITEMS.c.id == bindparam("item_id"))
+_MARK_STALE = (
+    _ITEMS.update().where(_ITEMS.c.id.in_(bindparam("ids", expanding=True))).values(is_stale=True)
+)
+_TOGGLE = (
+    _CHANGES.update()
+    .where(_CHANGES.c.id.in_(bindparam("ids", expanding=True)))
+    .values(is_on_path=~_CHANGES.c.is_on_path)
+)
 _TOGGLED = _toggled()
+_COUNTED = (
+    select(_CHANGES.c.item_id, _CHANGES.c.seq, _CHANGES.c.id, _CHANGES.c.sealed_operations)
+    .where(
+        _CHANGES.c.item_id.in_(bindparam("items", expanding=True)),
+        _CHANGES.c.version <= bindparam("through"),
+        _CHANGES.c.is_on_path,
+        ~_CHANGES.c.is_undone,
+    )
+    .order_by(_CHANGES.c.seq)
+)
 _COUNTING = (
     select(CampaignChange.item_id)
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)

@@ -133,12 +133,18 @@ class MessageService:
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
         """Lead the active path through a message. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
-            message, chat = await _locked(session, identity, message_id)
+            message, chat = await repository.locked_message(
+                session, message_id, owner_id=identity.user_id
+            )
             leaf = await tree.last_path_below(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
-        return await self.get(identity, message_id)
+            # Read here, and not again after it: the work behind it begins with the commit.
+            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
+            (view,) = await view_messages(session, identity.sealer, [message])
+        await self._scripts.show(identity, [view])
+        return view
 
     async def edit(
         self, identity: Identity, message_id: UUID, text: str, audience: Audience | None = None
@@ -175,7 +181,9 @@ class MessageService:
                 size=len(text),
             )
             async with self._database.write() as session:
-                message, chat = await _locked(session, identity, message_id)
+                message, chat = await repository.locked_message(
+                    session, message_id, owner_id=identity.user_id
+                )
                 if message.status == "streaming":
                     raise MessageBusyError("Stop it first, or wait until it is there.")
                 if chat.count_unit != unit:
@@ -198,7 +206,9 @@ class MessageService:
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         """Leave a message out of prompts, or take it in again. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
-            message, _ = await _locked(session, identity, message_id)
+            message, _ = await repository.locked_message(
+                session, message_id, owner_id=identity.user_id
+            )
             was_hidden = message.hidden
             await tree.set_hidden(session, message, hidden=hidden)
             if was_hidden and not hidden:
@@ -214,7 +224,9 @@ class MessageService:
         Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
         """
         async with self._database.write() as session:
-            message, chat = await _locked(session, identity, message_id)
+            message, chat = await repository.locked_message(
+                session, message_id, owner_id=identity.user_id
+            )
             if message.status == "streaming":
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             await check_audience(self._participants, session, chat, audience)
@@ -231,7 +243,9 @@ class MessageService:
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
         """Delete a message and all below it. Raises `MessageNotFoundError`, `MessageBusyError`."""
         async with self._database.write() as session:
-            message, chat = await _locked(session, identity, message_id)
+            message, chat = await repository.locked_message(
+                session, message_id, owner_id=identity.user_id
+            )
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             above = [message.parent_id] if message.parent_id else []
@@ -287,13 +301,3 @@ def _injected_text(sealer: Sealer, row: Message) -> str | None:
 
 class _Injected(msgspec.Struct):
     text: str
-
-
-async def _locked(
-    session: AsyncSession, identity: Identity, message_id: UUID
-) -> tuple[Message, Chat]:
-    """A message, read once nobody else is changing its chat's tree."""
-    owner_id = identity.user_id
-    chat_id = (await repository.get_message(session, message_id, owner_id=owner_id)).chat_id
-    chat = await repository.get_chat(session, chat_id, owner_id=owner_id, lock=True)
-    return await repository.get_message(session, message_id, owner_id=owner_id), chat

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,22 @@ PAGE = 500
 
 _CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
 _LOCKED_CHAT = _CHAT.with_for_update()
+_LOCKED_CHAT_OF = (
+    select(Chat)
+    .where(
+        Chat.id
+        == select(Message.chat_id)
+        .where(Message.id == bindparam("message_id"), Message.user_id == bindparam("owner_id"))
+        .scalar_subquery(),
+        Chat.user_id == bindparam("owner_id"),
+    )
+    .with_for_update()
+)
+_MESSAGE = (
+    select(Message)
+    .where(Message.id == bindparam("message_id"), Message.user_id == bindparam("owner_id"))
+    .execution_options(populate_existing=True)
+)
 _CAST = (
     select(ChatCharacter.chat_id, ChatCharacter.character_id)
     .where(ChatCharacter.chat_id.in_(bindparam("chat_ids", expanding=True)))
@@ -81,14 +98,21 @@ async def leaf_position(session: AsyncSession, chat: Chat) -> int | None:
 
 async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID) -> Message:
     """Raises `MessageNotFoundError`, both when absent and when someone else's."""
-    message = await session.scalar(
-        select(Message)
-        .where(Message.id == message_id, Message.user_id == owner_id)
-        .execution_options(populate_existing=True)
-    )
+    message = await session.scalar(_MESSAGE, {"message_id": message_id, "owner_id": owner_id})
     if message is None:
         raise MessageNotFoundError
     return message
+
+
+async def locked_message(
+    session: AsyncSession, message_id: UUID, *, owner_id: UUID
+) -> tuple[Message, Chat]:
+    """A message, read once nobody else is changing its chat's tree. Raises as `get_message`."""
+    named = {"message_id": message_id, "owner_id": owner_id}
+    chat = await session.scalar(_LOCKED_CHAT_OF, named)
+    if chat is None:
+        raise MessageNotFoundError
+    return await get_message(session, message_id, owner_id=owner_id), chat
 
 
 async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
@@ -127,21 +151,33 @@ async def sibling_places(
     """
     if not messages:
         return {}
-    place = func.row_number().over(partition_by=Message.parent_id, order_by=Message.id)
-    count = func.count().over(partition_by=Message.parent_id)
-    parents = {row.parent_id for row in messages if row.parent_id is not None}
-    is_family: ColumnElement[bool] = Message.parent_id.in_(parents)
-    if any(row.parent_id is None for row in messages):
-        roots = (Message.chat_id == messages[0].chat_id) & (Message.position == 0)
-        is_family = or_(is_family, roots) if parents else roots
-    families = (
-        select(Message.id, place.label("place"), count.label("count")).where(is_family).subquery()
-    )
+    parents = {row.parent_id for row in messages}
+    query = _places(roots=None in parents, others=bool(parents - {None}))
+    family = {"chat_id": messages[0].chat_id, "parents": list(parents - {None})}
     found: dict[UUID, tuple[int, int]] = {}
     for ids in chunks([row.id for row in messages], PAGE):
-        rows = await session.execute(select(families).where(families.c.id.in_(ids)))
+        rows = await session.execute(query, {**family, "ids": ids})
         found |= {row.id: (row.place, row.count) for row in rows}
     return found
+
+
+@cache
+def _places(*, roots: bool, others: bool) -> Select[*tuple[Any, ...]]:
+    """The places of messages among their siblings: of a chat's roots, of the children of others."""
+    place = func.row_number().over(partition_by=Message.parent_id, order_by=Message.id)
+    count = func.count().over(partition_by=Message.parent_id)
+    families: list[ColumnElement[bool]] = []
+    if roots:
+        families.append((Message.chat_id == bindparam("chat_id")) & (Message.position == 0))
+    if others:
+        families.append(Message.parent_id.in_(bindparam("parents", expanding=True)))
+    family = (
+        select(Message.id, place.label("place"), count.label("count"))
+        .where(or_(*families))
+        .subquery()
+    )
+    is_asked = family.c.id.in_(bindparam("ids", expanding=True))
+    return select(family.c.id, family.c.place, family.c.count).where(is_asked)
 
 
 async def count_chats(session: AsyncSession, owner_id: UUID) -> int:

@@ -19,13 +19,13 @@ from uuid import UUID
 
 from sqlalchemy import (
     CTE,
+    BindParameter,
     ColumnElement,
     Row,
     Select,
     bindparam,
     delete,
     inspect,
-    or_,
     select,
     update,
 )
@@ -34,7 +34,8 @@ from sqlalchemy.orm import aliased
 
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Chat, Message
-from backend.database.base import UNSYNCHRONISED, chunks
+from backend.database.base import UNSYNCHRONISED, chunks, table_of
+from backend.database.types import Id
 
 AT_ONCE = 100
 """Rows that a session writes in one go."""
@@ -94,25 +95,17 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
     """
     await session.flush()
     branch, junction = await _climb(session, leaf_id)
-    await session.execute(
-        update(Message)
-        .where(Message.chat_id == chat.id, Message.is_active, Message.position > junction)
-        .values(is_active=False),
-        execution_options=UNSYNCHRONISED,
-    )
+    await leave_path(session, chat.id, above=junction + 1)
     await _deselect(session, chat, [row.parent_id for row in branch])
     for ids in chunks([row.id for row in branch]):
-        taken = update(Message).where(Message.id.in_(ids)).values(is_active=True, is_selected=True)
-        await session.execute(taken, execution_options=UNSYNCHRONISED)
+        await session.execute(_TAKE, {"ids": ids})
     chat.leaf_id = leaf_id
     return junction + 1
 
 
 async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:
     """Where the path through a message last ended: down from it along the selected children."""
-    walk = subtree(message_id, selected=True)
-    query = select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
-    found: UUID = (await session.scalars(query)).one()
+    found: UUID = (await session.scalars(_LAST_BELOW, {"start": message_id})).one()
     return found
 
 
@@ -155,13 +148,8 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
 
 
 async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> None:
-    """End the active path above position `above`, to see what would count then: roll it back."""
-    await session.execute(
-        update(Message)
-        .where(Message.chat_id == chat_id, Message.is_active, Message.position >= above)
-        .values(is_active=False),
-        execution_options=UNSYNCHRONISED,
-    )
+    """End the active path above position `above`: where it goes on is the caller's to say."""
+    await session.execute(_LEAVE, {"chat": chat_id, "above": above})
 
 
 async def siblings(
@@ -175,7 +163,9 @@ async def siblings(
 
 
 def _siblings(message: Message) -> Select[Message]:
-    return select(Message).where(_children_of(message.chat_id, [message.parent_id]))
+    if message.parent_id is not None:
+        return select(Message).where(Message.parent_id == message.parent_id)
+    return select(Message).where(Message.chat_id == message.chat_id, Message.position == 0)
 
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
@@ -199,9 +189,7 @@ async def _climb(
     """From a leaf up to the first active message: (inactive rows, that one's position or -1)."""
     if leaf_id is None:
         return [], -1
-    climb = climb_from(leaf_id, inactive=True)
-    query = select(climb.c.id, climb.c.parent_id, climb.c.is_active, climb.c.position)
-    rows = list((await session.execute(query.order_by(climb.c.position.desc()))).all())
+    rows = list((await session.execute(_CLIMB, {"leaf": leaf_id})).all())
     if rows and rows[-1].is_active:
         return rows[:-1], rows[-1].position
     return rows, -1
@@ -209,19 +197,10 @@ async def _climb(
 
 async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]) -> None:
     """Clear the selection among the children of these parents (None: among the roots)."""
-    for part in chunks(parents):
-        was_taken = _children_of(chat.id, part), Message.is_selected
-        left = update(Message).where(*was_taken).values(is_selected=False)
-        await session.execute(left, execution_options=UNSYNCHRONISED)
-
-
-def _children_of(chat_id: UUID, parents: Sequence[UUID | None]) -> ColumnElement[bool]:
-    named = [parent for parent in parents if parent is not None]
-    below = Message.parent_id.in_(named)
-    if len(named) == len(parents):
-        return below
-    roots = (Message.chat_id == chat_id) & (Message.position == 0)
-    return or_(below, roots) if named else roots
+    if None in parents:
+        await session.execute(_DESELECT_ROOTS, {"chat": chat.id})
+    for part in chunks([parent for parent in parents if parent is not None]):
+        await session.execute(_DESELECT, {"parents": part})
 
 
 async def _nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
@@ -240,18 +219,19 @@ async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> 
     )
 
 
-def subtree(message_id: UUID, *, selected: bool = False) -> CTE:
+def subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = False) -> CTE:
     """A message (`id`, `position`) and all below it; `selected`: along the selected children."""
     start = select(Message.id, Message.position).where(Message.id == message_id)
     tree = start.cte("subtree", recursive=True)
     child = aliased(Message)
-    is_below = child.parent_id == tree.c.id
+    # With `=` SQLite makes a Bloom filter of all messages that there are first.
+    is_below: ColumnElement[bool] = child.parent_id.in_([tree.c.id])
     if selected:
         is_below &= child.is_selected
     return tree.union_all(select(child.id, child.position).join(tree, is_below))
 
 
-def climb_from(message_id: UUID, *, inactive: bool = False) -> CTE:
+def climb_from(message_id: UUID | BindParameter[UUID], *, inactive: bool = False) -> CTE:
     """A message and its ancestors; `inactive`: no further than to the first that is active."""
     columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
     climb = select(*columns).where(Message.id == message_id).cte("climb", recursive=True)
@@ -262,3 +242,46 @@ def climb_from(message_id: UUID, *, inactive: bool = False) -> CTE:
     return climb.union_all(
         select(parent.id, parent.parent_id, parent.is_active, parent.position).join(climb, is_above)
     )
+
+
+def _last_below() -> Select[Any]:
+    walk = subtree(bindparam("start", type_=Id()), selected=True)
+    return select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
+
+
+def _climbing() -> Select[*tuple[Any, ...]]:
+    climb = climb_from(bindparam("leaf", type_=Id()), inactive=True)
+    return select(*climb.c).order_by(climb.c.position.desc())
+
+
+# Built once: building these takes longer than running them.
+_MESSAGES = table_of(Message)
+_LAST_BELOW, _CLIMB = _last_below(), _climbing()
+_LEAVE = (
+    _MESSAGES.update()
+    .where(
+        _MESSAGES.c.chat_id == bindparam("chat"),
+        _MESSAGES.c.is_active,
+        _MESSAGES.c.position >= bindparam("above"),
+    )
+    .values(is_active=False)
+)
+_TAKE = (
+    _MESSAGES.update()
+    .where(_MESSAGES.c.id.in_(bindparam("ids", expanding=True)))
+    .values(is_active=True, is_selected=True)
+)
+_DESELECT = (
+    _MESSAGES.update()
+    .where(_MESSAGES.c.parent_id.in_(bindparam("parents", expanding=True)), _MESSAGES.c.is_selected)
+    .values(is_selected=False)
+)
+_DESELECT_ROOTS = (
+    _MESSAGES.update()
+    .where(
+        _MESSAGES.c.chat_id == bindparam("chat"),
+        _MESSAGES.c.position == 0,
+        _MESSAGES.c.is_selected,
+    )
+    .values(is_selected=False)
+)

@@ -64,6 +64,11 @@ UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 """When a user's text in the row last changed: services set it, flags and sums leave it alone."""
 
 
+def table_of(model: type[Base]) -> Table:
+    """A model's table: a statement of it leaves the ORM out."""
+    return cast("Table", model.__table__)
+
+
 def chunks(items: Sequence[T], size: int = PARAMETERS) -> Iterator[Sequence[T]]:
     """Items in their order, as many at a time as one statement takes."""
     for start in range(0, len(items), size):
@@ -106,7 +111,7 @@ def _upsert(
     count_up: tuple[str, ...],
 ) -> Any:
     """Built once: building it costs more than running it."""
-    table = cast("Table", model.__table__)
+    table = table_of(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     changes = {name: statement.excluded[name] for name in update}
     changes |= {name: table.c[name] + 1 for name in count_up}

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Table, event, select, update
+from sqlalchemy import event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from backend.accounts.models import KeyMode
-from backend.database.base import UNSYNCHRONISED, new_id, now
+from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
 from backend.database.engine import Database
 from backend.jobs.models import IS_WAITING, NOBODY, Job
 from backend.vault.root import RootKeys
@@ -114,7 +114,7 @@ def _insert(dialect: str) -> Any:
     it until the transaction is over. On SQLite nobody else writes meanwhile, and nothing is given
     back.
     """
-    table = cast("Table", Job.__table__)
+    table = table_of(Job)
     waits: dict[str, Any] = {"index_elements": ["dedupe_key"], "index_where": IS_WAITING}
     if dialect == "postgresql":
         statement = postgresql.insert(table).on_conflict_do_update(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
+from backend.database.base import table_of
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange
@@ -24,6 +24,8 @@ FORGET = "memory.forget"
 
 MOST_NOTED = 500
 """Rows that are noted one by one: of more the index compares the whole container."""
+
+_NOTE = table_of(IndexChange).insert()
 
 
 class KeyHolder(Protocol):
@@ -137,7 +139,7 @@ async def _noted(
 ) -> NewJob:
     """Write down what changed; the job that follows it up."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
-    await session.execute(insert(IndexChange), [{**row, "source_id": each} for each in sources])
+    await session.execute(_NOTE, [{**row, "source_id": each} for each in sources])
     return NewJob(
         kind=INDEX,
         user_id=user_id,
