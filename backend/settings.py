@@ -121,6 +121,10 @@ class Settings(BaseSettings):
     """Context window of its models, in tokens."""
     openai_max_output_tokens: int = Field(8_192, ge=1)
     """Longest reply of its models, in tokens."""
+    openai_tool_support: Literal["native", "structured", "fenced"] = "native"
+    """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
+    Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;
+    one that takes tools and never calls them needs the setting."""
     model_silence_seconds: float = Field(60, gt=0, le=3600)
     """A model that says nothing for this long has failed."""
     demo_tokens_per_second: float = Field(50, ge=0)

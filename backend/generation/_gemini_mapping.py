@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.generation._json import mapping
 from backend.generation._replies import Delta
-from backend.generation._tool_calls import read_call
+from backend.generation._tool_calls import read_call, unreadable_call
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -64,6 +64,8 @@ _FINISHES: dict[str, FinishReason] = {
         "safety",
     ),
 }
+_BROKEN = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+"""How a reply ends in which a call was to be, but none that Gemini hands on."""
 
 
 def body(
@@ -195,8 +197,13 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
 
 
-def read(response: GenerateContentResponse) -> Delta:
-    """One response, or one chunk of a streamed one."""
+def read(response: GenerateContentResponse, *, answers_calls: bool = False) -> Delta:
+    """One response, or one chunk of a streamed one.
+
+    Args:
+        response: Of `generateContent` or `streamGenerateContent`.
+        answers_calls: A call that Gemini could not read itself is a call with a problem.
+    """
     usage = read_usage(response.usage_metadata)
     feedback = response.prompt_feedback
     if feedback is not None and feedback.block_reason is not None:
@@ -206,8 +213,11 @@ def read(response: GenerateContentResponse) -> Delta:
     candidate = response.candidates[0]
     parts = (candidate.content.parts if candidate.content else None) or ()
     word = candidate.finish_reason.value if candidate.finish_reason else ""
+    pieces = list(chain.from_iterable(map(_read_part, parts)))
+    if answers_calls and word in _BROKEN:
+        pieces.append(unreadable_call(f"The call could not be read: {word}."))
     return Delta(
-        pieces=tuple(chain.from_iterable(map(_read_part, parts))),
+        pieces=tuple(pieces),
         usage=usage,
         finish=_FINISHES.get(word, "other") if word else None,
         reason=word,

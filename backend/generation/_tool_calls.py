@@ -62,3 +62,8 @@ def _parsed(arguments: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError("The arguments are not a JSON object.")  # noqa: TRY004 - of what the model wrote, not of a caller's type
     return cast("dict[str, Any]", value)
+
+
+def unreadable_call(problem: str) -> ToolCall:
+    """A call of which not even the name is known."""
+    return ToolCall(id=f"call-{uuid4().hex}", name="", arguments={}, problem=problem)

@@ -215,7 +215,7 @@ class GeminiModel:
                 chunks = await models.generate_content_stream(**self._arguments(body))
                 chunk = await anext(chunks, None)
             while chunk is not None:
-                yield wire.read(chunk)
+                yield wire.read(chunk, answers_calls="tools" in body)
                 chunk = await anext(chunks, None)
         except Exception as error:  # noqa: BLE001 - the SDK raises ValueError, TypeError, what not
             raise self._provider.failure(error) from None

@@ -22,6 +22,7 @@ from backend.generation.model import (
     StructuredAnswer,
     Tool,
     ToolAnswer,
+    ToolSupport,
 )
 from backend.generation.sampling import Sampling, SamplingField, check_taken
 
@@ -66,6 +67,7 @@ class OpenAICompatibleConfig:
     models: tuple[str, ...]
     context_window: int
     max_output_tokens: int
+    tool_support: ToolSupport = "native"
     api_key: str | None = field(default=None, repr=False)
     chunk_timeout: float = 60
     connect_timeout: float = 10

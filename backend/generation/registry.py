@@ -66,6 +66,7 @@ def _openai_spec(name: str, config: OpenAICompatibleConfig) -> ModelSpec:
         max_output_tokens=config.max_output_tokens,
         tokenizer="o200k_base",
         accepts=OPENAI_ACCEPTS,
+        tool_support=config.tool_support,
     )
 
 
@@ -159,6 +160,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
             models=settings.openai_models,
             context_window=settings.openai_context_window,
             max_output_tokens=settings.openai_max_output_tokens,
+            tool_support=settings.openai_tool_support,
             chunk_timeout=settings.model_silence_seconds,
         )
     registry = ModelRegistry(

@@ -11,8 +11,10 @@ from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.generation.model import ToolSupport
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tool_streams import tool_support
 from backend.llm.ratios import ratio_of
 from backend.wire import EXAMPLE, PREVIEWS, RAISES, Page
 
@@ -44,7 +46,7 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 
 
 class ModelView(msgspec.Struct, kw_only=True):
-    """A model on offer, with the settings that it takes."""
+    """A model on offer, with the settings that it takes, and the way in which it calls tools."""
 
     id: str
     title: str
@@ -52,6 +54,7 @@ class ModelView(msgspec.Struct, kw_only=True):
     context_window: int
     max_output_tokens: int
     accepts: list[str]
+    tool_support: ToolSupport
     is_default: bool
 
 
@@ -76,6 +79,7 @@ class ModelController(Controller):
                     context_window=spec.context_window,
                     max_output_tokens=spec.max_output_tokens,
                     accepts=sorted(spec.accepts),
+                    tool_support=tool_support(registry.get(spec.id)),
                     is_default=spec.id == default,
                 )
                 for spec in registry.specs()

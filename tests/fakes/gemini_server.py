@@ -75,6 +75,18 @@ def reply(*texts: str, finish: str = "STOP", used: Mapping[str, Any] | None = No
     return Answer(body=whole, events=[*(chunk(text_part(text)) for text in texts), last])
 
 
+def called(
+    *calls: tuple[str, Mapping[str, Any]], text: str = "", signature: str = "c2lnbmF0dXJl"
+) -> Answer:
+    """A stream with calls, each in a chunk of its own; the first one is signed, as Gemini does."""
+    parts = [
+        call_part(name, args, call_id=f"call-{index}", signature=None if index else signature)
+        for index, (name, args) in enumerate(calls)
+    ]
+    said = [chunk(text_part(text))] if text else []
+    return Answer(events=[*said, *map(chunk, parts), chunk(finish="STOP", used=usage(12, 2))])
+
+
 def stream(*events: Event) -> Answer:
     """A stream of exactly these events."""
     return Answer(events=events)

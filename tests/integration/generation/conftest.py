@@ -21,13 +21,15 @@ class Vendor:
     """What a test that concerns both vendors needs of one.
 
     `connect` gives the model, under changed settings. `said`, `thought` and `ended` are events of
-    a stream, `reply` a whole reply, `failed` an error with a status and a message of the vendor's.
+    a stream, `reply` a whole reply, `called` a stream with calls, `failed` an error with a status
+    and a message of the vendor's.
     """
 
     server: GeminiServer | OpenAIServer
     key: str
     connect: Callable[..., ChatModel]
     reply: Callable[..., Answer]
+    called: Callable[..., Answer]
     said: Callable[[str], Event]
     thought: Callable[[str], Event]
     ended: tuple[Event, ...]
@@ -48,6 +50,7 @@ async def gemini() -> AsyncGenerator[Vendor, None]:
             key=gemini_server.API_KEY,
             connect=connect,
             reply=gemini_server.reply,
+            called=gemini_server.called,
             said=lambda text: gemini_server.chunk(gemini_server.text_part(text)),
             thought=lambda text: gemini_server.chunk(gemini_server.thought_part(text)),
             ended=(gemini_server.chunk(finish="STOP", used=gemini_server.usage(12, 2)),),
@@ -71,6 +74,7 @@ async def openai() -> AsyncGenerator[Vendor, None]:
             key=openai_server.API_KEY,
             connect=connect,
             reply=openai_server.reply,
+            called=openai_server.called,
             said=lambda text: openai_server.chunk(content=text),
             thought=lambda text: openai_server.chunk(reasoning_content=text),
             ended=(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
@@ -80,6 +82,14 @@ def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
     assert spec.name == "qwen/qwen3:8b"
     assert (spec.context_window, spec.max_output_tokens) == (40_960, 4_096)
     assert spec.tokenizer == "o200k_base"
+
+
+def test_how_a_model_calls_tools_is_set_for_its_server() -> None:
+    registry = ModelRegistry(GEMINI, replace(SERVER, tool_support="fenced"))
+
+    supports = [spec.tool_support for spec in registry.specs()]
+
+    assert supports == ["native", "native", "fenced", "native"]
 
 
 def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
