@@ -361,21 +361,17 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
 
 
 def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    lines = {
-        hit.id: hit.payload
-        for signal, hits in searched.found.items()
-        if signal != "scene"
-        for hit in hits
-    }
+    hits = ranking.points(searched.found)
+    lines = [hit.payload for hit in hits]
     table = ranking.features(
         searched.found,
-        list(lines.values()),
-        {each: row for row, each in enumerate(lines)},
+        lines,
+        {hit.id.int: row for row, hit in enumerate(hits)},
         speakers=searched.speakers,
         spans=searched.reading.spans,
     )
     gold = searched.question.gold
-    return table, np.array([line.source_id in gold for line in lines.values()])
+    return table, np.array([line.source_id in gold for line in lines])
 
 
 def recalls(

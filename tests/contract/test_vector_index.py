@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID, uuid4
@@ -20,6 +21,7 @@ from backend.memory.index.protocol import (
     VectorIndex,
     point_id,
 )
+from backend.memory.ranking import SIGNALS, Signal, gather, rank
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
 
 pytestmark = pytest.mark.anyio
@@ -313,6 +315,64 @@ async def test_a_scan_meets_every_point_once(index: VectorIndex) -> None:
     assert set(met) == {item.id for item in items}
     in_book = [item async for page in index.scan(ANN, container_id=BOOK) for item in page]
     assert len(in_book) == 401
+
+
+async def test_hits_say_what_is_stored_of_them_whatever_was_written_in_between(
+    index: VectorIndex,
+) -> None:
+    draw = random.Random(5)
+    rows = [(owner, uuid4()) for owner in (ANN, ANN, BEN) for _ in range(30)]
+    chats, within = (
+        (CHAT, uuid4()),
+        {each: scope(each, CHAT, kinds=["message"]) for each in (ANN, BEN)},
+    )
+
+    def made(owner: UUID, row: UUID) -> Point:
+        item = point(
+            owner,
+            draw.choice(chats),
+            source=row,
+            dense={"dense": unit(*(draw.random() for _ in range(3))), "dense_window": unit(1)},
+            sparse={
+                "sparse": terms({draw.randrange(4): draw.random()}),
+                "sparse_window": terms({1: 1}),
+            },
+        )
+        payload = msgspec.structs.replace(
+            item.payload,
+            scene_id=draw.choice((None, CHAT, ANN)),
+            said_at=draw.randrange(1000),
+            speaker=draw.randrange(3),
+            words=draw.randrange(80),
+            is_question=draw.random() < 0.3,
+            version=draw.randrange(1000),
+        )
+        return replace(item, payload=payload)
+
+    signals: list[Signal] = [each for each in SIGNALS if each != "scene"]
+    for _ in range(12):
+        await index.upsert([made(*row) for row in draw.sample(rows, 40)])
+        await index.delete_sources(ANN, [row for _, row in draw.sample(rows, 5)])
+        if draw.random() < 0.2:
+            await index.delete_container(BEN, CHAT)
+        if draw.random() < 0.2:
+            await index.delete_owner(BEN)
+        for owner in (ANN, BEN):
+            stored = {item: payload async for page in index.scan(owner) for item, payload in page}
+            near = unit(*(draw.random() for _ in range(3)))
+            asked = [
+                query(near, within[owner], vector="dense", limit=20),
+                query(near, within[owner], vector="dense_window", limit=20),
+                query(terms({1: 1, 2: 0.5}), within[owner], vector="sparse", limit=20),
+                query(terms({1: 1}), within[owner], vector="sparse_window", limit=20),
+            ]
+            found = await index.search(asked)
+            told = [[Hit(hit.id, hit.score, stored[hit.id]) for hit in hits] for hits in found]
+            assert found == told
+            spans, named = [(100, 400)], {1}
+            ranked = rank(gather(signals, found), speakers=named, spans=spans)
+            assert ranked == rank(gather(signals, told), speakers=named, spans=spans)
+            assert len(ranked) == len({hit.id for hits in found for hit in hits})
 
 
 async def test_a_vector_of_another_length_is_refused_before_anything_is_stored(

@@ -18,7 +18,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 from backend.database.base import chunks
 from backend.logs import get_logger
 from backend.memory.index import edge_mapping as mapping
+from backend.memory.index.payload_cache import PayloadCache
 from backend.memory.index.protocol import (
     CONTAINER,
     OWNER,
@@ -114,6 +115,7 @@ class EdgeIndex:
         self._shard: Any = None
         self._lock: int | None = None
         self._unflushed = 0
+        self._payloads = PayloadCache()
         self._is_closed = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="index-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="index-write")
@@ -139,19 +141,19 @@ class EdgeIndex:
 
         def read() -> list[list[Hit]]:
             batch = engine.QueryBatchRequest([mapping.request(query) for query in asked])
-            # Most points are found by several signals: each payload is read once.
-            payloads: dict[UUID, Payload] = {}
-            answers: list[list[Hit]] = []
-            for hits in self._shard.query_batch(batch):
-                some: list[Hit] = []
-                for hit in hits:
-                    point_id = hit.id
-                    payload = payloads.get(point_id)
-                    if payload is None:
-                        payload = payloads[point_id] = Payload.decoded(hit.payload)
-                    some.append(Hit(point_id, hit.score, payload))
-                answers.append(some)
-            return answers
+            answers = [
+                [(hit.id, hit.score) for hit in hits] for hits in self._shard.query_batch(batch)
+            ]
+            payloads = self._payloads_of({each.int: each for hits in answers for each, _ in hits})
+            # What was deleted in between has none.
+            return [
+                [
+                    Hit(point_id, score, payload)
+                    for point_id, score in hits
+                    if (payload := payloads.get(point_id.int))
+                ]
+                for hits in answers
+            ]
 
         answers = iter(await self._in(self._reader, read) if asked else ())
         return [[] if query.is_empty else next(answers) for query in queries]
@@ -183,6 +185,7 @@ class EdgeIndex:
     async def delete_owner(self, owner_id: UUID) -> None:
         """Delete every point of a user's."""
         await self._delete(mapping.owned(owner_id))
+        self._payloads.forget(owner_id)
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
@@ -253,6 +256,17 @@ class EdgeIndex:
         finally:
             self._let_go()
 
+    def _payloads_of(self, ids: Mapping[int, UUID]) -> dict[int, Payload]:
+        """Payloads by the numbers of their points' ids."""
+        payloads, writes = self._payloads.get(ids)
+        missing = [point_id for number, point_id in ids.items() if number not in payloads]
+        if missing:
+            records = self._shard.retrieve(missing, with_payload=True, with_vector=False)
+            read = [(each.id, Payload.decoded(each.payload)) for each in records]
+            self._payloads.add(read, writes=writes)
+            payloads |= {point_id.int: payload for point_id, payload in read}
+        return payloads
+
     async def _delete(self, which: engine.Filter) -> None:
         def write() -> None:
             self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
@@ -287,6 +301,7 @@ class EdgeIndex:
     def _write(self, points: Sequence[Point]) -> None:
         made = [mapping.point(each) for each in points]
         self._shard.update(engine.UpdateOperation.upsert_points(made))
+        self._payloads.write((each.id, each.payload) for each in points)
         self._unflushed += len(made)
         if self._unflushed >= _FLUSH_AFTER:
             self._unflushed = 0

@@ -74,7 +74,7 @@ def request(query: Query) -> engine.QueryRequest:
         limit=query.limit,
         query=engine.Query.Nearest(vector, using=query.vector),
         filter=_within(query.scope),
-        with_payload=True,
+        with_payload=False,
         params=params,
     )
 

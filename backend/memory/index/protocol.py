@@ -58,6 +58,7 @@ class Payload(
     kw_only=True,
     omit_defaults=True,
     forbid_unknown_fields=True,
+    gc=False,
     rename={
         "owner_id": OWNER,
         "kind": KIND,

@@ -174,6 +174,19 @@ async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
     assert [hit.score for hit in after[0]] == pytest.approx(list(exact), abs=1e-5)
 
 
+async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) -> None:
+    index, other = await open_edge(tmp_path, "tales", DIMENSION), uuid4()
+    hers, his = [[point(owner, CHAT) for _ in range(3)] for owner in (OWNER, other)]
+    await index.upsert([*hers, *his])
+    for owner in (OWNER, other):
+        [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
+        assert len(hits) == 3
+    await index.delete_owner(OWNER)
+    kept, _ = index._payloads.get([each.id.int for each in (*hers, *his)])
+    assert sorted(kept) == sorted(each.id.int for each in his)
+    await index.aclose()
+
+
 async def stored_tale(folder: Path) -> EdgeIndex:
     """An index in which a text with `WORD` lies, as it would be indexed."""
     blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))

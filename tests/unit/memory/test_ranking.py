@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from uuid import UUID, uuid4, uuid5
 
 import numpy as np
@@ -9,11 +10,15 @@ from hypothesis import strategies as st
 
 from backend.memory.index.protocol import Hit, Kind, Payload
 from backend.memory.ranking import (
+    FEATURES,
+    FEW,
     SIGNALS,
     Candidate,
     Signal,
     Weights,
+    features,
     gather,
+    points,
     rank,
 )
 from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant
@@ -210,6 +215,75 @@ def test_the_shipped_weights_of_signals_sum_to_one() -> None:
     weights = Weights()
     total = sum(getattr(weights, name) for name in (*SIGNALS, "speaker"))
     assert total == pytest.approx(1)
+
+
+def plain_features(
+    found: dict[Signal, list[Hit]], lines: list[Hit], named: int
+) -> list[list[float]]:
+    """What `features` weighs, hit by hit as its docstring says it."""
+    scaled: dict[Signal, dict[UUID, float]] = {}
+    for signal, hits in found.items():
+        given = [each.score for each in hits]
+        low = min(given) if len(given) >= FEW else min(0.0, *given)
+        span = max(given) - low
+        scaled[signal] = {each.id: (each.score - low) / span if span > 0 else 1.0 for each in hits}
+    scenes: dict[UUID | None, float] = {
+        each.payload.scene_id: scaled["scene"][each.id]
+        for each in found["scene"]
+        if each.payload.scene_id
+    }
+    table: list[list[float]] = []
+    for line in lines:
+        payload = line.payload
+        row = [scaled[signal].get(line.id, 0.0) for signal in SIGNALS[:4]]
+        row.append(scenes.get(payload.scene_id, 0.0))
+        if payload.kind == "message":
+            length = min(1.0, float(np.log1p(payload.words)) / 4)
+            in_time = 100 <= payload.said_at < 200 or 150 <= payload.said_at < 300
+            row += [payload.speaker == named, length, payload.is_question, in_time]
+        else:
+            row = [*row[:2], *row[:2], row[4], 0, 0, 0, 0]
+        table.append(row)
+    return table
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
+    draw = random.Random(seed)
+    scenes = [uuid4() for _ in range(4)]
+    known = [
+        hit(
+            str(number),
+            0,
+            kind=draw.choice(("message", "message", "lore", "event")),
+            scene=draw.choice((None, *scenes)),
+            said_at=draw.randrange(400),
+            speaker=draw.randrange(3),
+            words=draw.choice((0, 5, 50, 500)),
+            is_question=draw.random() < 0.3,
+        )
+        for number in range(60)
+    ]
+    found: dict[Signal, list[Hit]] = {
+        signal: [
+            Hit(each.id, draw.choice((0.5, draw.uniform(-1, 30))), each.payload)
+            for each in draw.sample(known, draw.choice((2, 9, 10, 40)))
+        ]
+        for signal in SIGNALS[:4]
+    }
+    found["scene"] = [
+        hit(f"s{n}", draw.random(), kind="scene", scene=each) for n, each in enumerate(scenes)
+    ]
+    lines = points(found)
+    table = features(
+        found,
+        [each.payload for each in lines],
+        {each.id.int: row for row, each in enumerate(lines)},
+        speakers={2},
+        spans=[(100, 200), (150, 300)],
+    )
+    assert table.shape == (len(lines), len(FEATURES))
+    assert table == pytest.approx(np.array(plain_features(found, lines, named=2)), abs=1e-12)
 
 
 scores = st.lists(
