@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 from uuid import UUID
@@ -16,6 +17,7 @@ from backend.accounts.settings import EnrichmentSettings, UserSettings
 from backend.database.base import new_id
 from backend.enrichment.agent import agent
 from backend.enrichment.outbox import EnrichmentOutbox
+from backend.jobs import running
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API
 from tests.support.server import Running, ok
@@ -406,6 +408,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "References", None)
+        broken.setattr(running, "delay_after", lambda *_: timedelta(hours=1))
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)

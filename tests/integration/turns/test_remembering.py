@@ -122,7 +122,6 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     ok(await ada.client.patch(f"{API}/messages/{fact.id}", json={"hidden": True}))
     assert FACT not in whole(await preview(ada, chat, QUESTION))
     ok(await ada.client.patch(f"{API}/messages/{fact.id}", json={"hidden": False}))
-    await settled(server)
     assert FACT in memory_section(await preview(ada, chat, QUESTION))
     assert edited["id"] != str(fact.id)
 

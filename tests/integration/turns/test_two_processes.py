@@ -127,21 +127,24 @@ async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
     ada: Account, there: Account, chat: str
 ) -> None:
     turn_id = str(uuid4())
-    async with turn_under_way(ada, chat, text="/demo long 60", turn_id=turn_id) as (_, events):
+    line = {"text": "/demo long 5000", "turn_id": turn_id}
+    async with turn_under_way(ada, chat, **line) as (_, events):
         refused = await there.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Me!"})
         assert problem(refused, 409, "turn-in-progress")["turn_id"] == turn_id
-        again = await there.turn(chat, text="/demo long 60", turn_id=turn_id)
-        live = [event async for event in events]
-    assert text_of(again) == text_of(live)
+        again = asyncio.create_task(there.turn(chat, **line))
+        live = await take_words(events, 20)
+        assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        live += [event async for event in events]
+    assert text_of(await again) == text_of(live)
     assert len(await there.messages(chat)) == 3
     turn = ok(
         await there.client.post(
             f"/api/v1/chats/{chat}/turns",
-            json={"text": "/demo long 60", "turn_id": turn_id},
+            json=line,
             headers={"Accept": "application/json"},
         )
     )
-    assert (turn["state"], turn["reply"]["text"]) == ("completed", text_of(live))
+    assert (turn["state"], turn["reply"]["text"]) == ("stopped", text_of(live))
 
 
 async def test_whoever_follows_elsewhere_hears_that_the_chat_was_deleted(
