@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns import ledger_store
@@ -47,7 +47,7 @@ _ENDED = (
 )
 
 
-def _told(*columns: Any) -> Select[Any]:
+def _told(*columns: Any) -> Any:
     """Of what a scene's changes that count follow from."""
     return (
         select(*columns)
@@ -68,9 +68,9 @@ _LAST = (
     .order_by(CampaignChange.seq.desc(), ChangeSource.message_id.desc())
     .limit(1)
 )
-_SPAN = _told(func.min(ChangeSource.position), func.max(ChangeSource.position)).where(
-    ChangeSource.chat_id == bindparam("chat")
-)
+_SPAN = _told(
+    func.min(ChangeSource.position).label("first"), func.max(ChangeSource.position).label("last")
+).where(ChangeSource.chat_id == bindparam("chat"))
 _COVERED = _told(func.max(ChangeSource.position)).where(
     ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor"
 )
@@ -126,8 +126,9 @@ async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Spa
     It begins with the line that the first reply of the scene answers.
     """
     place = {"scene": scene_id, "chat": chat_id}
-    first, last = (await session.execute(_SPAN, place)).one()
+    row: Any = (await session.execute(_SPAN, place)).one()
+    first: int | None = row.first
     if first is None:
         return None
-    covered = await session.scalar(_COVERED, place)
-    return Span(after=first - 2 if covered is None else covered, last=last)
+    covered: int | None = await session.scalar(_COVERED, place)
+    return Span(after=first - 2 if covered is None else covered, last=row.last)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
-RunKind = Literal["turn", "rebuild", "summary", "glossary"]
+RunKind = Literal["turn", "rebuild", "summary", "glossary", "scene"]
 RunState = Literal["done", "failed", "undone"]
 
 
@@ -34,7 +34,7 @@ class EnrichmentMark(Base):
 
 
 class EnrichmentRun(Base):
-    """One run of the agent, the summary or the glossary: what it cost.
+    """One run of the agent, the summary, the glossary or a scene: what it cost.
 
     Sealed, also what it read and wrote.
 

@@ -1,7 +1,7 @@
 """The lifecycle of the work behind the reply: load, propose, apply, record.
 
-A job is a `Task`: the agent that reads what is new, a rebuild, the rolling summary, or the glossary
-of a campaign. It goes on run by run until nothing is left. Each run
+A job is a `Task`: the agent that reads what is new, a rebuild, the rolling summary, the glossary
+of a campaign, or one of its scenes. It goes on run by run until nothing is left. Each run
 
 1. loads what is to be read, in a transaction that only reads;
 2. proposes: the model is asked, and no transaction is open;

@@ -8,9 +8,10 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
 from backend.enrichment.glossary_task import GlossaryTask
-from backend.enrichment.outbox import GLOSSARY, REBUILD, SUMMARY, TURN
+from backend.enrichment.outbox import GLOSSARY, REBUILD, SCENE, SUMMARY, TURN
 from backend.enrichment.pipeline import EnrichmentRuntime
 from backend.enrichment.rebuild import RebuildTask
+from backend.enrichment.scene_task import SceneTask
 from backend.enrichment.study import TurnTask
 from backend.enrichment.summary_task import SummaryTask
 from backend.generation.registry import ModelRegistry
@@ -40,11 +41,12 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),
         SUMMARY: JobKind(partial(_run, SummaryTask, runtime), stoppable=True),
         GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime)),
+        SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
     }
 
 
 async def _run(
-    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask],
+    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask | SceneTask],
     runtime: EnrichmentRuntime,
     job: RunningJob,
 ) -> None:

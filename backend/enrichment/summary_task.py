@@ -9,12 +9,12 @@ from datetime import datetime
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.models import Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
-from backend.enrichment.cleaning import shown, without_tags
+from backend.enrichment.cleaning import without_tags
+from backend.enrichment.lines import is_as_read, read_lines, told
 from backend.enrichment.pipeline import (
     BLOCKED_ATTEMPTS,
     EnrichmentRuntime,
@@ -24,7 +24,6 @@ from backend.enrichment.pipeline import (
     Work,
 )
 from backend.enrichment.runs import RunDetail
-from backend.enrichment.story import readable
 from backend.enrichment.summaries import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
@@ -45,7 +44,6 @@ from backend.generation.model import (
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.jobs.running import RunningJob
-from backend.vault.sealing import Sealer
 
 OVERLONG = 3
 """How many times as many words as were asked for are kept."""
@@ -123,7 +121,8 @@ class SummaryTask(Task[SummaryWork, str]):
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
         reader = await self.reader(session, chat)
         most = max(LEAST_STEP, reader.stretch_tokens)
-        rows = await _next_lines(session, chat, current, goal=goal, most=most)
+        after = current.position if current else -1
+        rows = await read_lines(session, chat, after=after, through=goal, most=most)
         if not rows:
             return None
         return SummaryWork(
@@ -134,7 +133,7 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[_told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
             goal=goal,
             words=wanted.words,
         )
@@ -227,7 +226,9 @@ class SummaryTask(Task[SummaryWork, str]):
             message is None
             or not (await wanted_summary(session, self.sealer, chat)).enabled
             or _version(current) != _version(work.previous)
-            or not await _is_as_read(session, chat, work)
+            or not await is_as_read(
+                session, chat, work.versions, after=current.position if current else -1
+            )
         ):
             raise PathChangedError
         await store_summary(session, self.sealer, message, text, run_id=run_id)
@@ -266,46 +267,3 @@ def _sampling(words: int, spec: ModelSpec, own: Sampling) -> Sampling:
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
     return (summary.message_id, summary.revision) if summary else None
-
-
-Line = Row[UUID, int, bytes, bytes, datetime]
-
-
-def _lines(chat: Chat, previous: StoredSummary | None) -> Select[UUID, int, bytes, bytes, datetime]:
-    """The lines of the active path behind a summary, oldest first."""
-    return (
-        select(
-            Message.id,
-            Message.position,
-            Message.sealed_author,
-            Message.sealed_content,
-            Message.updated_at,
-        )
-        .where(readable(chat), Message.position > (previous.position if previous else -1))
-        .order_by(Message.position)
-    )
-
-
-async def _next_lines(
-    session: AsyncSession, chat: Chat, previous: StoredSummary | None, *, goal: int, most: int
-) -> Sequence[Line]:
-    """Towards a goal, of at most `most` stored tokens; one that is longer stands alone."""
-    query = _lines(chat, previous).where(Message.position <= goal)
-    covered = previous.path_tokens if previous else 0
-    rows = (await session.execute(query.where(Message.path_tokens <= covered + most))).all()
-    return rows or (await session.execute(query.limit(1))).all()
-
-
-async def _is_as_read(session: AsyncSession, chat: Chat, work: SummaryWork) -> bool:
-    """Whether the path says what it said: no line more, none less."""
-    query = _lines(chat, work.previous).with_only_columns(Message.id, Message.updated_at)
-    rows = await session.execute(query.where(Message.position <= work.to_position))
-    return [(row.id, row.updated_at) for row in rows] == list(work.versions)
-
-
-def _told(sealer: Sealer, row: Line, most: int) -> str:
-    """A line of the story as data, of at most `most` characters."""
-    author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
-    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
-    said = shown(f"{author}: {text}" if author else text, most=most)
-    return f"#{row.position + 1} {said}"

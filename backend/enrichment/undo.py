@@ -59,8 +59,8 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("It failed, and changed nothing.")
-    if run.kind == "glossary":
-        raise NothingToUndoError("Terms are taken back one by one, in the campaign's ledger.")
+    if run.kind in {"glossary", "scene"}:
+        raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":

@@ -20,6 +20,7 @@ _MARK = "Talekeeper's demo model"
 _WHY = f"{_MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
 _EVENT, _ENTRY, _FINISH = "create_chronicle_event", "create_lorebook_entry", "finish"
 _MOST_CALLS, _MOST_NAMES, _LONGEST_NAME, _LONGEST_SUMMARY = 3, 10, 60, 400
+_SCENE_WORDS, _MOST_MOMENTS = 150, 5
 
 _VERBS = {
     ("discovery", 3): """find finds found, discover discovers discovered, learn learns learned,
@@ -113,8 +114,26 @@ def summary(prompt: Prompt) -> str | None:
     text = last_line(prompt)
     wanted = _WORDS_WANTED.search(f"{system}\n{text}")
     most = int(wanted[1]) if wanted else 150
-    kept: list[str] = _sentences(_section(text, "previous_summary").replace(SUMMARY_HEAD, ""))
-    for _, speaker, said in _lines(_section(text, "new_lines") or text):
+    return _extract(_section(text, "previous_summary"), _section(text, "new_lines") or text, most)
+
+
+def scene(prompt: Prompt) -> dict[str, Any]:
+    """An extract of a scene, and the events in it as its key moments."""
+    text = last_line(prompt)
+    before, _, moments = _section(text, "summary_so_far").partition("\n- ")
+    events, _ = _news(prompt)
+    told = [*moments.split("\n- "), *(event["summary"] for event in events)]
+    return {
+        "summary": _extract(before, _section(text, "new_lines"), _SCENE_WORDS),
+        "key_moments": [each.strip() for each in told if each.strip()][-_MOST_MOMENTS:],
+        "seeds": [],
+    }
+
+
+def _extract(before: str, lines: str, most: int) -> str:
+    """The first sentence of each line behind what was told before, in about so many words."""
+    kept: list[str] = _sentences(before.replace(SUMMARY_HEAD, ""))
+    for _, speaker, said in _lines(lines):
         first = _sentences(said)[:1]
         kept += [f"{speaker}: {each}" if speaker else each for each in first]
     while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:

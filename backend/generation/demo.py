@@ -15,7 +15,7 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from backend.generation._demo_agent import calls, glossary, last_line, summary, triage
+from backend.generation._demo_agent import calls, glossary, last_line, scene, summary, triage
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -149,8 +149,10 @@ class DemoModel:
         asked = schema.get("properties", {})
         if "significant" in asked:
             value = triage(prompt, schema)
+        elif "terms" in asked:
+            value = glossary(prompt)
         else:
-            value = glossary(prompt) if "terms" in asked else {"lines": _NEXT_LINES}
+            value = scene(prompt) if "key_moments" in asked else {"lines": _NEXT_LINES}
         return StructuredAnswer(value, _usage(prompt, 1))
 
 

@@ -45,6 +45,7 @@ export const GROUPS = [
     open: true,
     fields: [
       count("memory_interval", 100),
+      count("scene_beats", 1000),
       { ...count("glossary_tokens", 20_000), min: 0 },
       field("settings.summaries", "check", { wide: true }),
       field("settings.approve_terms", "check", { wide: true }),

@@ -1,0 +1,70 @@
+"""Lines of a chat's path as a model reads them, numbered, and whether they are still as read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.enrichment.cleaning import shown
+from backend.enrichment.story import readable
+from backend.vault.sealing import Sealer
+
+Line = Row[UUID, int, bytes, bytes, str, datetime]
+Version = tuple[UUID, datetime]
+"""Which message a line is, and when its text changed."""
+
+
+async def read_lines(
+    session: AsyncSession, chat: Chat, *, after: int, through: int, most: int
+) -> Sequence[Line]:
+    """Lines of the active path behind position `after`, oldest first.
+
+    They have at most `most` stored tokens together; one that is longer stands alone.
+    """
+    above = select(Message.path_tokens).where(
+        Message.chat_id == chat.id, Message.is_active, Message.position == after
+    )
+    covered = await session.scalar(above) or 0
+    query = (
+        select(
+            Message.id,
+            Message.position,
+            Message.sealed_author,
+            Message.sealed_content,
+            Message.audience,
+            Message.updated_at,
+        )
+        .where(*_between(chat, after, through))
+        .order_by(Message.position)
+    )
+    rows = (await session.execute(query.where(Message.path_tokens <= covered + most))).all()
+    return rows or (await session.execute(query.limit(1))).all()
+
+
+async def is_as_read(
+    session: AsyncSession, chat: Chat, versions: Sequence[Version], *, after: int
+) -> bool:
+    """Whether the path says what it said behind position `after`: no line more, none less."""
+    last = await session.get(Message, versions[-1][0])
+    if last is None:
+        return False
+    query = select(Message.id, Message.updated_at).where(*_between(chat, after, last.position))
+    rows = await session.execute(query.order_by(Message.position))
+    return [(row.id, row.updated_at) for row in rows] == list(versions)
+
+
+def told(sealer: Sealer, row: Line, most: int) -> str:
+    """A line of the story as data, of at most `most` characters."""
+    author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+    said = shown(f"{author}: {text}" if author else text, most=most)
+    return f"#{row.position + 1} {said}"
+
+
+def _between(chat: Chat, after: int, through: int) -> tuple[ColumnElement[bool], ...]:
+    return readable(chat), Message.position > after, Message.position <= through

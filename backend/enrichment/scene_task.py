@@ -1,0 +1,268 @@
+"""Scenes compressed: a summary, key moments, and threads that follow from what happened.
+
+What a scene leaves behind is a change of the last message that was read for it: it counts while
+that message is told. What is compressed again builds on what was, behind the lines that it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
+from backend.campaigns import ledger_store
+from backend.campaigns.items import Scene, Thread
+from backend.campaigns.ledger import Operations
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.reader import MAX_HOT, CampaignReader
+from backend.campaigns.records import find_campaign, open_campaign, open_item
+from backend.campaigns.scenes import find_span
+from backend.chats.models import Chat, Message
+from backend.enrichment.agent.agent import DEMO_NOTE
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.lines import Version, is_as_read, read_lines, told
+from backend.enrichment.pipeline import (
+    BLOCKED_ATTEMPTS,
+    PASSED_OVER,
+    PathChangedError,
+    Recovery,
+    Task,
+    Work,
+)
+from backend.enrichment.runs import RunDetail
+from backend.enrichment.scene_consequences import Seed, new_threads
+from backend.enrichment.summary_task import plain
+from backend.generation.model import (
+    ModelError,
+    ModelMalformedAnswerError,
+    Prompt,
+    PromptMessage,
+)
+from backend.generation.registry import UnknownModelError
+from backend.generation.tool_arguments import plain_schema
+
+WORDS = 150
+"""About how long the summary of a scene is."""
+
+MAX_SUMMARY = 4_000
+MAX_MOMENTS = 5
+MAX_MOMENT = 400
+MAX_SEEDS = 3
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What is to be kept of the scene."""
+
+    summary: str
+    key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
+    seeds: list[Seed] = []
+
+
+SCHEMA = {**plain_schema(_Answer), "required": ["summary", "key_moments", "seeds"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneWork(Work):
+    """Lines of a scene behind position `after`, which its summary covers already.
+
+    `audience` is of all that comes of them, as a column holds it.
+    """
+
+    campaign_id: UUID
+    scene_id: UUID
+    scene: Scene
+    after: int
+    versions: Sequence[Version]
+    lines: Sequence[str]
+    audience: str
+    threads: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SceneProposal:
+    """What is to be kept of a scene."""
+
+    summary: str
+    key_moments: Sequence[str]
+    seeds: Sequence[Seed]
+    note: str = ""
+
+
+class SceneTask(Task[SceneWork, SceneProposal]):
+    """Compresses what a chat tells of one scene, in steps of as many lines as one call reads."""
+
+    kind = "scene"
+
+    async def run(self) -> None:
+        """See `Task.run`. What a crash left to be folded is folded first."""
+        async with self.runtime.database.write() as session:
+            chat = await session.get(Chat, self.chat_id)
+            if chat is not None and chat.campaign_id is not None:
+                await find_campaign(session, self.sealer, chat.campaign_id, lock=True)
+        await super().run()
+
+    async def load(self, session: AsyncSession, chat: Chat) -> SceneWork | None:
+        """The next lines of the scene; None where its summary covers all that the chat tells.
+
+        None, too, for a scene that goes on and has lines which not all may know who know of the
+        scene: what is written of it then is for fewer, and it is hidden from the others at its end.
+        """
+        found = await self._scene(session, chat)
+        scene_id = UUID(self.job.payload["scene_id"])
+        span = await find_span(session, scene_id, chat.id)
+        if found is None or span is None:
+            return None
+        campaign, scene = found
+        reader = await self.reader(session, chat)
+        most = reader.stretch_tokens
+        rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
+        told_to = stored(scene.audience)
+        is_open_to_all = all(is_known_to_all(told_to, row.audience) for row in rows)
+        if not rows or (scene.status == "open" and not is_open_to_all):
+            return None
+        audience = narrowest([told_to, *(row.audience for row in rows)])
+        viewpoint = GM if audience == GM else PUBLIC
+        known = CampaignReader(session, self.sealer, campaign, viewpoint)
+        threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
+        return SceneWork(
+            reader=reader,
+            budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
+            message_ids=[row.id for row in rows],
+            from_position=rows[0].position,
+            to_position=rows[-1].position,
+            ends_job=rows[-1].position >= span.last,
+            campaign_id=campaign.id,
+            scene_id=scene_id,
+            scene=scene,
+            after=span.after,
+            versions=[(row.id, row.updated_at) for row in rows],
+            lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            audience=audience,
+            threads=[
+                f"{item.title}: {clipped(item.summary, MAX_MOMENT)}"
+                for _, item in threads
+                if isinstance(item, Thread) and item.status == "open"
+            ],
+        )
+
+    async def propose(self, work: SceneWork) -> SceneProposal:
+        """Have the model write, with what was written of the scene before."""
+        model = self.runtime.registry.get(work.reader.model_id)
+        prompts, scene = self.runtime.prompts, work.scene
+        lines = prompts["enrichment/scene_lines"].render(
+            title=one_line(scene.title) or "A scene",
+            stakes=one_line(scene.stakes),
+            previous=one_line(scene.summary),
+            moments=[one_line(moment) for moment in scene.key_moments],
+            threads=[one_line(thread) for thread in work.threads],
+            lines=work.lines,
+        )
+        system = prompts["enrichment/scene"].render(words=WORDS, most_seeds=MAX_SEEDS)
+        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
+        try:
+            answer = await model.structured(prompt, SCHEMA, work.reader.sampling)
+        except ModelMalformedAnswerError:
+            work.budget.take(None, prompt, "")
+            raise
+        work.budget.take(answer.usage, prompt, str(answer.value))
+        try:
+            said = msgspec.convert(answer.value, _Answer)
+        except msgspec.ValidationError as error:
+            raise ModelMalformedAnswerError(
+                "The model was asked for a scene's summary and wrote something else."
+            ) from error
+        summary = plain(one_line(said.summary), MAX_SUMMARY)
+        moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
+        if not summary:
+            raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+        return SceneProposal(
+            summary=summary,
+            key_moments=[each for each in moments if each][:MAX_MOMENTS],
+            seeds=said.seeds[:MAX_SEEDS],
+            note=DEMO_NOTE if model.spec.provider == "demo" else "",
+        )
+
+    async def apply(
+        self, session: AsyncSession, chat: Chat, work: SceneWork, proposal: SceneProposal
+    ) -> RunDetail:
+        """Write all of it as changes of the last line that was read, if nothing has moved."""
+        found = await self._scene(session, chat, lock=True)
+        span = await find_span(session, work.scene_id, chat.id)
+        if (
+            found is None
+            or span is None
+            or span.after != work.after
+            or (found[1].summary, found[1].status, found[1].audience)
+            != (work.scene.summary, work.scene.status, work.scene.audience)
+            or not await is_as_read(session, chat, work.versions, after=work.after)
+        ):
+            raise PathChangedError
+        campaign, scene = found
+        message = await session.get_one(Message, work.message_ids[-1])
+        wanted = {"summary": proposal.summary, "key_moments": list(proposal.key_moments)}
+        written = {key: value for key, value in wanted.items() if key not in scene.locked}
+        if work.audience != stored(scene.audience):
+            written["audience"] = msgspec.to_builtins(opened(work.audience))
+        threads, refused = await new_threads(
+            session, self.sealer, campaign, proposal.seeds, audience=work.audience
+        )
+        changes = [Change("scene", work.scene_id, Operations(set=written)), *threads]
+        await ledger_store.append(
+            session, self.sealer, campaign, changes, actor="compactor", message=message
+        )
+        campaign.compactions += 1
+        return RunDetail(
+            message_ids=list(work.message_ids),
+            significant=True,
+            why=", ".join(change.operations.set["title"] for change in threads),
+            refused=refused,
+            note=proposal.note,
+        )
+
+    async def recover(
+        self,
+        session: AsyncSession,  # noqa: ARG002  # nothing is written
+        work: SceneWork,  # noqa: ARG002  # every scene is treated alike
+        error: Exception,
+    ) -> Recovery:
+        """Another attempt where that may help. What is left is read when the scene is next due."""
+        match error:
+            case PathChangedError():
+                return Recovery()
+            case UnknownModelError() | ModelError(retryable=False):
+                return Recovery(is_over=True)
+            case _ if isinstance(error, PASSED_OVER) and self.job.attempt >= BLOCKED_ATTEMPTS:
+                return Recovery(is_over=True)
+            case _:
+                return Recovery(raises=error)
+
+    async def _scene(
+        self, session: AsyncSession, chat: Chat, *, lock: bool = False
+    ) -> tuple[Campaign, Scene] | None:
+        """The scene in the chat's campaign, if that is still to be summed up."""
+        if chat.campaign_id is None:
+            return None
+        campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)
+        if campaign is None or not open_campaign(self.sealer, campaign).settings.summaries:
+            return None
+        row = await session.scalar(
+            select(CampaignItem)
+            .where(
+                CampaignItem.id == UUID(self.job.payload["scene_id"]),
+                CampaignItem.campaign_id == campaign.id,
+                CampaignItem.kind == "scene",
+                CampaignItem.exists,
+            )
+            .execution_options(populate_existing=True)
+        )
+        item = open_item(self.sealer, row) if row else None
+        return (campaign, item) if isinstance(item, Scene) else None

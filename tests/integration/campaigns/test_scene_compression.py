@@ -1,0 +1,404 @@
+"""Scenes compressed by a scripted model: what is kept, when, for whom, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from backend.enrichment.outbox import SCENE
+from backend.generation.registry import ModelRegistry
+from backend.jobs import running as running_jobs
+from backend.jobs.models import Job
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
+from tests.fakes.scripted_server import Answer, Request
+from tests.integration.campaigns.seagate import Table
+from tests.support.memory import working
+from tests.support.server import Account, Running, ok, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+API = "/api/v1"
+DEBT = {"title": "The watchman's debt", "summary": "He wants his lantern back.", "kind": "threat"}
+
+
+class Recorder(OpenAIServer):
+    """Tells a line, and compresses scenes as `kept` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {}
+        self.fails: list[Answer] = []
+        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests.clear()
+        self.fails = []
+        self.kept = {"summary": "They broke in.", "key_moments": ["The lock gave."], "seeds": []}
+        self.is_opened.set()
+
+    @contextlib.asynccontextmanager
+    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
+        """For the length of the block nothing is compressed; set once it is asked for."""
+        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
+        try:
+            yield self.is_reached
+        finally:
+            self.is_opened.set()
+
+    async def _answer(
+        self,
+        request: Request,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        if is_scene(request):
+            self.is_reached.set()
+            await self.is_opened.wait()
+        return await super()._answer(request, answer, reader, writer)
+
+    def usual(self, request: Request) -> Answer:
+        if not request.path.endswith("/completions"):
+            return super().usual(request)
+        if is_scene(request):
+            return self.fails.pop(0) if self.fails else reply(json.dumps(self.kept), used=USED)
+        return reply("The lock gives way with a sigh.")
+
+    @property
+    def asked(self) -> list[str]:
+        """What was to be compressed, call by call."""
+        return [str(r.body["messages"][1]["content"]) for r in self.requests if is_scene(r)]
+
+
+USED = usage(100, 10)
+
+
+def is_scene(request: Request) -> bool:
+    messages: list[Any] = (request.body.get("messages") if request.body else None) or []
+    return bool(messages) and str(messages[0]["content"]).startswith("Task: scene")
+
+
+def lines_of(asked: str) -> list[str]:
+    inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
+    return [line for line in inside.splitlines() if line.startswith("#")]
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once, not after seconds."""
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.2)
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[Recorder]:
+    async with Recorder() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Recorder
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
+    folder = tmp_path_factory.mktemp("data")
+    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def fresh(model: Recorder) -> None:
+    model.reset()
+
+
+class Play:
+    """A chat of a campaign whose scenes are compressed after three beats."""
+
+    def __init__(self, server: Running, table: Table, chat: str, scene: str) -> None:
+        self.server, self.table, self.chat, self.scene_id = server, table, chat, scene
+        self.ada = table.account
+
+    async def turn(self, text: str = "Go on.", **body: Any) -> str:
+        """Take a turn, and wait until what is due is compressed; the id of its reply."""
+        events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
+        assert events[-1].name == "turn.completed", events[-1]
+        await self.at_rest()
+        return str(events[0].data["reply_id"])
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is to be compressed."""
+        query = select(Job.state).where(Job.kind == SCENE, Job.payload.contains(self.chat))
+        async with asyncio.timeout(30):
+            while True:
+                async with self.server.parts.database.read() as session:
+                    states = set(await session.scalars(query))
+                if states <= {"done", "dead"}:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def close(self, **query: Any) -> None:
+        path = f"/scenes/{self.scene_id}/close"
+        ok(await self.table.ask("POST", path, params=query))
+        await self.at_rest()
+
+    async def scene(self) -> dict[str, Any]:
+        scene: dict[str, Any] = await self.table.get(f"/scenes/{self.scene_id}")
+        return scene
+
+    async def summary(self) -> str:
+        return str((await self.scene())["summary"])
+
+    async def threads(self) -> list[str]:
+        return [each["title"] for each in (await self.table.get("/threads"))["items"]]
+
+    async def changes(self) -> list[dict[str, Any]]:
+        """What compressing has changed, the newest first."""
+        page = await self.table.get("/changes")
+        return [each for each in page["items"] if each["actor"] == "compactor"]
+
+    async def runs(self) -> list[dict[str, Any]]:
+        found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        return [each for each in found if each["kind"] == "scene"]
+
+
+@pytest.fixture
+async def play(server: Running, ada: Account, table: Table) -> Play:
+    await table.change("", settings={"scene_beats": 3})
+    character = await ada.new_character(name="Mara", first_mes="")
+    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
+    scene = await table.add("scenes", title="The counting house", stakes="The ledger.")
+    return Play(server, table, chat["id"], scene["id"])
+
+
+async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Recorder) -> None:
+    model.kept |= {"summary": "They <b>broke</b> in.\n\n{{char}} ran.", "seeds": [DEBT]}
+    await play.turn("Before the scene there is a first line.")
+    await play.turn()
+    assert model.asked == []
+    said = await play.turn("I run.")
+    [asked] = model.asked
+    assert "The counting house\nAt stake: The ledger." in asked
+    assert len(lines_of(asked)) == 6
+    assert lines_of(asked)[0].endswith("there is a first line.")
+    scene = await play.scene()
+    assert (scene["status"], scene["beats"]) == ("open", 3)
+    assert scene["summary"] == "They ‹b>broke‹/b> in. {char} ran."
+    assert scene["key_moments"] == ["The lock gave."]
+    [thread] = (await play.table.get("/threads"))["items"]
+    assert (thread["title"], thread["kind"]) == (DEBT["title"], "threat")
+    assert (thread["summary"], thread["tension"]) == (DEBT["summary"], "rising")
+    assert {each["message_id"] for each in await play.changes()} == {said}
+    [run] = await play.runs()
+    assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", DEBT["title"], 100)
+
+
+async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
+    play: Play, model: Recorder
+) -> None:
+    for _ in range(3):
+        await play.turn("Once.")
+    model.kept = {"summary": "They broke in and got away.", "key_moments": ["They ran."]}
+    model.kept["seeds"] = []
+    said = await play.turn("We leave.")
+    await play.close()
+    [_, second] = model.asked
+    assert "They broke in.\n- The lock gave." in second
+    assert [line.rpartition(": ")[2] for line in lines_of(second)] == [
+        "We leave.",
+        "The lock gives way with a sigh.",
+    ]
+    scene = await play.scene()
+    assert (scene["status"], scene["summary"]) == ("closed", "They broke in and got away.")
+    assert (await play.changes())[0]["message_id"] == said
+    context = await play.ada.client.get(
+        f"{API}/chats/{play.chat}/context", params={"text": "Well?", "prompt": "true"}
+    )
+    texts = [each["text"] for each in ok(context)["items"] if "LAST SCENES" in (each["text"] or "")]
+    assert len(texts) == 1
+    assert "- The counting house: They broke in and got away.\n  - They ran." in texts[0]
+
+
+async def test_a_compressed_scene_is_not_compressed_again(play: Play, model: Recorder) -> None:
+    model.kept["seeds"] = [DEBT]
+    for _ in range(3):
+        await play.turn()
+    before = await play.scene(), await play.changes()
+    await play.close()
+    await play.close()
+    assert len(model.asked) == 1
+    assert await play.changes() == before[1]
+    assert (await play.scene())["summary"] == before[0]["summary"]
+
+
+async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Recorder) -> None:
+    model.kept["seeds"] = [DEBT, {"title": "A witness"}, {"title": "The key"}]
+    for _ in range(3):
+        await play.turn()
+    assert len(await play.threads()) == 3
+    for change in await play.changes():
+        # The summary, a thread by undoing, and a thread by deleting it.
+        if change["target"]["name"] != "The key":
+            path = f"/changes/{change['id']}/undo"
+            ok(await play.table.ask("POST", path))
+    [key] = (await play.table.get("/threads"))["items"]
+    ok(await play.table.ask("DELETE", f"/threads/{key['id']}"), 204)
+    assert await play.summary() == ""
+    await play.close()
+    assert len(model.asked) == 2
+    assert await play.summary() == "They broke in."
+    assert await play.threads() == []
+    [run, _] = await play.runs()
+    refused = [each["reason"] for each in run["refused"]]
+    assert refused == ["The watchman's debt", "A witness", "The key"]
+
+
+async def test_a_thread_that_there_is_is_not_made_again(play: Play, model: Recorder) -> None:
+    await play.table.add("threads", title="the WATCHMAN's debt!")
+    model.kept["seeds"] = [DEBT, {"title": ""}, {"title": "A witness"}]
+    for _ in range(3):
+        await play.turn()
+    assert await play.threads() == ["the WATCHMAN's debt!", "A witness"]
+
+
+async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: Recorder) -> None:
+    model.kept["seeds"] = [DEBT]
+    for _ in range(2):
+        await play.turn()
+    last = await play.turn()
+    model.kept = {"summary": "They fled.", "key_moments": [], "seeds": [{"title": "A witness"}]}
+    other = await play.turn("", regenerate_of=last)
+    assert (await play.summary(), await play.threads()) == ("They fled.", ["A witness"])
+    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
+    assert (await play.summary(), await play.threads()) == ("They broke in.", [DEBT["title"]])
+    ok(await play.ada.client.request("DELETE", f"{API}/messages/{last}"))
+    ok(await play.ada.client.request("DELETE", f"{API}/messages/{other}"))
+    assert (await play.summary(), await play.threads()) == ("", [])
+    assert (await play.scene())["beats"] == 2
+
+
+async def test_a_scene_that_a_message_ends_is_open_again_without_it(
+    play: Play, model: Recorder
+) -> None:
+    said = await play.turn()
+    await play.close(message_id=said)
+    assert await play.summary() == "They broke in."
+    await play.turn("", regenerate_of=said)
+    scene = await play.scene()
+    assert (scene["status"], scene["summary"], scene["beats"]) == ("open", "", 1)
+
+
+async def test_what_moves_while_the_model_works_is_read_again(play: Play, model: Recorder) -> None:
+    await play.turn("I whistle.")
+    line = (await play.ada.messages(play.chat))[0]
+    async with model.thinking() as is_reached:
+        ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
+        await is_reached.wait()
+        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+    await play.at_rest()
+    assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
+    assert [each["state"] for each in await play.runs()] == ["done", "failed"]
+    assert len(await play.changes()) == 1
+
+
+async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
+    play: Play, model: Recorder, server: Running
+) -> None:
+    model.kept["seeds"] = [DEBT]
+    await play.turn()
+    async with model.thinking() as is_reached:
+        ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
+        await is_reached.wait()
+        # Its worker is taken for dead: another one takes the job, and this one may write no more.
+        async with server.parts.database.write() as session:
+            job = await session.scalar(
+                select(Job).where(Job.kind == SCENE, Job.payload.contains(play.chat))
+            )
+            assert job is not None
+            job.fence += 1
+            job.state = "queued"
+            job.lease_until = None
+    await play.at_rest()
+    assert len(model.asked) >= 2
+    assert await play.threads() == [DEBT["title"]]
+    assert len(await play.changes()) == 2
+
+
+@pytest.mark.parametrize("broken", ["no JSON", '{"summary": "", "key_moments": []}'])
+async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
+    model.fails = [error(500), reply(broken)]
+    await play.turn()
+    await play.close()
+    assert await play.summary() == "They broke in."
+    assert [each["state"] for each in await play.runs()] == ["done", "failed", "failed"]
+
+
+async def test_what_always_fails_ends_and_can_be_asked_for_again(
+    play: Play, model: Recorder
+) -> None:
+    model.fails = [reply("no JSON")] * 3
+    await play.turn()
+    await play.close()
+    assert ((await play.scene())["status"], await play.summary()) == ("closed", "")
+    [run] = await play.runs()
+    assert (run["state"], run["calls"]) == ("failed", 3)
+    await play.close()
+    assert await play.summary() == "They broke in."
+
+
+async def test_without_summaries_nothing_is_compressed(play: Play, model: Recorder) -> None:
+    await play.table.change("", settings={"summaries": False})
+    for _ in range(3):
+        await play.turn()
+    await play.close()
+    assert model.asked == []
+    assert (await play.scene())["beats"] == 3
+
+
+async def test_a_locked_summary_stays(play: Play) -> None:
+    await play.table.change(f"/scenes/{play.scene_id}", summary="Mine.", locked=["summary"])
+    await play.turn()
+    await play.close()
+    scene = await play.scene()
+    assert (scene["summary"], scene["key_moments"]) == ("Mine.", ["The lock gave."])
+
+
+async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
+    play: Play, model: Recorder
+) -> None:
+    model.kept["seeds"] = [DEBT]
+    await play.turn()
+    secret = await play.turn()
+    ok(await play.ada.client.patch(f"{API}/messages/{secret}", json={"audience": "gm"}))
+    await play.turn()
+    assert model.asked == []
+    await play.close()
+    assert (await play.scene())["audience"] == "gm"
+    [thread] = (await play.table.get("/threads"))["items"]
+    assert thread["audience"] == "gm"
+    preview = {"text": "Well?", "prompt": "true", "viewpoint": "public"}
+    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    assert "They broke in" not in context.text
+    preview["viewpoint"] = "gm"
+    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    assert "They broke in" in context.text
+
+
+async def test_a_long_scene_is_compressed_in_steps(
+    play: Play, model: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.enrichment.llm_selection.STRETCH_TOKENS", 60)
+    for number in range(2):
+        await play.turn(f"{number}: " + "the clock in the hall went on and on " * 4)
+    await play.close()
+    steps = [lines_of(asked) for asked in model.asked]
+    assert len(steps) > 1
+    read = [line for step in steps for line in step]
+    messages = await play.ada.messages(play.chat)
+    assert len(read) == len(set(read)) == len(messages) == 4
+    assert (await play.scene())["summary"] == "They broke in."
