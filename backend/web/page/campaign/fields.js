@@ -69,11 +69,13 @@ const others = field("attributes", "lines", {
     return {
       ...area,
       read() {
-        const pairs = area.read().filter((each) => each.includes(":")).map((each) => {
+        const pairs = area.read().map((each) => {
           const colon = each.indexOf(":");
-          return [each.slice(0, colon).trim(), parsed(each.slice(colon + 1).trim())];
+          return [each.slice(0, Math.max(0, colon)).trim(), parsed(each.slice(colon + 1).trim())];
         });
         const found = Object.fromEntries(pairs);
+        // What has no name is not saved, nor written over, until it has one.
+        area.input.setCustomValidity("" in found ? c("no_colon") : "");
         const gone = Object.keys(known).filter((name) => !(name in found));
         return { ...Object.fromEntries(gone.map((name) => [name, null])), ...found };
       },

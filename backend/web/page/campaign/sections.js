@@ -72,7 +72,7 @@ export function section(it, world, signal) {
   const count = h("span.figure");
   const title = c(`sections.${name}`);
   const list = h("ul.things", { "aria-label": title });
-  const look = settled(() => attempt(() => world.find(kind, words.value)));
+  const look = settled(() => attempt(() => world.find(name, kind, words.value)));
   const words = h("input.finder", {
     type: "search", placeholder: c("find", { name: title }), "aria-label": c("find", { name: title }), maxlength: 200,
     oninput: () => (words.value.trim() ? look() : draw()),

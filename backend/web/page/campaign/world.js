@@ -45,7 +45,7 @@ export class World extends EventTarget {
     const state = await api.get(`${this.path}/state`, { signal: this.#signal });
     if (state.version === this.state?.version) return;
     const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
-    const found = await Promise.all([...this.#sought].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
+    const found = await Promise.all([...this.#sought.values()].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
     // Of two that were under way, the one that was asked for first may answer last.
     if (state.version < this.state?.version) return;
     this.#lists = { entity: state.entities, echo: state.echoes };
@@ -59,9 +59,9 @@ export class World extends EventTarget {
     this.#tell();
   }
 
-  /** Read what has these words in it, beside what was read, now and whenever that is read again. */
-  async find(kind, q) {
-    this.#sought.set(kind, q);
+  /** Read what has these words in it, beside what was read, now and whenever that is read again: one search `by` each name. */
+  async find(by, kind, q) {
+    this.#sought.set(by, [kind, q]);
     const { items } = await this.#page(kind, q);
     this.#join(kind, items);
     this.#tell();
