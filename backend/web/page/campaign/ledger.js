@@ -26,7 +26,7 @@ export default async function (it, { signal }) {
 }
 
 /** A change as a line that shows itself anew once it is undone. */
-function line(change, world) {
+export function line(change, world) {
   const element = h("li");
   const undo = () => attempt(async () => {
     change = await world.undo(change.id);

@@ -152,16 +152,18 @@ export function tools(room) {
     };
     return h("button.tag", { type: "button", onclick }, line);
   };
+  const show = (lines) => fill(chips, lines.length > 0 && [lines.map(chip), act("close", t("common.close"), clear, "quiet")]);
   const suggest = async () => {
     const waiting = h("span.soft", { role: "status" }, say("suggesting"));
     fill(chips, waiting);
     const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal }));
     // They are for what was said last: once more is said, they come too late.
     if (!waiting.isConnected) return;
-    fill(chips, found && [found.items.map(chip), act("close", t("common.close"), clear, "quiet")]);
+    show(found?.items ?? []);
     if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();
   };
-  events.addEventListener("busy", clear);
+  events.addEventListener("busy", () => room.busy && clear());
+  events.addEventListener("played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
   const more = ({ currentTarget }) =>
     menu(currentTarget, [
       ...room.members.map(({ id, name }) => entry(room, "speaks", "chat", () => speak(id), { name })),

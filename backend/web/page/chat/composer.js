@@ -26,6 +26,7 @@ export function composer(room) {
     },
   });
   const button = h("button.primary", { type: "submit" });
+  const writing = h("div", {}, h("div.desk", {}, area, button), tools(room));
   const said = h("div.notice", { role: "status" });
 
   const notice = (text, again) => {
@@ -65,6 +66,8 @@ export function composer(room) {
     weigh();
   };
   room.events.addEventListener("busy", draw);
+  // What a turn asks is answered before anything else is said.
+  room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
   room.path.addEventListener("change", weigh);
   draw();
   const onsubmit = (event) => {
@@ -73,7 +76,7 @@ export function composer(room) {
     else submit();
   };
   return {
-    element: h("form.composer", { onsubmit }, said, h("div.desk", {}, area, button), tools(room)),
+    element: h("form.composer", { onsubmit }, said, writing),
     notice,
     focus: () => area.focus(),
     get text() {

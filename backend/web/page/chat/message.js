@@ -3,6 +3,7 @@ import { fill, h, icon } from "../core/dom.js";
 import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
+import { changed } from "../play/changes.js";
 import { gestures, toolbar } from "./actions.js";
 
 /** @returns {{element, update}} `update(message)` shows it in another state. */
@@ -46,7 +47,11 @@ export function drawn(first, room) {
       grows
         ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))
-        : [status !== "complete" && h("p.state", {}, t(`chat.${status}`)), toolbar(message, room)],
+        : [
+            status !== "complete" && h("p.state", {}, t(`chat.${status}`)),
+            changed(message, room),
+            toolbar(message, room),
+          ],
     );
     // Whoever pressed a button goes on from the same one.
     if (pressed) (element.querySelector(`[aria-label="${pressed.ariaLabel}"]:enabled`) ?? element).focus();

@@ -20,7 +20,10 @@ function joined(before, more) {
   return before + more.slice(shared);
 }
 
-/** @returns {{take, takeUp, stop}} The turns of a room, one at a time; it is `busy` with one. */
+/**
+ * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. It is `busy`
+ *   with one, or `waiting` with what one asks the player: `choose(option)` answers.
+ */
 export function turns(room) {
   const { path, signal } = room;
   let running = null;
@@ -48,6 +51,7 @@ export function turns(room) {
         await hear(turn, event);
         turn.heard = event.id;
       }
+      turn.over ||= Boolean(turn.asks);
     } catch (error) {
       if (!link.signal.aborted || turn.quit.signal.aborted) passing(turn, error);
     } finally {
@@ -80,7 +84,13 @@ export function turns(room) {
       const [kind] = event.split(".");
       turn[kind] = turn.partly?.delete(kind) ? joined(turn[kind], data.text) : turn[kind] + data.text;
       turn.frame ||= requestAnimationFrame(() => grow(turn));
+    } else if (event === "text.reset") {
+      turn.text = turn.kept;
+      grow(turn);
     } else turn.over ||= /completed|failed/.test(event);
+    // What it asked before it went on is answered.
+    turn.asks = event === "turn.awaiting_choice" ? data : null;
+    room.events.dispatchEvent(new CustomEvent("played", { detail: { event, data, turn } }));
   }
 
   /** Put what a turn writes at the path's end. */
@@ -99,7 +109,8 @@ export function turns(room) {
     if (!reply) return;
     const before = turn.kind === "continue" ? (path.at(reply.position) ?? reply) : {};
     if (turn.taken && before.text) turn.partly = new Set(["text", "thinking"]);
-    Object.assign(turn, { reply, text: before.text ?? "", thinking: before.thinking ?? "" });
+    const kept = before.text ?? "";
+    Object.assign(turn, { reply, kept, text: kept, thinking: before.thinking ?? "" });
     path.cut(reply.position);
     grow(turn);
   }
@@ -126,7 +137,8 @@ export function turns(room) {
   async function run(turn) {
     const quit = new AbortController();
     const before = room.composer.text && `${room.composer.text}\n`;
-    Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
+    Object.assign(turn, { heard: 0, kept: "", text: "", thinking: "", wait: 0, before, quit });
+    wait(null);
     signal.addEventListener("abort", () => quit.abort());
     occupy(turn);
     if (turn.body) room.composer.notice();
@@ -147,8 +159,15 @@ export function turns(room) {
       occupy(null);
     }
     ended(view, turn.body);
+    wait(view);
     tell("turn");
     return view;
+  }
+
+  /** A turn that asks the player something waits, however long; others don't. */
+  function wait(view) {
+    room.waiting = view?.state === "waiting" ? view : null;
+    tell("waiting");
   }
 
   /** Say what went wrong, and offer to try again where there is no message that does. */
@@ -169,7 +188,7 @@ export function turns(room) {
       return await run({ id: untaken.id, kind, body, ontaken });
     } catch (error) {
       if (error.body) untaken = {};
-      const other = error.slug === "turn-in-progress" && error.body.turn_id;
+      const other = /^turn-(in-progress|waiting)$/.test(error.slug) && error.body.turn_id;
       if (other) takeUp(await api.get(`/turns/${other}`, { signal }));
       throw error;
     }
@@ -179,7 +198,8 @@ export function turns(room) {
   function takeUp(view) {
     if (view?.state === "running") {
       run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
-    } else if (view && path.last()?.id === view.user_message_id) ended(view);
+    } else if (view?.state === "waiting") wait(view);
+    else if (view && path.last()?.id === view.user_message_id) ended(view);
   }
 
   /** End the turn where it is. */
@@ -188,5 +208,23 @@ export function turns(room) {
     else await api.post(`/turns/${running.id}/stop`);
   }
 
-  return { take, takeUp, stop };
+  /** Answer what a turn asks: it goes on from there. */
+  async function choose(option) {
+    const { id, kind } = room.waiting;
+    // Its events are heard where those of every turn are that was begun.
+    const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option }, signal });
+    if (!answer.ok) throw await problemOf(answer);
+    answer.body?.cancel();
+    await run({ id, kind, begun: true, taken: true });
+  }
+
+  /** Give up a turn that waits. */
+  async function abandon() {
+    await api.post(`/turns/${room.waiting.id}/stop`);
+    wait(null);
+    await path.reload();
+    tell("turn");
+  }
+
+  return { take, takeUp, stop, choose, abandon };
 }

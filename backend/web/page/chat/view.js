@@ -6,6 +6,8 @@ import { characters, chats, personas } from "../core/store.js";
 import { t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { chronicleWatch } from "../memory/watch.js";
+import { follow } from "../play/changes.js";
+import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
 import { composer } from "./composer.js";
 import { Path } from "./path.js";
@@ -46,7 +48,8 @@ export default async function view({ params: { id }, query, signal, title }) {
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
   room.composer = composer(room);
-  const parts = [heading, header(room), reading, chronicleWatch(room), room.composer.element, voice];
+  follow(room);
+  const parts = [heading, header(room), reading, h("div", {}, stage(room).element, chronicleWatch(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);

@@ -1,0 +1,53 @@
+/** What replies changed in the world of their campaign: a line under each, with the way back. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { fill, h } from "../core/dom.js";
+import { t } from "../core/words.js";
+
+const NEWEST = 200;
+
+/**
+ * The changes of a room's replies, kept as `room.changes`, by the ids of the messages.
+ *
+ * Those of the newest replies are read; what a turn changes is heard from it.
+ */
+export function follow(room) {
+  const { path, signal } = room;
+  room.changes = new Map();
+  const put = (changes) => {
+    for (const change of changes) {
+      const known = room.changes.get(change.message_id) ?? [];
+      room.changes.set(change.message_id, [...known.filter(({ id }) => id !== change.id), change]);
+    }
+    for (let at = 0; at < path.total; at++) {
+      const message = path.at(at);
+      if (changes.some(({ message_id: id }) => id === message?.id)) path.put({ ...message });
+    }
+  };
+  room.events.addEventListener("played", ({ detail: { event, data } }) => {
+    if (event === "state.changed") put(data.changes);
+  }, { signal });
+  const read = async () => {
+    const { campaign_id: id } = room.chat;
+    if (!id) return;
+    const { items } = await api.get(`/campaigns/${id}/changes`, { query: { limit: NEWEST }, signal });
+    put(items.filter((each) => each.actor === "tool" && each.message_id && each.counts).reverse());
+  };
+  attempt(read);
+}
+
+/** The line under a reply that changed something; its changes unfold below it. */
+export function changed(message, room) {
+  const changes = room.changes?.get(message.id);
+  if (!changes?.length) return false;
+  const list = h("ol.ledger");
+  const unfold = async () => {
+    const [{ line }, { World }] = await Promise.all([import("../campaign/ledger.js"), import("../campaign/world.js")]);
+    const world = new World(room.chat.campaign_id, room.signal);
+    await world.read();
+    fill(list, changes.map((each) => line(each, world)));
+  };
+  const ontoggle = ({ target }) => target.open && !list.children.length && attempt(unfold);
+  return h("details.changes", { ontoggle },
+    h("summary", {}, t("play.changed", { count: changes.length })), list);
+}

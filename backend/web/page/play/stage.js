@@ -1,0 +1,73 @@
+/** What a played turn shows beside its text: the mood, what the model does, what it waits for. */
+import { complain } from "../core/dialogs.js";
+import { fill, h, icon, style } from "../core/dom.js";
+import { has, t } from "../core/words.js";
+
+const p = (path, values) => t(`play.${path}`, values);
+/** A word of the rules as people read it; one that only these rules have, by its own name. */
+const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
+
+/** Faces of a die, as Unicode has them. */
+const FACES = "⚀⚁⚂⚃⚄⚅";
+
+/**
+ * The line of the mood, what is being done, and the question that a turn waits with; they stand
+ * between the messages and what is typed.
+ *
+ * @returns {{element}} It hears the room's events "played" and "waiting".
+ */
+export function stage(room) {
+  const { signal, events } = room;
+  style("play");
+  const mood = h("p.mood", { role: "status" });
+  const doing = h("p.soft.doing", { role: "status" });
+  const question = h("section.question", { hidden: true });
+  const element = h("div.stage", {}, mood, doing, question);
+
+  const tune = ({ mood: name, variant, position, effect }) => {
+    const chat = element.closest(".chat");
+    if (chat) chat.dataset.mood = name ?? "";
+    const words = [name, variant, position && position !== variant && position, effect].filter(Boolean);
+    fill(mood, words.map((word, at) => h("span", { class: at ? "tag" : "name" }, named(word))));
+  };
+
+  const heard = {
+    "mood.changed": tune,
+    "tool.used": ({ name, summary }) => fill(doing, icon("spark"), summary || named(name)),
+    "text.reset": () => fill(doing, icon("again"), p("anew")),
+  };
+  events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
+  events.addEventListener("busy", () => room.busy || fill(doing), { signal });
+
+  /** One press: of what is offered, what the player takes. */
+  const take = async (option) => {
+    const buttons = [...question.querySelectorAll("button")];
+    for (const each of buttons) each.disabled = true;
+    try {
+      await (option ? room.choose(option.id) : room.abandon());
+    } catch (error) {
+      complain(error);
+      for (const each of buttons) each.disabled = false;
+    }
+  };
+  const offer = (option) => h("li", {},
+    h("button.option", { type: "button", onclick: () => take(option) },
+      option.die && h("span.die", { "aria-hidden": "true" }, FACES[option.die - 1]),
+      h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
+  const ask = () => {
+    const { waiting } = room;
+    question.hidden = !waiting;
+    if (!waiting) return fill(question);
+    const { kind, prompt, options } = waiting;
+    question.ariaLabel = p(kind);
+    fill(question,
+      h("p.asks", { tabindex: -1 }, prompt),
+      h("ol.options", { class: kind }, options.map(offer)),
+      h("button.quiet", { type: "button", onclick: () => take(null) }, p("abandon")));
+    room.announce(`${prompt} ${options.map(({ label }) => label).join(", ")}`);
+    question.querySelector("p").focus({ preventScroll: true });
+  };
+  events.addEventListener("waiting", ask, { signal });
+  ask();
+  return { element, tune };
+}
