@@ -90,7 +90,9 @@ export function turns(room) {
     } else turn.over ||= /completed|failed/.test(event);
     // What it asked before it went on is answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
-    room.events.dispatchEvent(new CustomEvent("played", { detail: { event, data, turn } }));
+    if (!event.endsWith(".delta")) {
+      room.events.dispatchEvent(new CustomEvent("played", { detail: { event, data } }));
+    }
   }
 
   /** Put what a turn writes at the path's end. */
