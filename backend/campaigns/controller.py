@@ -17,6 +17,7 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.history import HistoryService
 from backend.campaigns.item_controller import ITEM_CONTROLLERS
+from backend.campaigns.rules import known_rules
 from backend.campaigns.schemas import (
     CampaignContextView,
     CampaignView,
@@ -25,6 +26,7 @@ from backend.campaigns.schemas import (
     Comparison,
     NewCampaign,
     Restore,
+    RulesView,
     StateView,
     VersionPage,
     WorldPatch,
@@ -56,6 +58,18 @@ class CampaignController(Controller):
     ) -> Page[CampaignView]:
         """Campaigns, newest first, with the chats that are their sessions."""
         return await campaigns.list_page(identity, limit=limit, after=after)
+
+    @get("/rules", summary="List rules modules")
+    async def list_rules(self) -> Page[RulesView]:
+        """The rules that a campaign may be played under, in one page."""
+        found = [
+            RulesView(
+                name=name,
+                moods={mood.name: list(mood.variants) for mood in rules.moods().values()},
+            )
+            for name, rules in sorted(known_rules().items())
+        ]
+        return Page(items=found, next=None)
 
     @post(opt={RAISES: (CampaignFullError, ChronicleFullError)}, summary="Make a campaign")
     async def create_campaign(

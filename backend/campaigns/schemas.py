@@ -88,6 +88,13 @@ class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     locked: list[Name] = []
 
 
+class RulesView(msgspec.Struct, kw_only=True):
+    """A rules module: its name, and its moods with their variants. Play begins in the first."""
+
+    name: str
+    moods: dict[str, list[str]]
+
+
 class ItemPage(msgspec.Struct, kw_only=True):
     """One page of a campaign's items of one kind."""
 

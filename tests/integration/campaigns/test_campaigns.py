@@ -28,6 +28,16 @@ async def test_a_campaign_is_made_read_changed_and_deleted(ada: Account, table: 
     assert ok(await ada.client.get("/api/v1/campaigns"))["items"] == []
 
 
+async def test_the_rules_that_there_are_can_be_listed_and_chosen(ada: Account) -> None:
+    listed = ok(await ada.client.get("/api/v1/campaigns/rules"))["items"]
+    names = [each["name"] for each in listed]
+    assert "freeform" in names
+    assert names == sorted(names)
+    for each in listed:
+        made = {"name": "A campaign", "rules": each["name"]}
+        ok(await ada.client.post("/api/v1/campaigns", json=made), 201)
+
+
 async def test_items_are_listed_by_kind_place_status_and_text(table: Table) -> None:
     ids = await seagate(table)
     people = await table.get("/entities", kind="npc")

@@ -149,7 +149,7 @@ async def play(owner: Account) -> dict[str, str]:
         "glossary/item_id": await add("glossary", term="Lampkeeper"),
     }
     (change, *_) = ok(await client.get(f"{path}/changes"))["items"]
-    return {**ids, "change_id": change["id"]}
+    return {**ids, "scene_id": ids["scenes/item_id"], "change_id": change["id"]}
 
 
 async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:

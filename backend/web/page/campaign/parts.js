@@ -41,6 +41,15 @@ const count = (name, max) => field(`settings.${name}`, "number", { min: 1, max, 
 export const GROUPS = [
   { fields: [{ ...NAME, wide: true }, ...BRIEF] },
   {
+    title: c("playing"),
+    open: true,
+    fields: [
+      field("settings.tools", "check", { wide: true }),
+      among("settings.dice", "pool", "srd"),
+      count("scene_beats", 1000),
+    ],
+  },
+  {
     title: c("remembering"),
     open: true,
     fields: [
@@ -74,7 +83,10 @@ export function nested(values) {
 
 /** Ask for a new campaign, and go there. */
 export async function make() {
-  const fields = [{ ...NAME, wide: true }, { ...among("rules", "freeform"), otherwise: "freeform" },
+  const known = await attempt(() => api.get("/campaigns/rules"));
+  if (!known) return;
+  const rules = known.items.map(({ name }) => [name, has(`campaign.values.${name}`) ? c(`values.${name}`) : name]);
+  const fields = [{ ...NAME, wide: true }, field("rules", "select", { options: rules, otherwise: "freeform" }),
     { ...DAY, otherwise: 1 }, TIME, ...BRIEF];
   const made = await asking("campaign", c("make"), fields, {}, (values) => api.post("/campaigns", nested(values)));
   if (!made) return;

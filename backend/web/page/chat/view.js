@@ -49,7 +49,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   Object.assign(room, scrolling, taking);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, stage(room).element, chronicleWatch(room)), room.composer.element, voice];
+  const parts = [heading, header(room), reading, h("div", {}, stage(room), chronicleWatch(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);

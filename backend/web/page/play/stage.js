@@ -1,6 +1,7 @@
 /** What a played turn shows beside its text: the mood, what the model does, what it waits for. */
+import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
-import { fill, h, icon, style } from "../core/dom.js";
+import { fill, h, icon, settled, style } from "../core/dom.js";
 import { has, t } from "../core/words.js";
 
 const p = (path, values) => t(`play.${path}`, values);
@@ -14,7 +15,7 @@ const FACES = "⚀⚁⚂⚃⚄⚅";
  * The line of the mood, what is being done, and the question that a turn waits with; they stand
  * between the messages and what is typed.
  *
- * @returns {{element}} It hears the room's events "played" and "waiting".
+ * It hears the room's events "played" and "waiting".
  */
 export function stage(room) {
   const { signal, events } = room;
@@ -23,6 +24,18 @@ export function stage(room) {
   const doing = h("p.soft.doing", { role: "status" });
   const question = h("section.question", { hidden: true });
   const element = h("div.stage", {}, mood, doing, question);
+
+  /** The mood that the world is in, as the active path leaves it. */
+  const read = async () => {
+    const { campaign_id: id } = room.chat;
+    tune((id && (await api.get(`/campaigns/${id}`, { signal })).attributes.play) || {});
+  };
+  const soon = settled(() => room.busy || read().catch(complain), 250);
+  signal.addEventListener("abort", soon.drop);
+  events.addEventListener("turn", soon, { signal });
+  let end;
+  room.path.addEventListener("change", () => end !== (end = room.path.last()?.id) && soon(), { signal });
+  soon();
 
   const tune = ({ mood: name, variant, position, effect }) => {
     const chat = element.closest(".chat");
@@ -58,7 +71,7 @@ export function stage(room) {
     const { waiting } = room;
     question.hidden = !waiting;
     if (!waiting) return fill(question);
-    const { kind, prompt, options } = waiting;
+    const { kind, prompt, options } = waiting.waiting;
     question.ariaLabel = p(kind);
     fill(question,
       h("p.asks", { tabindex: -1 }, prompt),
@@ -69,5 +82,5 @@ export function stage(room) {
   };
   events.addEventListener("waiting", ask, { signal });
   ask();
-  return { element, tune };
+  return element;
 }
