@@ -16,6 +16,10 @@ from backend.generation._json import clean, clean_text, mapping, sequence
 from backend.generation._tool_calls import MAX_ARGUMENTS, MAX_CALLS, read_call
 from backend.generation.model import ToolCall
 
+REASONING = "reasoning_content"
+"""What some servers think aloud, and want back with the calls that followed from it: DeepSeek and
+Moonshot AI refuse the next request otherwise. It is kept with the first call."""
+
 
 @dataclass(slots=True)
 class _Growing:
@@ -66,10 +70,15 @@ class CallFragments:
     def __init__(self) -> None:
         self._calls: list[_Growing] = []
         self._by_index: dict[int, _Growing] = {}
+        self._reasoning: list[str] = []
 
-    def add(self, fragments: object) -> None:
-        """Take the `tool_calls` of a chunk's delta, of whatever shape they are."""
-        for fragment in map(mapping, sequence(fragments)):
+    def add(self, message: object, *, is_whole: bool = False) -> None:
+        """Take what there is of calls in a message, or a chunk's delta, of whatever shape it is."""
+        members = mapping(message)
+        if isinstance(reasoning := members.get(REASONING), str):
+            self._reasoning.append(reasoning)
+        for number, each in enumerate(sequence(members.get("tool_calls"))):
+            fragment = {**mapping(each), "index": number} if is_whole else mapping(each)
             if (call := self._continued(fragment)) is None:
                 if len(self._calls) == MAX_CALLS:
                     return
@@ -83,6 +92,8 @@ class CallFragments:
         """The calls, now that no further fragment comes."""
         calls, self._calls = self._calls, []
         self._by_index.clear()
+        if calls and self._reasoning:
+            calls[0].members[REASONING] = "".join(self._reasoning)
         return [call.finished() for call in calls]
 
     def _continued(self, fragment: Mapping[str, Any]) -> _Growing | None:

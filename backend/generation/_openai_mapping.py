@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from backend.generation._failures import code_words
-from backend.generation._json import mapping, sequence
-from backend.generation._openai_calls import CallFragments
+from backend.generation._json import mapping
+from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,
@@ -52,6 +52,9 @@ def _round(tool_round: ToolRound) -> list[Any]:
     named = [_call(call) for call in tool_round.calls if call.name]
     if named:
         asked["tool_calls"] = named
+        state = mapping(tool_round.calls[0].vendor_state)
+        if REASONING in state:
+            asked[REASONING] = state[REASONING]
     answered = [
         {"role": "tool", "tool_call_id": call.id, "content": _result(result)}
         # A call without a name would be refused: what is answered to it is said to the model.
@@ -65,7 +68,7 @@ def _round(tool_round: ToolRound) -> list[Any]:
 def _call(call: ToolCall) -> Any:
     """The call as the server sent it, whatever it holds beside the standard's members."""
     if "function" in (sent := mapping(call.vendor_state)):
-        return sent
+        return {name: sent[name] for name in sent if name != REASONING}
     return {
         "id": call.id,
         "type": "function",
@@ -119,37 +122,29 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_chunk(chunk: Any, calls: CallFragments) -> Delta:
     """One chunk of a streamed answer. `calls` keeps those that are not complete yet."""
-    choice = _choice(chunk)
-    calls.add(_member(_member(choice, "delta"), "tool_calls"))
-    return _read(chunk, choice, "delta", calls)
+    return _read(chunk, "delta", calls)
 
 
 def read_answer(completion: Any) -> Delta:
     """An answer that came as a whole."""
-    choice = _choice(completion)
-    calls = CallFragments()
-    for index, call in enumerate(sequence(_member(_member(choice, "message"), "tool_calls"))):
-        calls.add([{**mapping(call), "index": index}])
-    return _read(completion, choice, "message", calls)
+    return _read(completion, "message", CallFragments())
 
 
-def _choice(body: Any) -> Any:
-    return next(iter(_member(body, "choices") or ()), None)
-
-
-def _read(body: Any, choice: Any, part: str, calls: CallFragments) -> Delta:
+def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) -> Delta:
+    choice = next(iter(_member(body, "choices") or ()), None)
     said = _member(choice, part)
+    is_whole = part == "message"
+    calls.add(said, is_whole=is_whole)
     # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
     thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
     text = _text(said, "content") or _text(said, "refusal")
     word = _text(choice, "finish_reason")
-    # Fragments of several calls may be mixed: none is surely complete before the end.
-    is_over = bool(word) or part == "message"
     return Delta(
         pieces=(
             *([ThinkingPiece(thinking)] if thinking else ()),
             *([TextPiece(text)] if text else ()),
-            *(calls.finish() if is_over else ()),
+            # Fragments of several calls may be mixed: none is surely complete before the end.
+            *(calls.finish() if word or is_whole else ()),
         ),
         usage=read_usage(_member(body, "usage")),
         finish=_FINISHES.get(word, "other") if word else None,

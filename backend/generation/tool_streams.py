@@ -52,9 +52,10 @@ async def stream_with_tools(
 ) -> AsyncGenerator[Piece, None]:
     """Yield a reply piece by piece: text and calls, then usage if known, then `Finish`.
 
-    A server that refuses the request before a word is said is asked in the next lower way; the one
-    that it takes is what `tool_support` tells from then on. Close it early to hang up: iterate
-    inside `contextlib.aclosing`.
+    A model that has called before, and then says no more, has finished. A server that refuses the
+    request before a word is said is asked in the next lower way; the one that it takes is what
+    `tool_support` tells from then on. Close it early to hang up: iterate inside
+    `contextlib.aclosing`.
 
     Args:
         model: Who is asked.
@@ -81,6 +82,11 @@ async def stream_with_tools(
             if has_begun or not tools:
                 raise
             refusal = refusal or error
+        except ModelEmptyReplyError:
+            if not prompt.rounds:
+                raise
+            yield Finish("stop")
+            return
         else:
             return
     if refusal is not None:

@@ -379,6 +379,38 @@ async def test_a_server_s_own_members_of_a_call_go_back_with_it(openai: Vendor) 
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call(*CALL, call_id="c1", **extra)]
 
 
+@pytest.mark.parametrize("thoughts", [["Hm", "m."], [""]])
+async def test_thoughts_go_back_with_the_calls_that_followed_from_them(
+    openai: Vendor, thoughts: list[str]
+) -> None:
+    begun = tool_call(*CALL, call_id="c1", index=0)
+    told = [chunk(reasoning_content=text) for text in thoughts]
+    openai.server.script(stream(*told, chunk(tool_calls=[begun]), chunk("tool_calls"), DONE))
+    model = openai.connect()
+    calls = [piece for piece in await play(model) if isinstance(piece, ToolCall)]
+
+    await play(model, ToolRound(calls, ["six"]))
+
+    assert sent(openai)["messages"][2] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "".join(thoughts),
+        "tool_calls": [tool_call(*CALL, call_id="c1")],
+    }
+
+
+@pytest.mark.parametrize("support", ["native", "structured", "fenced"])
+async def test_a_model_that_has_called_and_says_no_more_has_finished(
+    vendor: Vendor, support: ToolSupport
+) -> None:
+    call = ToolCall("c1", *CALL)
+    vendor.server.script(vendor.reply())
+
+    pieces = await play(vendor.connect(), ToolRound([call], ["six"], "He ducks."), support=support)
+
+    assert pieces == [Finish("stop")]
+
+
 @pytest.mark.parametrize("arguments", ['{"dice": ', "[2]", '"two"', "{dice: 2}"])
 async def test_broken_arguments_are_a_problem_and_go_back_as_none(
     openai: Vendor, arguments: str

@@ -16,7 +16,7 @@ from backend.generation._tool_calls import MAX_CALLS
 def read(*chunks: Any) -> list[tuple[str, Any]]:
     calls = CallFragments()
     for fragments in chunks:
-        calls.add(fragments)
+        calls.add({"role": "assistant", "tool_calls": fragments})
     return [(call.name, call.problem or call.arguments) for call in calls.finish()]
 
 
@@ -138,7 +138,7 @@ def test_no_more_calls_are_kept_than_there_may_be() -> None:
 
 def test_a_call_is_handed_out_once() -> None:
     calls = CallFragments()
-    calls.add([fragment("{}", name="roll")])
+    calls.add({"tool_calls": [fragment("{}", name="roll")]})
 
     assert len(calls.finish()) == 1
     assert calls.finish() == []
