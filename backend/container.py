@@ -227,10 +227,11 @@ class Services:
             builder,
             registry,
             self.messages,
-            TurnStore(database, index, enrichment_outbox, participants),
-            TurnRecovery(database, index, enrichment_outbox, participants),
-            self.quotas,
-            pool,
+            store=TurnStore(database, index, enrichment_outbox, participants),
+            recovery=TurnRecovery(database, index, enrichment_outbox, participants),
+            prompts=prompts,
+            quotas=self.quotas,
+            pool=pool,
         )
         self.contexts = ContextService(database, builder, prompts, pool)
         self.lore_tester = LoreTester(

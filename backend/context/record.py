@@ -17,7 +17,7 @@ import msgspec
 from backend.context.assembly import SEPARATOR, History, Item, LeftOut, Place, layout
 from backend.context.budget import Gap
 from backend.errors import AppError
-from backend.generation.model import PromptMessage, Role
+from backend.generation.model import PromptMessage, Role, ToolSupport
 from backend.reasons import Reason
 
 
@@ -104,7 +104,11 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a prompt was made of. Stored sealed with the reply; shown by the API."""
+    """What a prompt was made of. Stored sealed with the reply; shown by the API.
+
+    Of a played turn it is the last phase's prompt. `tools` were called in that turn, in order, as
+    `tool_support` says the model can.
+    """
 
     version: int = 1
     model: str
@@ -120,6 +124,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     notes: list[str] = []
     prompt_files: dict[str, str] = {}
     prompt_hash: str = ""
+    tools: list[str] = []
+    tool_support: ToolSupport | None = None
 
 
 def hash_prompt(messages: Sequence[PromptMessage]) -> str:

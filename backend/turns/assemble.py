@@ -17,8 +17,8 @@ from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget, Variables
 from backend.context.record import Totals
 from backend.cpu_pool import CpuPool
-from backend.generation.model import Prompt
-from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.generation.model import Prompt, PromptMessage
+from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.lorebooks.activation.timed import TimedState
 from backend.prompts import PromptLibrary
@@ -81,6 +81,22 @@ class Built:
             total=limits.total,
             messages=len(assembled.messages),
         )
+
+    def with_guidance(self, text: str) -> Built:
+        """The same prompt, for a mood that has other guidance."""
+        assembled, messages = self.assembled, list(self.assembled.messages)
+        old = next(item for item in assembled.items if item.kind == "mood")
+        tokens = get_tokenizer(self.window.unit.tokenizer).count(text) + MESSAGE_OVERHEAD
+        new = replace(old, text=text, tokens=tokens)
+        place = len(messages) - 1 - messages[::-1].index(PromptMessage(old.role, old.text))
+        messages[place] = PromptMessage(new.role, new.text)
+        assembled = replace(
+            assembled,
+            messages=messages,
+            items=[new if item is old else item for item in assembled.items],
+            fixed_tokens=assembled.fixed_tokens + tokens - old.tokens,
+        )
+        return replace(self, assembled=assembled)
 
     @property
     def loses_rounds(self) -> bool:

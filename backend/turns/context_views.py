@@ -50,6 +50,8 @@ def context_view(record: ContextRecord) -> ContextView:
         notes=record.notes,
         prompt_files=record.prompt_files,
         prompt_hash=record.prompt_hash,
+        tools=record.tools,
+        tool_support=record.tool_support,
         layers=_layers(record),
     )
 

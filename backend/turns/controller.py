@@ -32,17 +32,20 @@ from backend.generation.sampling import SettingNotTakenError
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
     ChatChangedError,
+    ChoiceMadeError,
     ContextNotFoundError,
     NotContinuableError,
     NothingToAnswerError,
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
+    TurnNotWaitingError,
     TurnWaitingError,
 )
 from backend.turns.events import EVENTS, KEEP_ALIVE, TurnEvent
 from backend.turns.models import TurnState
 from backend.turns.schemas import (
+    ChoiceRequest,
     ContextRequest,
     ContextView,
     SuggestionRequest,
@@ -116,15 +119,12 @@ class TurnController(Controller):
     ) -> Response[Any]:
         """Send a line and stream the reply, as server-sent events.
 
-        With `Accept: application/json` the answer is the turn once it is over. The turn goes on
-        when the client hangs up: take it up again at `/turns/{turn_id}/events`.
+        With `Accept: application/json` the answer is the turn once it is over, or waits for its
+        player. The turn goes on when the client hangs up: take it up again at
+        `/turns/{turn_id}/events`.
         """
         turn_id = await turns.take(identity, chat_id, data)
-        if _wants_json(request):
-            async for _ in _watched(turns, watch, identity, turn_id, last_id=0):
-                pass
-            return Response(await turns.get(identity, turn_id))
-        return _stream(turns, watch, identity, turn_id, last_id=0)
+        return await _answer(request, turns, watch, identity, turn_id, last_id=0)
 
     @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
@@ -259,6 +259,43 @@ class RunningTurnController(Controller):
         """End a turn where it is; what was said is kept."""
         await turns.stop(identity, turn_id)
 
+    @post(
+        "/choice",
+        status_code=200,
+        responses={
+            200: ResponseSpec(TurnView, generate_examples=False, description="Events, or the turn")
+        },
+        opt={
+            RAISES: (
+                *PREPARING,
+                TurnNotFoundError,
+                TurnNotWaitingError,
+                ChoiceMadeError,
+                ChatChangedError,
+            ),
+            STREAMS: EVENTS,
+            EXAMPLE: {"option": "1.0"},
+        },
+        operation_id="choose",
+        summary="Choose what a turn waits for",
+    )
+    async def choose(
+        self,
+        request: AnyRequest,
+        turn_id: FromPath[UUID],
+        data: JSONBody[ChoiceRequest],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """Let a turn that waits go on, and stream what comes, from the choice on.
+
+        Sent again, the same choice follows the same turn; another one is refused. With
+        `Accept: application/json` the answer is the turn once it is over, or waits again.
+        """
+        last_id = await turns.choose(identity, turn_id, data.option)
+        return await _answer(request, turns, watch, identity, turn_id, last_id=last_id)
+
 
 class MessageContextController(Controller):
     """Contexts of stored replies."""
@@ -287,6 +324,23 @@ class MessageContextController(Controller):
 def _wants_json(request: AnyRequest) -> bool:
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/event-stream" not in accepted
+
+
+async def _answer(
+    request: AnyRequest,
+    turns: TurnService,
+    watch: SessionWatch,
+    identity: Identity,
+    turn_id: UUID,
+    *,
+    last_id: int,
+) -> Response[Any]:
+    """A turn's events after `last_id`, or, where JSON is asked for, the turn once no more come."""
+    if not _wants_json(request):
+        return _stream(turns, watch, identity, turn_id, last_id=last_id)
+    async for _ in _watched(turns, watch, identity, turn_id, last_id=last_id):
+        pass
+    return Response(await turns.get(identity, turn_id))
 
 
 def _last_event_id(request: AnyRequest) -> int:

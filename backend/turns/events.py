@@ -23,20 +23,21 @@ from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, T
 from backend.turns.transcript import PlayEvent, Segment, Transcript
 from backend.vault.sealing import Sealer
 
-AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
+AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
+CHANGED, SUGGESTED = "state.changed", "suggestions"
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     "context.ready": ("totals",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
-    "text.reset": (),
+    RESET: (),
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
     AWAITING: ("kind", "prompt", "options"),
     CHOSEN: ("option",),
-    "state.changed": ("changes",),
-    "suggestions": ("items",),
+    CHANGED: ("changes", "left_out"),
+    SUGGESTED: ("items",),
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
     "message.saved": ("message_id",),
     "turn.completed": ("turn_id", "state", "finish_reason"),

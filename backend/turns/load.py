@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
 from backend.audience import PUBLIC, Viewpoint
+from backend.campaigns.play.store import read_table
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
@@ -32,6 +33,7 @@ from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
 from backend.reasons import ReasonKind
 from backend.turns.lore import LoreReader
+from backend.turns.models import TurnKind
 from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker
 from backend.turns.retrieval import EXCHANGE
 from backend.turns.schemas import TurnRequest
@@ -43,6 +45,9 @@ NARRATOR = "Narrator"
 
 QUOTED = 20
 """Last lines that macros may quote."""
+
+PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
+"""Turns in which the model may use tools. What goes on with a reply adds words alone."""
 
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
@@ -188,7 +193,9 @@ class ChatLoader:
             return loaded
         limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
         rounds = await chats.round_starts(self._session, leaf, limit=limit) if leaf else ()
-        return replace(loaded, campaign=campaign, rounds=rounds)
+        plays = loaded.target.kind in PLAYED
+        table = read_table(campaign, loaded.viewpoint) if plays else None
+        return replace(loaded, campaign=campaign, table=table, rounds=rounds)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""

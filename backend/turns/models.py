@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
@@ -17,6 +17,9 @@ TurnState = Literal["running", "waiting", "completed", "stopped", "failed", "int
 
 OPEN: tuple[TurnState, ...] = ("running", "waiting")
 """States of a turn that is not over."""
+
+LEASE = timedelta(seconds=30)
+"""How long a running turn that no process renews is taken to be alive."""
 
 _IS_OPEN = text("state IN ('running', 'waiting')")
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from backend.audience import GM, PUBLIC, Viewpoint
+from backend.campaigns.play.table import Table
 from backend.campaigns.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
@@ -65,6 +66,7 @@ class LoadedChat:
         said: What is answered, as the model gets it: that line, or one that is stored already; None
             where nobody says anything new.
         campaign: What the chat's campaign says now; None in a chat of none.
+        table: What the turn is played at; None where it is not played.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
             begins, the last one first.
         viewpoint: Whose knowledge the prompt may hold.
@@ -94,6 +96,7 @@ class LoadedChat:
     said: str | None = None
     scripts: Scripts | None = None
     campaign: CampaignLayers | None = None
+    table: Table | None = None
     rounds: Sequence[int] = ()
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
@@ -205,3 +208,8 @@ class PromptContext:
     )
     by_meaning: bool = False
     notes: Sequence[str] = ()
+
+
+def version_of(chat: Chat) -> tuple[UUID | None, int, str]:
+    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
+    return chat.leaf_id, chat.revision, chat.count_unit

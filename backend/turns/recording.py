@@ -132,6 +132,8 @@ class SealedRecord:
 def seal_record(run: TurnRun) -> SealedRecord:
     """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
     record = record_of(run.built)
+    if run.play is not None:
+        record.tools, record.tool_support = list(run.play.used), run.play.support
     key = run.sealer.derived("context-texts")
     texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
     sealed: dict[bytes, tuple[UUID, bytes]] = {}

@@ -87,7 +87,9 @@ class RunRegistry:
             run.progress.failed = {"turn_id": str(run.turn_id), **problem.to_problem()}
         finally:
             _report(run)
-            self._runs.pop(run.turn_id, None)
+            # One that waited may have gone on meanwhile.
+            if self._runs.get(run.turn_id) is run:
+                del self._runs[run.turn_id]
             run.finished.set()
             run.notify()
 

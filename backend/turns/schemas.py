@@ -15,6 +15,7 @@ from backend.context.record import (
     RecordedLeftOut,
     Totals,
 )
+from backend.generation.model import ToolSupport
 from backend.turns.models import TurnKind, TurnState
 
 
@@ -40,6 +41,12 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     speaker: UUID | None = None
     audience: Audience | None = None
     viewpoint: ViewpointText | None = None
+
+
+class ChoiceRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the player chooses: the `id` of one of the options that the turn waits with."""
+
+    option: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 
 
 class TurnUsage(msgspec.Struct, kw_only=True):
@@ -155,7 +162,8 @@ class ContextView(msgspec.Struct, kw_only=True):
 
     `containers` says which lorebook an entry is in, which chronicle an event and which campaign an
     item, by `source_id`; what was deleted since is in none. `usage` is what the provider reported
-    for a stored reply, `layers` are the tokens of a campaign's prompt by layer.
+    for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools` were called
+    in a played turn, in order; `tool_support` says how the model was asked for calls.
     """
 
     model: str
@@ -175,3 +183,5 @@ class ContextView(msgspec.Struct, kw_only=True):
     containers: dict[UUID, UUID] = {}
     usage: TurnUsage | None = None
     layers: Layers | None = None
+    tools: list[str] = []
+    tool_support: ToolSupport | None = None

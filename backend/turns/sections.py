@@ -65,6 +65,7 @@ class SectionBuilder:
             *self._summary(),
             *self._scenes(),
             *self._state(),
+            *self._mood(),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" else ()),
             *self._slot("at_depth"),
@@ -170,18 +171,40 @@ class SectionBuilder:
         campaign = self._loaded.campaign
         if campaign is None:
             return []
-        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
         return [
             Item(
                 kind="state",
                 title=f"State, {campaign.block.form}",
                 text=campaign.block.injected.text,
                 place="depth",
-                depth=1 if has_line else 0,
+                depth=self._above_line,
                 reasons=[Reason("state", name=campaign.block.why)],
                 source_id=campaign.campaign_id,
             )
         ]
+
+    def _mood(self) -> list[Item]:
+        """How a played turn is to be told, and what its tools are for: beside the state block."""
+        table, campaign = self._loaded.table, self._loaded.campaign
+        if table is None or campaign is None:
+            return []
+        return [
+            Item(
+                kind="mood",
+                title=table.play.mood.capitalize(),
+                text=table.guidance(self._prompts),
+                place="depth",
+                depth=self._above_line,
+                reasons=[Reason("campaign")],
+                source_id=campaign.campaign_id,
+            )
+        ]
+
+    @property
+    def _above_line(self) -> int:
+        """The depth of what stands right above the user's line."""
+        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
+        return 1 if has_line else 0
 
     def _depth_prompt(self) -> list[Item]:
         speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt

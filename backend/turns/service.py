@@ -27,6 +27,7 @@ from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
 from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
+from backend.prompts import PromptLibrary
 from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
 from backend.quotas.ledgers import add_tokens
 from backend.quotas.service import Quotas
@@ -48,6 +49,7 @@ from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
 from backend.turns.turn_run import TurnRun
 from backend.turns.views import view_turn
+from backend.turns.waiting import WaitingTurns
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -65,14 +67,16 @@ SUGGESTION_SCHEMA = {
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
         builder: PromptBuilder,
         registry: ModelRegistry,
         message_service: MessageService,
+        *,
         store: TurnStore,
         recovery: TurnRecovery,
+        prompts: PromptLibrary,
         quotas: Quotas,
         pool: CpuPool,
     ) -> None:
@@ -83,7 +87,8 @@ class TurnService:
         self._messages = message_service
         self._store = store
         self._recovery = recovery
-        self._starter = TurnStarter(database, registry, pool, store.participants)
+        self._starter = TurnStarter(database, registry, pool, store.participants, prompts)
+        self._waiting = WaitingTurns(database, builder, registry, prompts)
         self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
@@ -118,6 +123,22 @@ class TurnService:
             await asyncio.sleep(0)
         return turn_id
 
+    async def choose(self, identity: Identity, turn_id: UUID, option: str) -> int:
+        """Let a turn that waits go on with the player's choice, once however often it is sent.
+
+        Gives back the id of the event after which the choice is told. Raises what
+        `WaitingTurns.choose` raises, and `QuotaExceededError`.
+        """
+        event_id = await self._waiting.made(identity, turn_id, option)
+        if event_id is None:
+            await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
+            with self._quotas.turns.hold(identity.user_id) as permit:
+                run, event_id = await self._waiting.choose(identity, turn_id, option)
+                if run is not None:
+                    permit.until(run.finished)
+                    self.runs.start(run)
+        return event_id
+
     async def _prepare(
         self,
         identity: Identity,
@@ -144,7 +165,9 @@ class TurnService:
             look = check if attempt or request.turn_id or request.text is None else None
             built = await self._builder.build(identity, chat_id, request, check=look)
             try:
-                run = await self._starter.start(identity, built, turn_id, fingerprint)
+                run = await self._starter.start(
+                    identity, built, turn_id, fingerprint, viewpoint=request.viewpoint
+                )
             except IntegrityError:
                 # A turn that came first has the place of the running one, or this one's id. The
                 # next look says which, and raises.

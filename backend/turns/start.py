@@ -31,11 +31,13 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.events import Participants
 from backend.generation.registry import ModelRegistry
+from backend.prompts import PromptLibrary
 from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress, started_event
-from backend.turns.models import Turn
-from backend.turns.store import LEASE
+from backend.turns.models import LEASE, Turn
+from backend.turns.play import Play
+from backend.turns.prompt_context import version_of
 from backend.turns.turn_run import TurnRun
 from backend.vault.sealing import Sealer
 
@@ -49,7 +51,9 @@ class TurnStarter:
         registry: ModelRegistry,
         pool: CpuPool,
         participants: Participants,
+        prompts: PromptLibrary,
     ) -> None:
+        self._prompts = prompts
         self._pool = pool
         self._participants = participants
         self._database = database
@@ -61,8 +65,12 @@ class TurnStarter:
         built: Built,
         turn_id: UUID,
         fingerprint: bytes,
+        *,
+        viewpoint: str | None,
     ) -> TurnRun | None:
         """Transaction 1: the user's line, a row for the reply, the turn.
+
+        `viewpoint` is as the request names it: a turn that waits keeps it.
 
         None when the chat changed since the prompt was built. Raises `IntegrityError` when another
         turn came first, `NotContinuableError`.
@@ -73,7 +81,7 @@ class TurnStarter:
             chat = await chats.get_chat(
                 session, loaded.chat.id, owner_id=identity.user_id, lock=True
             )
-            if _version(chat) != _version(loaded.chat):
+            if version_of(chat) != version_of(loaded.chat):
                 return None
             turn = Turn(
                 id=turn_id,
@@ -101,6 +109,8 @@ class TurnStarter:
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
             run = self._make_run(identity, built, turn, reply if target.continued else None)
+            if loaded.table is not None:
+                run.play = Play(table=loaded.table, prompts=self._prompts, viewpoint=viewpoint)
             if reply is not None:
                 reply.status = "streaming"
             session.add(turn)  # last, in one statement with what it refers to
@@ -214,8 +224,3 @@ async def _save_variables(
             .where(User.id == sealer.user_id)
             .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
         )
-
-
-def _version(chat: Chat) -> tuple[UUID | None, int, str]:
-    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
-    return chat.leaf_id, chat.revision, chat.count_unit

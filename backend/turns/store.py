@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,35 +12,33 @@ from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.chats import tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import opens_scene
-from backend.chats.models import (
-    MESSAGE_CONTENT,
-    MESSAGE_THINKING,
-    Chat,
-    Message,
-    MessageStatus,
-)
+from backend.chats.models import Chat, Message, MessageStatus
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.events import Participants
-from backend.generation.tokens import get_tokenizer
 from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
 from backend.turns.events import completed_event, cut_off
 from backend.turns.lore import store_state
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.recording import SealedRecord, seal_record, store_record
+from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.play_store import commit_play, suspend
+from backend.turns.recording import seal_record, store_record
 from backend.turns.recovery import remove_reply
+from backend.turns.rows import (
+    encoded,
+    finished,
+    progress_row,
+    sealed_events,
+    segments_of,
+    usage_event,
+    write_reply,
+)
 from backend.turns.turn_run import TurnRun
-
-LEASE = timedelta(seconds=30)
-"""How long a running turn that no process renews is taken to be alive."""
 
 _NOT_COUNTED = "{}"
 
@@ -52,6 +48,11 @@ _RENEW = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
     .values(lease_until=bindparam("lease"), segments=bindparam("lengths"))
+)
+_STORE_EVENTS = (
+    update(_TURNS)
+    .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
+    .values(sealed_events=bindparam("sealed_events"))
 )
 _STORE_REPLY = (
     update(_MESSAGES)
@@ -94,7 +95,7 @@ class TurnStore:
         runs = list(runs)
         lease_until = now() + LEASE
         turns = [
-            {"key": run.turn_id, "lease": lease_until, "lengths": _segments(run)} for run in runs
+            {"key": run.turn_id, "lease": lease_until, "lengths": segments_of(run)} for run in runs
         ]
         dirty = [
             run
@@ -102,7 +103,14 @@ class TurnStore:
             if run.reply_id is not None and run.stored_length != run.progress.transcript.length
         ]
         lengths = {run.turn_id: run.progress.transcript.length for run in dirty}
-        replies = {run.turn_id: _progress_row(run) for run in dirty}
+        events = {run.turn_id: len(run.progress.transcript.events) for run in dirty}
+        drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
+        told = [
+            {"key": run.turn_id, "sealed_events": sealed_events(run)}
+            for run in dirty
+            if events[run.turn_id] > run.stored_events
+        ]
+        replies = {run.turn_id: progress_row(run) for run in dirty}
         records = {
             run.turn_id: await asyncio.to_thread(seal_record, run)
             for run in dirty
@@ -112,6 +120,8 @@ class TurnStore:
             await lock_trees(session, {run.chat_id for run in runs})
             connection = await session.connection()
             await connection.execute(_RENEW, turns)
+            if told:
+                await connection.execute(_STORE_EVENTS, told)
             rows = await session.execute(
                 select(Turn.id, Turn.stop_requested).where(
                     Turn.id.in_([run.turn_id for run in runs]), Turn.state == "running"
@@ -127,62 +137,62 @@ class TurnStore:
                     await store_record(session, run, records[run.turn_id])
         for run in dirty:
             run.stored_length = lengths[run.turn_id]
+            run.stored_events, run.stored_drops = events[run.turn_id], drops[run.turn_id]
+            run.stored_tokens += replies[run.turn_id]["more"]
             run.record_stored = run.record_stored or run.turn_id in records
         return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
 
     async def conclude(self, run: TurnRun) -> None:
-        """Store the reply with everything that belongs to it, and fill in the closing events.
+        """Store what a run leaves once its model has ended: a turn that waits, or that is over.
 
-        One transaction: the reply's text, its counts, its context record, what was learned of the
-        model's counts, and the turn's end. A reply without a word leaves no message. Where
-        the turn is this process's no longer (see `store_progress`) nothing is stored.
+        One transaction: the reply's text, its counts, its context record, what a played turn has
+        changed, what was learned of the model's counts, and the turn's end, with which the closing
+        events are filled in. A reply without a word leaves no message. Where the turn is this
+        process's no longer (see `store_progress`) nothing is stored.
         """
-        outcome, problem, usage, saved = run.outcome, _problem(run), _usage(run), False
-        counts, record, spent = await asyncio.to_thread(_finish, run)
-        async with self._database.write() as session:
-            chat = await session.get(Chat, run.chat_id, with_for_update=True)
-            turn = await session.get(Turn, run.turn_id, with_for_update=True)
-            if chat is not None and turn is not None and turn.state == "running":
-                turn.state = outcome
-                turn.finished_at = now()
-                turn.segments = _segments(run)
-                turn.usage = msgspec.json.encode(usage).decode() if usage else None
-                turn.finish = run.finish or None
-                turn.lease_until = None
-                turn.sealed_problem = (
-                    run.sealer.seal_bytes(TURN_PROBLEM, turn.id, msgspec.json.encode(problem))
-                    if problem
-                    else None
-                )
-                if run.reply_id is None and run.text:
-                    turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
-                saved = await self._conclude_reply(session, run, chat, turn, counts)
-                # A continuation that added nothing leaves the reply, and its record, as they were.
-                saved = saved and run.has_spoken
-                if saved and record is not None and not run.record_stored:
-                    await store_record(session, run, record)
-            elif turn is not None:
-                problem = cut_off().to_problem()
-            if run.usage is not None and outcome == "completed":
-                await ratios.learn(
-                    session,
-                    run.user_id,
-                    run.built.window.spec,
-                    run.built.window.unit.tokenizer,
-                    counted=run.built.assembled.tokens,
-                    reported=run.usage.prompt_tokens,
-                )
-            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
-            if turn is not None or await session.get(User, run.user_id) is not None:
-                await add_tokens(session, run.user_id, spent)
+        play = run.play
+        if play and run.outcome == "waiting" and await suspend(self._database, run, play):
+            return
+        usage = usage_event(run)
+        saved, problem = await self._conclude(run, usage)
         progress = run.progress
+        for name, data in play.closing if play and saved else ():
+            progress.transcript.append_event(name, data)
         progress.usage = usage
         if saved:
             progress.saved = {"message_id": str(run.reply_id)}
         if problem is not None:
             progress.failed = {"turn_id": str(run.turn_id), **problem}
         else:
-            progress.completed = completed_event(run.turn_id, outcome, run.finish)
+            progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
+
+    async def _conclude(
+        self, run: TurnRun, usage: dict[str, Any] | None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Store the end of a turn: whether there is a reply, and what went wrong."""
+        problem, saved = _problem(run), False
+        counts, record, spent = await asyncio.to_thread(finished, run)
+        async with self._database.write() as session:
+            chat = await session.get(Chat, run.chat_id, with_for_update=True)
+            turn = await session.get(Turn, run.turn_id, with_for_update=True)
+            if chat is not None and turn is not None and turn.state == "running":
+                _end(run, turn, usage, problem)
+                saved = await self._conclude_reply(session, run, chat, turn, counts)
+                # A continuation that added nothing leaves the reply, and its record, as they were.
+                saved = saved and run.has_spoken
+                if saved and record is not None and (run.play or not run.record_stored):
+                    await store_record(session, run, record)
+                if run.play is not None:
+                    closing = run.play.closing if saved else ()
+                    turn.segments = segments_of(run, closing)
+                    turn.sealed_events = sealed_events(run, closing)
+            elif turn is not None:
+                problem = cut_off().to_problem()
+            await _learn(session, run)
+            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
+            if turn is not None or await session.get(User, run.user_id) is not None:
+                await add_tokens(session, run.user_id, spent)
+        return saved, problem
 
     async def _conclude_reply(
         self, session: AsyncSession, run: TurnRun, chat: Chat, turn: Turn, counts: dict[str, int]
@@ -196,12 +206,8 @@ class TurnStore:
             await remove_reply(session, self.participants, run.sealer, chat, message)
             await self._spoken(session, run, turn, None)
             return False
-        for name, value in _sealed_reply(run, message.id).items():
-            setattr(message, name, value)
+        write_reply(run, chat, message, counts)
         message.status = _status(run)
-        unit = CountUnit.parse(chat.count_unit)
-        message.token_counts = msgspec.json.encode(counts).decode()
-        tree.recount(message, counts[str(unit)])
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
         await store_state(
@@ -217,6 +223,8 @@ class TurnStore:
             await self._enrichment.continued(session, message.id)
         if run.is_beat:
             await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
+        if run.play is not None and run.outcome == "completed":
+            run.play.closing = await commit_play(session, run.play, run, chat, message)
         await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
             session,
@@ -240,9 +248,35 @@ class TurnStore:
         )
 
 
-def _usage(run: TurnRun) -> dict[str, Any] | None:
-    """The `usage` event's data: what the provider reported."""
-    return {**asdict(run.usage), "model": run.built.window.spec.id} if run.usage else None
+def _end(
+    run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
+) -> None:
+    """Put how a turn ended into its row."""
+    turn.state = run.outcome
+    turn.finished_at = now()
+    turn.segments = segments_of(run)
+    turn.usage = encoded(usage)
+    turn.finish = run.finish or None
+    turn.lease_until = turn.sealed_play = turn.sealed_problem = None
+    if problem:
+        data = msgspec.json.encode(problem)
+        turn.sealed_problem = run.sealer.seal_bytes(TURN_PROBLEM, turn.id, data)
+    if run.reply_id is None and run.text:
+        turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
+
+
+async def _learn(session: AsyncSession, run: TurnRun) -> None:
+    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt."""
+    if run.usage is None or run.outcome != "completed" or run.play is not None:
+        return
+    await ratios.learn(
+        session,
+        run.user_id,
+        run.built.window.spec,
+        run.built.window.unit.tokenizer,
+        counted=run.built.assembled.tokens,
+        reported=run.usage.prompt_tokens,
+    )
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:
@@ -261,40 +295,3 @@ def _status(run: TurnRun) -> MessageStatus:
             return "failed"
         case _:
             return "interrupted"
-
-
-def _segments(run: TurnRun) -> str:
-    return msgspec.json.encode(run.segments).decode()
-
-
-def _progress_row(run: TurnRun) -> dict[str, Any]:
-    if run.reply_id is None:
-        raise ValueError("Only a reply is stored as it grows.")
-    unit = CountUnit.parse(run.built.loaded.chat.count_unit)
-    more = get_tokenizer(unit.tokenizer).count(run.unstored_text)
-    return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
-
-
-def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
-    thinking = run.thinking
-    return {
-        "sealed_content": run.sealer.seal(MESSAGE_CONTENT, reply_id, run.text),
-        "sealed_thinking": (
-            run.sealer.seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None
-        ),
-        "updated_at": now(),
-    }
-
-
-def _finish(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """Regex scripts applied; the reply's counts by unit, its record, what the turn took. CPU-bound.
-
-    Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
-    """
-    run.apply_scripts()
-    if run.reply_id is None or not run.text.strip():
-        return {}, None, run.spent_tokens()
-    loaded = run.built.loaded
-    units = {str(run.built.window.unit), loaded.chat.count_unit}
-    counts = {unit: CountUnit.parse(unit).count(loaded.speaker.name, run.text) for unit in units}
-    return counts, seal_record(run), run.spent_tokens()

@@ -28,7 +28,7 @@ class PlayEvent(NamedTuple):
 class Transcript:
     """What the model has said, piece by piece, and what happened between, in order."""
 
-    __slots__ = ("_ends", "_events", "_kinds", "_texts", "length")
+    __slots__ = ("_ends", "_events", "_kinds", "_texts", "drops", "length")
 
     def __init__(self) -> None:
         self._kinds: list[SegmentKind] = []
@@ -36,6 +36,7 @@ class Transcript:
         self._ends: list[int] = []
         self._events: dict[int, PlayEvent] = {}
         self.length = 0
+        self.drops = 0
 
     def append(self, kind: Spoken, text: str) -> None:
         """Add a piece; empty ones are passed over.
@@ -52,7 +53,8 @@ class Transcript:
         self._events[self.length] = PlayEvent(name, data)
 
     def drop_text(self) -> None:
-        """Take back the text so far. Thoughts stay."""
+        """Take back the text so far. Thoughts stay. `drops` counts how often it came to that."""
+        self.drops += 1
         for index, kind in enumerate(self._kinds):
             if kind == "text":
                 self._kinds[index], self._texts[index] = "dropped", ""

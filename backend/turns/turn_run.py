@@ -17,15 +17,18 @@ from backend.generation.model import (
     Finish,
     ModelEmptyReplyError,
     ModelError,
+    Piece,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    ToolCall,
 )
 from backend.generation.tokens import get_tokenizer
 from backend.logs import get_logger
 from backend.turns.assemble import Built
 from backend.turns.events import Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
+from backend.turns.play import Play
 from backend.turns.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
@@ -38,7 +41,9 @@ class TurnRun:
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
     `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
-    once the model has ended. `finished` is set when everything is stored.
+    once the model has ended. `play` is how a played turn goes on. `stored_length`, `stored_events`,
+    `stored_tokens` and `stored_drops` say how far the rows are. `finished` is set when everything
+    is stored.
     """
 
     turn_id: UUID
@@ -54,12 +59,16 @@ class TurnRun:
     prefix: str = field(default="", repr=False)
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
+    play: Play | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     usage: TokenUsage | None = None
     finish: str = ""
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
+    stored_events: int = 0
+    stored_tokens: int = 0
+    stored_drops: int = 0
     record_stored: bool = False
     rewritten: tuple[str, str] | None = field(default=None, repr=False)
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
@@ -119,10 +128,13 @@ class TurnRun:
         """Whether it completes a reply, which counts once, however often it goes on."""
         return self.outcome == "completed" and self.status_before != "complete"
 
-    @property
-    def unstored_text(self) -> str:
-        """What of the reply was said since it was stored last."""
-        return self.progress.transcript.joined("text", since=max(0, self.stored_length))
+    def unstored_tokens(self) -> int:
+        """How many tokens longer the reply is than its row says, about. CPU-bound."""
+        tokenizer = get_tokenizer(self.built.window.stored_unit.tokenizer)
+        transcript = self.progress.transcript
+        if transcript.drops > self.stored_drops:
+            return tokenizer.count(transcript.joined("text")) - self.stored_tokens
+        return tokenizer.count(transcript.joined("text", since=max(0, self.stored_length)))
 
     def spent_tokens(self) -> int:
         """Tokens that it took, also if the provider reported none. CPU-bound."""
@@ -133,7 +145,8 @@ class TurnRun:
             return 0  # the provider refused it
         said = transcript.joined("text") + transcript.joined("thinking")
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
-        return self.built.assembled.tokens + tokenizer.count(said)
+        requests = self.play.requests if self.play else 1
+        return requests * self.built.assembled.tokens + tokenizer.count(said)
 
     def notify(self) -> None:
         """Wake everyone who listens."""
@@ -168,6 +181,10 @@ class TurnRun:
             if not batch and not await self.wait_for_update(within=beat):
                 yield []
 
+    def end_waiting(self, state: TurnState) -> None:
+        """End it though the model has done its part: somebody stopped it before it was stored."""
+        self._stop_as = state
+
     def stop(self, *, state: TurnState = "stopped") -> None:
         """End it where it is; what was said is kept. Once it has ended, nothing changes."""
         if self._stop_as is None and not (self._speaking and self._speaking.done()):
@@ -197,23 +214,33 @@ class TurnRun:
         """How it ended, once the model no longer speaks."""
         if self.problem is not None:
             return "failed"
+        if self._stop_as is None and self.play is not None and self.play.is_waiting:
+            return "waiting"
         return self._stop_as or "completed"
 
     async def _listen_to_model(self) -> None:
-        transcript = self.progress.transcript
-        stream = self.model.stream(self.built.prompt, self.built.window.sampling)
-        async with contextlib.aclosing(stream):
-            async for piece in stream:
-                match piece:
-                    case TextPiece(text):
-                        transcript.append("text", text)
-                        self.notify()
-                    case ThinkingPiece(text):
-                        transcript.append("thinking", text)
-                        self.notify()
-                    case TokenUsage():
-                        self.usage = piece
-                    case Finish(reason):
-                        self.finish = reason
-        if not self.has_spoken:
+        if self.play is not None:
+            await self.play.run(self)
+        else:
+            stream = self.model.stream(self.built.prompt, self.built.window.sampling)
+            async with contextlib.aclosing(stream):
+                async for piece in stream:
+                    self.take(piece)
+        if not self.has_spoken and self.outcome != "waiting":
             raise ModelEmptyReplyError("Try again, or another model.")
+
+    def take(self, piece: Piece) -> None:
+        """Hear a piece of what the model says."""
+        match piece:
+            case TextPiece(text):
+                self.progress.transcript.append("text", text)
+                self.notify()
+            case ThinkingPiece(text):
+                self.progress.transcript.append("thinking", text)
+                self.notify()
+            case TokenUsage():
+                self.usage = piece
+            case Finish(reason):
+                self.finish = reason
+            case ToolCall():
+                pass

@@ -21,7 +21,7 @@ from backend import app
 from backend.accounts import idempotency
 from backend.cli import main
 from backend.memory.index import server
-from backend.turns import start, store
+from backend.turns import play_store, start, store
 from scripts._enrichment_process import hurry, open_remote
 
 TURN_LEASE = timedelta(seconds=4)
@@ -34,6 +34,7 @@ def hurry_turns() -> None:
     shorter: tuple[tuple[Any, str, Any], ...] = (
         (store, "LEASE", TURN_LEASE),
         (start, "LEASE", TURN_LEASE),
+        (play_store, "LEASE", TURN_LEASE),
         (app, "SWEEP_EVERY", SWEEP_EVERY),
         (idempotency, "GIVEN_UP_AFTER", GIVEN_UP_AFTER),
     )

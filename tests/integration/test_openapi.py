@@ -173,7 +173,10 @@ async def test_its_examples_are_taken(
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
     }
-    found = [each for each in operations(document) if "example" in each.body]
+    # To a choice belongs a turn that waits for it: those have tests of their own.
+    found = [
+        each for each in operations(document) if "example" in each.body and each.id != "choose"
+    ]
     assert {"signUp", "logIn", "makeApiKey", "openChat", "takeTurn", "patchSettings"} <= {
         each.id for each in found
     }

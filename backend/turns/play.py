@@ -1,0 +1,209 @@
+"""A played turn: the model is asked again and again, each time with the tools of the mood it is in.
+
+A phase is what happens in one mood. A tool may end it (what was said in it is dropped, and the same
+action goes on in another mood), end the turn, or suspend it until the player has chosen. A turn
+that waits holds no memory: all that it goes on with is in its row, sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backend.campaigns.play.table import Table
+from backend.campaigns.play.tools import OutcomeKind
+from backend.generation.model import (
+    ModelEmptyReplyError,
+    ModelError,
+    Piece,
+    Prompt,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+    ToolSupport,
+)
+from backend.generation.tool_streams import stream_with_tools, tool_support
+from backend.prompts import PromptLibrary
+from backend.turns.events import AWAITING, RESET
+from backend.turns.transcript import PlayEvent
+
+if TYPE_CHECKING:
+    from backend.turns.turn_run import TurnRun
+
+MAX_REQUESTS = 20
+"""To the model in one turn: more than calls and breaks can need."""
+
+PARAGRAPH = "\n\n"
+
+
+class SuspendedPlay(msgspec.Struct, kw_only=True):
+    """What a turn that waits goes on with. `rounds` lack the result that the choice will be."""
+
+    table: bytes
+    rounds: list[ToolRound]
+    used: list[str]
+    viewpoint: str | None
+    earlier: TokenUsage | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Heard:
+    """What one request came to. `begin` is where in the transcript it began."""
+
+    offered: Sequence[Tool]
+    begin: int
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    results: list[Any] = field(default_factory=list[Any])
+    decided: OutcomeKind | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Play:
+    """How a played turn goes on.
+
+    Attributes:
+        table: What its tools see and change.
+        rounds: Calls of this phase that were answered.
+        used: Names of the tools that were called, in order.
+        viewpoint: As it was asked for: whose knowledge the prompt may hold.
+        support: How the model was asked for calls last.
+        earlier: What the model took before the turn was suspended.
+        requests: How often the model was asked since then.
+        closing: What is told once the reply is stored.
+    """
+
+    table: Table
+    prompts: PromptLibrary = field(repr=False)
+    rounds: list[ToolRound] = field(default_factory=list[ToolRound], repr=False)
+    used: list[str] = field(default_factory=list[str])
+    viewpoint: str | None = None
+    support: ToolSupport = "native"
+    earlier: TokenUsage | None = None
+    requests: int = 0
+    closing: Sequence[PlayEvent] = ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is the player's move."""
+        return self.table.waiting is not None
+
+    async def run(self, run: TurnRun) -> None:
+        """Ask the model until the turn is over, or waits. Raises `ModelError`."""
+        while self.requests < MAX_REQUESTS and await self._ask(run):
+            pass
+
+    async def _ask(self, run: TurnRun) -> bool:
+        """One request to the model; whether another one follows."""
+        self.requests += 1
+        transcript = run.progress.transcript
+        heard = _Heard(offered=self.table.offered(), begin=transcript.length)
+        await self._hear(run, heard)
+        self.support = tool_support(run.model)
+        if run.finish == "tool_calls":
+            run.finish = "stop"
+        if heard.decided in {"break", "end"} or not heard.calls:
+            return heard.decided == "break"
+        said = transcript.joined("text", since=heard.begin)
+        self.rounds.append(ToolRound(heard.calls, heard.results, said))
+        if heard.decided == "wait":
+            transcript.append_event(AWAITING, msgspec.to_builtins(self.table.waiting))
+            run.notify()
+        return heard.decided is None
+
+    async def _hear(self, run: TurnRun, heard: _Heard) -> None:
+        """Take what the model says, and let its calls happen as they come."""
+        stream = stream_with_tools(
+            run.model,
+            Prompt(run.built.prompt.messages, self.rounds),
+            heard.offered,
+            run.built.window.sampling,
+        )
+        try:
+            async with contextlib.aclosing(stream):
+                async for piece in stream:
+                    if heard.decided is not None and _is_said(piece):
+                        break  # it talks to nobody: hang up
+                    await self._take(run, heard, piece)
+        except ModelError as error:
+            # What was decided holds; and a model that has spoken may have nothing to add.
+            has_ended = isinstance(error, ModelEmptyReplyError) and run.has_spoken
+            if heard.decided is None and not has_ended:
+                raise
+
+    async def _take(self, run: TurnRun, heard: _Heard, piece: Piece) -> None:
+        match piece:
+            case ToolCall():
+                # Nothing that is called after the end of a phase counts.
+                if heard.offered and heard.decided is None:
+                    await self._use(run, heard, piece)
+            case TextPiece(text):
+                if run.progress.transcript.length == heard.begin:
+                    self._begin_paragraph(run, text)
+                run.take(piece)
+            case TokenUsage():
+                run.usage = added(run.usage, piece)
+            case _:
+                run.take(piece)
+
+    async def _use(self, run: TurnRun, heard: _Heard, call: ToolCall) -> None:
+        """Let a call happen, and tell of it."""
+        transcript = run.progress.transcript
+        outcome = await self.table.use(call)
+        self.used.append(call.name)
+        heard.calls.append(call)
+        if outcome.kind == "answer":
+            heard.results.append(outcome.result)
+        else:
+            heard.decided = outcome.kind
+        if outcome.kind == "break":
+            self.rounds.clear()
+            transcript.drop_text()
+            transcript.append_event(RESET, {})
+            run.built = run.built.with_guidance(self.table.guidance(self.prompts))
+        for name, data in outcome.events:
+            transcript.append_event(name, data)
+        run.notify()
+
+    def _begin_paragraph(self, run: TurnRun, text: str) -> None:
+        """Set what is said after a tool's answer apart from what was said before it."""
+        said = run.progress.transcript.joined("text")
+        if said and not said[-1].isspace() and not text[0].isspace():
+            run.take(TextPiece(PARAGRAPH))
+
+    def choose(self, option: str) -> None:
+        """Answer the call that waits with the player's choice. Raises `NoSuchOptionError`."""
+        last = self.rounds[-1]
+        chosen = self.table.choose(option)
+        self.rounds[-1] = ToolRound(last.calls, [*last.results, chosen], last.text)
+
+    def suspended(self, usage: TokenUsage | None) -> bytes:
+        """What is stored while the turn waits; `usage` is what was taken since it went on."""
+        return msgspec.json.encode(
+            SuspendedPlay(
+                table=self.table.save(),
+                rounds=self.rounds,
+                used=self.used,
+                viewpoint=self.viewpoint,
+                earlier=added(self.earlier, usage),
+            )
+        )
+
+
+def _is_said(piece: Piece) -> bool:
+    return isinstance(piece, TextPiece | ThinkingPiece) and bool(piece.text.strip())
+
+
+def added(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
+    """What two requests took together; None where neither was reported."""
+    if one is None or other is None:
+        return one or other
+    return TokenUsage(
+        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
+    )

@@ -1,0 +1,94 @@
+"""What a running turn puts into its rows: sealed, counted, encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from backend.chats import tree
+from backend.chats.counting import CountUnit
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.database.base import now
+from backend.turns.models import TURN_EVENTS
+from backend.turns.play import added
+from backend.turns.recording import SealedRecord, seal_record
+from backend.turns.transcript import PlayEvent
+from backend.turns.turn_run import TurnRun
+
+
+def usage_event(run: TurnRun) -> dict[str, Any] | None:
+    """The `usage` event's data: what the provider reported, of the whole turn."""
+    usage = added(run.play.earlier, run.usage) if run.play else run.usage
+    return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
+
+
+def encoded(data: dict[str, Any] | None) -> str | None:
+    """Data as the column of a turn takes it."""
+    return msgspec.json.encode(data).decode() if data else None
+
+
+def segments_of(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
+    """The runs of what was said and what happened, with what is told at the end."""
+    segments = run.segments
+    if closing:
+        segments.append(("event", len(closing)))
+    return msgspec.json.encode(segments).decode()
+
+
+def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
+    """What happened in a played turn, with what is told at its end."""
+    events = [*run.progress.transcript.events, *closing]
+    if not events:
+        return None
+    return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
+
+
+def progress_row(run: TurnRun) -> dict[str, Any]:
+    """What the reply's row gets while the model speaks."""
+    if run.reply_id is None:
+        raise ValueError("Only a reply is stored as it grows.")
+    more = run.unstored_tokens()
+    return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
+
+
+def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
+    """Put what was said so far into the reply's row; `counts` by unit, none of a silent one."""
+    for name, value in _sealed_reply(run, message.id).items():
+        setattr(message, name, value)
+    if counts:
+        message.token_counts = msgspec.json.encode(counts).decode()
+        tree.recount(message, counts[chat.count_unit])
+
+
+def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
+    thinking = run.thinking
+    return {
+        "sealed_content": run.sealer.seal(MESSAGE_CONTENT, reply_id, run.text),
+        "sealed_thinking": (
+            run.sealer.seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None
+        ),
+        "updated_at": now(),
+    }
+
+
+def finished(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """What `counted` gives, once regex scripts have changed what was said. CPU-bound."""
+    run.apply_scripts()
+    return counted(run)
+
+
+def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """The reply's counts by unit, its record, what the turn took in tokens. CPU-bound.
+
+    Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
+    """
+    if run.reply_id is None or not run.text.strip():
+        return {}, None, run.spent_tokens()
+    loaded = run.built.loaded
+    units = {str(run.built.window.unit), loaded.chat.count_unit}
+    counts = {unit: CountUnit.parse(unit).count(loaded.speaker.name, run.text) for unit in units}
+    return counts, seal_record(run), run.spent_tokens()

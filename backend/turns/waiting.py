@@ -1,0 +1,134 @@
+"""Turns that wait for their player: what was chosen, and how they go on."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from backend.accounts.identity import Identity
+from backend.chats.models import Message
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.generation.registry import ModelRegistry
+from backend.generation.tokens import get_tokenizer
+from backend.logs import get_logger
+from backend.prompts import PromptLibrary
+from backend.turns import repository
+from backend.turns.builder import PromptBuilder
+from backend.turns.errors import ChatChangedError, ChoiceMadeError, TurnNotWaitingError
+from backend.turns.events import AWAITING, CHOSEN, READY, Progress, stored_progress
+from backend.turns.models import Turn
+from backend.turns.play_store import claim, read_suspended, resume_play
+from backend.turns.schemas import TurnRequest
+from backend.turns.transcript import Transcript
+from backend.turns.turn_run import TurnRun
+
+log = get_logger(__name__)
+
+ATTEMPTS = 3
+
+
+class WaitingTurns:
+    """Lets turns go on with what their player chose: in any process, and once."""
+
+    def __init__(
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        registry: ModelRegistry,
+        prompts: PromptLibrary,
+    ) -> None:
+        self._database = database
+        self._builder = builder
+        self._registry = registry
+        self._prompts = prompts
+
+    async def choose(
+        self, identity: Identity, turn_id: UUID, option: str
+    ) -> tuple[TurnRun | None, int]:
+        """Claim a turn with a choice.
+
+        Gives back the turn, to be run, or None where this choice was made before; and the id of
+        the event after which the choice is told.
+
+        Raises `TurnNotFoundError`, `TurnNotWaitingError`, `ChoiceMadeError`, `ChatChangedError`,
+        `ValidationError` for an option that the turn never had, and what `PromptBuilder.build`
+        raises. Nothing changes then.
+        """
+        for attempt in range(ATTEMPTS):
+            turn, reply, progress = await self._read(identity, turn_id)
+            if (event_id := made_before(progress.transcript, option)) is not None:
+                return None, event_id
+            if turn.state != "waiting" or reply is None:
+                raise TurnNotWaitingError("It runs, or is over.")
+            if not reply.is_active:
+                raise ChatChangedError("The turn is on another branch. Activate its reply first.")
+            run = await self._resumed(identity, turn, reply, progress, option)
+            if await claim(self._database, identity, run, before=turn.segments):
+                return run, READY + progress.transcript.length - 1
+            log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
+        raise ChatChangedError("Look at it again, and choose once more.")
+
+    async def made(self, identity: Identity, turn_id: UUID, option: str) -> int | None:
+        """The id of the event after which a choice is told that was made; None if it was not.
+
+        Raises as `choose` does.
+        """
+        _, _, progress = await self._read(identity, turn_id)
+        return made_before(progress.transcript, option)
+
+    async def _read(
+        self, identity: Identity, turn_id: UUID
+    ) -> tuple[Turn, Message | None, Progress]:
+        async with self._database.read() as session:
+            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
+        return turn, reply, stored_progress(identity.sealer, turn, reply)
+
+    async def _resumed(
+        self, identity: Identity, turn: Turn, reply: Message, progress: Progress, option: str
+    ) -> TurnRun:
+        """The turn as it goes on: its prompt is made again, from what came before its reply."""
+        suspended = read_suspended(identity.sealer, turn)
+        request = TurnRequest(regenerate_of=reply.id, viewpoint=suspended.viewpoint)
+        built = await self._builder.build(identity, turn.chat_id, request)
+        play, built = resume_play(suspended, built, self._prompts, option)
+        transcript = progress.transcript
+        said = transcript.joined("text")
+        run = TurnRun(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=turn.kind,
+            reply_id=reply.id,
+            sealer=identity.sealer,
+            key_mode=identity.key_mode,
+            model=self._registry.get(built.window.spec.id),
+            built=built,
+            progress=progress,
+            play=play,
+            stored_length=transcript.length,
+            stored_events=len(transcript.events),
+            stored_tokens=get_tokenizer(built.window.stored_unit.tokenizer).count(said),
+        )
+        progress.is_waiting, progress.usage = False, None
+        transcript.append_event(CHOSEN, {"option": option})
+        return run
+
+
+def made_before(transcript: Transcript, option: str) -> int | None:
+    """The id of the event before that of a choice that was made; None if it can still be made.
+
+    Raises `ChoiceMadeError` where another option was chosen of those, `ValidationError` where no
+    wait had this one.
+    """
+    asked = False
+    for name, data, place in transcript.since(0):
+        if name == AWAITING:
+            asked = any(each["id"] == option for each in data["options"])
+        elif name == CHOSEN and asked:
+            if data["option"] != option:
+                raise ChoiceMadeError(data["option"])
+            return READY + place - 1
+    if not asked:
+        raise ValidationError("The turn does not wait for this option.")
+    return None
