@@ -70,7 +70,8 @@ class Situation:
     `present` are the people at the place, the nearest to the story first. `facts` are about them,
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`
     are the ids of whatever a full block says something of. `places` are the names of the places
-    where the players are. `in_play` are all items that this was read of.
+    where the players are. `player_lines` are what the rules say of the first two players in
+    the light form. `in_play` are all items that this was read of.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Situation:
     named: Sequence[Known] = ()
     told: frozenset[UUID] = frozenset()
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
 
 
@@ -201,7 +203,7 @@ def full_block(now: Situation) -> str:
 def light_line(now: Situation) -> str:
     """The situation in one line of some 70 characters."""
     parts = [f"Day {now.day}"]
-    parts += [player_line(player.entity) for player in now.players[:2]]
+    parts += now.player_lines or [player_line(player.entity) for player in now.players[:2]]
     if now.location:
         parts.append(f"at {slug(now.location.entity.name)}")
     if now.present:

@@ -15,12 +15,15 @@ from typing import Any, cast
 
 import msgspec
 
-from backend.campaigns.items import MAX_BEATS, STRUCTS, Item, Kind
+from backend.campaigns.items import MAX_BEATS, MAX_DAY, STRUCTS, Item, Kind
 from backend.errors import ValidationError
 
 State = dict[str, Any]
 Bounds = Mapping[str, tuple[int, int]]
 """The lowest and highest value of numbers, by their key."""
+
+MOST = "_max"
+"""What the name of an attribute ends with that says how high another one may be."""
 
 EXISTS = "exists"
 """The member of a state that says whether the item was created, and not deleted since."""
@@ -196,10 +199,17 @@ def _bounds(kind: Kind, state: State) -> Bounds:
         return {"filled": (0, segments)} if isinstance(segments, int) else {}
     if kind == "relation":
         return {"score": (-100, 100)}
-    if kind == "world":
-        return {"day": (1, 1_000_000)}
     if kind == "scene":
         return {"beats": (0, MAX_BEATS)}
-    if kind == "entity" and isinstance(most := _get(state, "attributes.hp_max"), int):
-        return {"attributes.hp": (0, most)}
-    return {}
+    days: Bounds = {"day": (1, MAX_DAY)} if kind == "world" else {}
+    attributes = state.get("attributes")
+    return {**days, **_highest(cast("State", attributes))} if isinstance(attributes, dict) else days
+
+
+def _highest(attributes: State) -> Bounds:
+    """An attribute that has one named `<its name>_max` beside it, say `hp`, is 0 to that."""
+    return {
+        f"attributes.{name.removesuffix(MOST)}": (0, most)
+        for name, most in attributes.items()
+        if name.endswith(MOST) and isinstance(most, int)
+    }

@@ -30,6 +30,7 @@ from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import Names
 from backend.campaigns.records import open_campaign
+from backend.campaigns.rules import rules_of
 from backend.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
@@ -241,7 +242,7 @@ class CampaignReader:
             names, [*players, *(known[one] for one in asked if one in known)]
         )
 
-        echoes = await self._echoes()
+        echoes, rules = await self._echoes(), rules_of(self.campaign.rules)
         in_play: dict[UUID, Item] = {row.id: item for row, item in hot}
         in_play |= {one: placed.entity for one, placed in known.items()}
         return Situation(
@@ -271,6 +272,7 @@ class CampaignReader:
                 for one in asked
                 if one in known
             ],
+            player_lines=[rules.light_line(player.entity) for player in players[:2]],
             in_play=in_play | echoes,
             told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
             places={player.id: places.get(player.id, "") for player in players},

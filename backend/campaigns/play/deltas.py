@@ -12,7 +12,8 @@ from backend.campaigns.items import Fact
 from backend.campaigns.ledger import Operations, State
 from backend.campaigns.play.echoes import tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
-from backend.campaigns.play.table import PLAY, Table
+from backend.campaigns.play.state import PLAY
+from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.rules import AttributeType
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import msgspec
 
@@ -22,17 +21,13 @@ MOST_CLOCKS = 12
 MAX_WANTS = 200
 MAX_LINE = 300
 
-_LAST = (
-    "There are no more changes of mood in this turn: write the narration, then call finish_turn."
-)
-
 
 def render(table: Table, prompts: PromptLibrary) -> str:
     """The guidance of the mood that a table is in.
 
     A mood's file is given those of the values below that its header names.
     """
-    play = table.play
+    play, scene = table.play, table.scene
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
         **_precarity(table),
@@ -41,7 +36,7 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "clocks": _clocks(table),
         "people": _people(table),
         "players": _players(table),
-        "stakes": play.stakes or str((open_scene(table) or {}).get("stakes", "")),
+        "stakes": play.stakes or scene.get("stakes", ""),
         "dice": table.state.dice,
         "pool": table.pool,
         "committed": table.state.committed,
@@ -52,25 +47,8 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     return "\n\n".join(filter(None, [own, prompts["moods/table"].rendered(values)]))
 
 
-def open_scene(table: Table) -> State | None:
-    """The scene that the story is in."""
-    scenes = [
-        state for state in table.of_kind("scene").values() if state.get("status", "open") == "open"
-    ]
-    return scenes[-1] if scenes else None
-
-
-def players(table: Table) -> dict[UUID, State]:
-    """The players' characters."""
-    return {
-        item_id: state
-        for item_id, state in table.of_kind("entity").items()
-        if state["kind"] == "pc"
-    }
-
-
 def _precarity(table: Table) -> Mapping[str, str]:
-    found = [_entity(state) for state in players(table).values()]
+    found = [_entity(state) for state in table.players.values()]
     world = msgspec.convert(_fields(table.world), World)
     precarity = table.rules.precarity(found, world) or {}
     return {"label": str(precarity.get("label", "")), "voice": str(precarity.get("voice", ""))}
@@ -85,7 +63,7 @@ def _fields(state: State) -> State:
 
 
 def _players(table: Table) -> list[str]:
-    return [table.rules.light_line(_entity(state)) for state in players(table).values()]
+    return [table.rules.light_line(_entity(state)) for state in table.players.values()]
 
 
 def _clocks(table: Table) -> list[str]:
@@ -101,9 +79,9 @@ def _clocks(table: Table) -> list[str]:
 
 def _people(table: Table) -> list[str]:
     """People of the open scene, or where the players are, each with what they want."""
-    scene = open_scene(table) or {}
+    scene = table.scene
     places = {scene.get("location_id")} - {None}
-    places = places or {state.get("location_id") for state in players(table).values()} - {None}
+    places = places or {state.get("location_id") for state in table.players.values()} - {None}
     present = set(scene.get("present", ()))
     lines: list[str] = []
     for item_id, state in table.of_kind("entity").items():

@@ -136,8 +136,8 @@ def set_scene(table: Table, asked: SetScene) -> Outcome:
     for scene_id in scenes:
         table.change(scene_id, Operations(set={"status": "closed"}))
     table.create(Scene(location_id=place_id, mood=table.play.mood, **said))
-    for player_id, state in table.of_kind("entity").items():
-        if state["kind"] == "pc" and state.get("location_id") != str(place_id):
+    for player_id, state in table.players.items():
+        if state.get("location_id") != str(place_id):
             table.change(player_id, Operations(set={"location_id": str(place_id)}))
     return answer({"location": name}, f"Goes to {name}")
 

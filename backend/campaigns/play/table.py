@@ -17,8 +17,9 @@ from backend.campaigns.ledger import EXISTS, Operations, State, applied, exists
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.name_cache import Names
 from backend.campaigns.play import guidance
-from backend.campaigns.play.dice import DiceMode, Tier, new_seed, roll
+from backend.campaigns.play.dice import DiceMode, new_seed, roll
 from backend.campaigns.play.references import Held, References
+from backend.campaigns.play.state import PLAY, POOL, ROLL, Pending, Play, Roll, TableState, play_of
 from backend.campaigns.play.tools import (
     Event,
     Happened,
@@ -39,85 +40,7 @@ from backend.prompts import PromptLibrary
 MAX_CALLS = 12
 MAX_BREAKS = 3
 FINISH = "finish_turn"
-PLAY = "play"
-"""The attribute of a campaign's world that says how its play stands."""
-
-POOL = "dice"
-"""The attribute of a campaign's world that holds the player's dice."""
-
 _KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
-
-
-class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was said of an outcome before the die was chosen. `costs` are as the rules have them."""
-
-    tier: Tier
-    hint: str
-    narrative: str = ""
-    costs: list[dict[str, Any]] = []
-
-
-class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How play stands between two turns: a member of the world's attributes.
-
-    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
-    turn leads on to the next.
-    """
-
-    mood: str = ""
-    variant: str = ""
-    character: str = ""
-    domain: str = ""
-    position: str = ""
-    effect: str = ""
-    stakes: str = ""
-    tier: str = ""
-    outcome: str = ""
-    connector: str = ""
-
-
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that waits for the player, and what its tool remembers of it."""
-
-    tool: str
-    waiting: Waiting
-    data: Any = None
-
-
-class TableState(msgspec.Struct, kw_only=True):
-    """What is saved of a table."""
-
-    campaign_id: UUID
-    rules: str
-    dice: DiceMode
-    seed: str
-    items: dict[UUID, Held]
-    play: Play
-    before: Play
-    rolled: int = 0
-    calls: int = 0
-    breaks: int = 0
-    waits: int = 0
-    changes: list[Change] = []
-    happened: list[Happened] = []
-    committed: list[Committed] = []
-    die: int = 0
-    paid: list[str] = []
-    pending: Pending | None = None
-    suggestions: list[str] = []
-    is_over: bool = False
-
-    def copied(self) -> TableState:
-        """The same, so that what is done to one is not done to the other."""
-        return msgspec.structs.replace(
-            self,
-            items=dict(self.items),
-            changes=list(self.changes),
-            happened=list(self.happened),
-            committed=list(self.committed),
-            paid=list(self.paid),
-            suggestions=list(self.suggestions),
-        )
 
 
 class NoSuchOptionError(ValidationError):
@@ -148,7 +71,7 @@ class Table:
             item_id: Held(kind_of(item), {EXISTS: True, **msgspec.to_builtins(item)})
             for item_id, item in items.items()
         }
-        play = _play(held[campaign_id].state, rules_of(rules))
+        play = play_of(held[campaign_id].state, rules_of(rules))
         state = TableState(
             campaign_id=campaign_id,
             rules=rules,
@@ -207,11 +130,21 @@ class Table:
     @property
     def ledger(self) -> list[Change]:
         """What the turn changes, in order."""
-        state = self.state
-        if state.play == state.before:
-            return list(state.changes)
-        play = Operations(set={f"attributes.{PLAY}": msgspec.to_builtins(state.play)})
-        return [*state.changes, Change("world", state.campaign_id, play)]
+        state, play = self.state, self.state.play
+        world, changes = Operations(), list(state.changes)
+        if play != state.before:
+            world.set[f"attributes.{PLAY}"] = msgspec.to_builtins(play)
+        if state.rolls:
+            dice = [die for rolled in state.rolls for die in rolled.dice]
+            sides = [rolled.sides for rolled in state.rolls for _ in rolled.dice]
+            rolled = {"seed": state.seed, "dice": dice, "sides": sides}
+            world.set[f"attributes.{ROLL}"] = rolled
+        if world.set:
+            changes.append(Change("world", state.campaign_id, world))
+        shown = {"mood": play.mood, "variant": play.variant}
+        if self.scene_id and any(self.scene.get(key, "") != shown[key] for key in shown):
+            changes.append(Change("scene", self.scene_id, Operations(set=shown)))
+        return changes
 
     @property
     def pool(self) -> list[int]:
@@ -313,6 +246,24 @@ class Table:
         """The campaign's world."""
         return self.get(self.state.campaign_id)
 
+    @property
+    def scene_id(self) -> UUID | None:
+        """The scene that the story is in."""
+        scenes = self.of_kind("scene").items()
+        found = [one for one, state in scenes if state.get("status", "open") == "open"]
+        return found[-1] if found else None
+
+    @property
+    def scene(self) -> State:
+        """The scene that the story is in; an empty state where there is none."""
+        return self.get(self.scene_id) if self.scene_id else {}
+
+    @property
+    def players(self) -> dict[UUID, State]:
+        """The players' characters."""
+        entities = self.of_kind("entity").items()
+        return {one: state for one, state in entities if state["kind"] == "pc"}
+
     def change(self, item_id: UUID, operations: Operations) -> State:
         """Change an item in play, and give what it is then.
 
@@ -345,9 +296,10 @@ class Table:
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
         """Dice of this turn, 1 to `sides` each."""
-        first = self.state.rolled
-        self.state.rolled += count
-        return roll(self.state.seed, first, count, sides=sides)
+        first = sum(len(each.dice) for each in self.state.rolls)
+        dice = roll(self.state.seed, first, count, sides=sides)
+        self.state.rolls.append(Roll(sides, dice))
+        return dice
 
     def _tools(self) -> list[PlayTool]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
@@ -387,15 +339,3 @@ def locked_fields(state: State, operations: Operations) -> list[str]:
 def kind_of(item: Item) -> Kind:
     """Which kind of item a struct is."""
     return _KINDS[type(item)]
-
-
-def _play(world: State, rules: Rules) -> Play:
-    """How play stands; where that can't be under these rules, as it begins."""
-    attributes: State = world.get("attributes") or {}
-    stored = attributes.get(PLAY)
-    moods = rules.moods()
-    try:
-        play = msgspec.convert(stored, Play) if stored else Play()
-    except msgspec.ValidationError:
-        play = Play()
-    return play if play.mood in moods else Play(mood=next(iter(moods)))

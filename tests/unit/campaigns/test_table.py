@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-from uuid import UUID
 
 import pytest
 
-from backend.campaigns.items import Clock, Entity, Item, Scene, Thread, World
+from backend.campaigns.items import Entity, Scene
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
-from backend.campaigns.play.tools import Outcome
 from backend.database.base import new_id
-from backend.generation.model import ToolCall
 from backend.prompts import load_prompts
+from tests.support.play import JAKE, SHOP, table_of, town, use
 
 pytestmark = pytest.mark.anyio
-
-CAMPAIGN, JAKE, MARLENA, SHOP, MUFFLE, WATCH = (new_id() for _ in range(6))
-
-
-def town(**attributes: Any) -> dict[UUID, Item]:
-    """Jake in Marlena's shop, a thread, and a clock that is nearly full."""
-    return {
-        CAMPAIGN: World(day=5, time_of_day="dusk"),
-        SHOP: Entity(kind="location", name="The Salty Sigil"),
-        JAKE: Entity(kind="pc", name="Jake", location_id=SHOP, attributes=attributes),
-        MARLENA: Entity(
-            kind="npc", name="Marlena", location_id=SHOP, wants="her sister back", voice=["drawls"]
-        ),
-        MUFFLE: Thread(title="The Fading Muffle"),
-        WATCH: Clock(name="The Watch", segments=4, filled=3, consequence="They search the shop."),
-    }
-
-
-def table_of(items: dict[UUID, Item], rules: str = "freeform", **more: Any) -> Table:
-    return Table.new(CAMPAIGN, rules=rules, dice=more.pop("dice", "pool"), items=items, **more)
 
 
 @pytest.fixture
 def table() -> Table:
     return table_of(town(hp=13, hp_max=13, inventory=["fork"]))
-
-
-async def use(table: Table, name: str, /, **arguments: Any) -> Outcome:
-    return await table.use(ToolCall("1", name, arguments))
-
-
-def names(table: Table) -> set[str]:
-    return {tool.name for tool in table.offered()}
 
 
 async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:

@@ -1,0 +1,116 @@
+"""What is saved of a table, and what of it lasts from one turn to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from backend.campaigns.ledger import State
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.play.dice import DiceMode, Tier
+from backend.campaigns.play.references import Held
+from backend.campaigns.play.tools import Happened, Waiting
+from backend.campaigns.rules import Rules
+
+PLAY = "play"
+"""The attribute of a campaign's world that says how its play stands."""
+
+ROLL = "roll"
+"""The attribute that holds the last turn's dice, and the seed that they came of, one by one."""
+
+POOL = "dice"
+"""The attribute of a campaign's world that holds the player's dice."""
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was said of an outcome before the die was chosen. `costs` are as the rules have them."""
+
+    tier: Tier
+    hint: str
+    narrative: str = ""
+    costs: list[dict[str, Any]] = []
+
+
+class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How play stands between two turns: a member of the world's attributes.
+
+    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
+    turn leads on to the next.
+    """
+
+    mood: str = ""
+    variant: str = ""
+    character: str = ""
+    domain: str = ""
+    position: str = ""
+    effect: str = ""
+    stakes: str = ""
+    tier: str = ""
+    outcome: str = ""
+    connector: str = ""
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that waits for the player, and what its tool remembers of it."""
+
+    tool: str
+    waiting: Waiting
+    data: Any = None
+
+
+class Roll(msgspec.Struct, frozen=True):
+    """Dice that were rolled together."""
+
+    sides: int
+    dice: list[int]
+
+
+class TableState(msgspec.Struct, kw_only=True):
+    """What is saved of a table."""
+
+    campaign_id: UUID
+    rules: str
+    dice: DiceMode
+    seed: str
+    items: dict[UUID, Held]
+    play: Play
+    before: Play
+    rolls: list[Roll] = []
+    calls: int = 0
+    breaks: int = 0
+    waits: int = 0
+    changes: list[Change] = []
+    happened: list[Happened] = []
+    committed: list[Committed] = []
+    die: int = 0
+    paid: list[str] = []
+    pending: Pending | None = None
+    suggestions: list[str] = []
+    is_over: bool = False
+
+    def copied(self) -> TableState:
+        """The same, so that what is done to one is not done to the other."""
+        return msgspec.structs.replace(
+            self,
+            items=dict(self.items),
+            changes=list(self.changes),
+            happened=list(self.happened),
+            committed=list(self.committed),
+            paid=list(self.paid),
+            rolls=list(self.rolls),
+            suggestions=list(self.suggestions),
+        )
+
+
+def play_of(world: State, rules: Rules) -> Play:
+    """How play stands; where that can't be under these rules, as it begins."""
+    attributes: State = world.get("attributes") or {}
+    stored = attributes.get(PLAY)
+    moods = rules.moods()
+    try:
+        play = msgspec.convert(stored, Play) if stored else Play()
+    except msgspec.ValidationError:
+        play = Play()
+    return play if play.mood in moods else Play(mood=next(iter(moods)))
