@@ -40,7 +40,8 @@ async def database(database_url: str) -> AsyncGenerator[Database]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests on SQLite, and on PostgreSQL where SQL, locks or jobs matter.
 
-    Where the module is marked `every_database`, that is; thoroughly, all of them.
+    Where the test or its module is marked `every_database`, that is: together, those send every
+    statement to PostgreSQL. Thoroughly, all tests run on both.
     """
     postgres = [pytest.mark.postgres]
     if metafunc.definition.get_closest_marker("every_database") is None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.server import Account, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 KEY = {"Idempotency-Key": "the-same"}
 
 
@@ -32,6 +32,7 @@ async def test_a_write_that_is_sent_again_is_answered_as_before_and_done_once(
     assert len(ok(await ada.client.get("/api/v1/chats"))["items"]) == 1
 
 
+@pytest.mark.every_database
 async def test_two_at_once_do_it_once(ada: Account) -> None:
     answers = await asyncio.gather(
         *(ada.client.post("/api/v1/chats", json={"title": "One"}, headers=KEY) for _ in range(5))

@@ -20,7 +20,7 @@ from backend.database.base import now
 from backend.database.engine import Database, DatabaseUnavailableError
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 KEY = {"Idempotency-Key": "the-same"}
 CARD = {
@@ -102,6 +102,7 @@ async def test_another_write_that_was_not_answered_is_not_done_again(
     assert len(ok(await ada.client.get(path))["items"]) == 1
 
 
+@pytest.mark.every_database
 async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
     either: Running, ada: Account, dying: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
         ("/api/v1/characters/import", {"files": {"file": json.dumps(CARD).encode()}}, 201),
     ],
 )
+@pytest.mark.every_database
 async def test_what_was_done_before_the_connection_to_the_database_broke_is_not_done_again(
     ada: Account, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], status: int
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 ACTIVITY = "/api/v1/me/activity"
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
@@ -52,6 +52,7 @@ async def rows(server: Running) -> list[ActivityEntry]:
         return list(await session.scalars(select(ActivityEntry).order_by(ActivityEntry.id)))
 
 
+@pytest.mark.every_database
 async def test_sign_ins_are_listed_with_when_where_and_what_with(
     either: Running, clock: Clock
 ) -> None:
@@ -106,6 +107,7 @@ async def test_a_recovery_is_listed(server: Running, ada: Account) -> None:
     assert kinds(await entries(ada)) == ["recovered", "signed_up"]
 
 
+@pytest.mark.every_database
 async def test_exports_are_listed_and_those_of_an_hour_are_counted_in_one_entry(
     either: Running, clock: Clock
 ) -> None:
@@ -177,6 +179,7 @@ async def test_nothing_of_an_entry_can_be_read_without_the_users_key(
                 assert word not in blob
 
 
+@pytest.mark.every_database
 async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
     either: Running, clock: Clock
 ) -> None:

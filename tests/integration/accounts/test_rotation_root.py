@@ -29,7 +29,7 @@ from backend.vault.root import (
 )
 from tests.integration.accounts.rotation_account import Account, log_in, sign_up
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 NAMES = ("Edith", "Agnes", "Ida")
 OLD, NEW = (base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))
@@ -122,6 +122,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
         await load_instance_keys(database, before)
 
 
+@pytest.mark.every_database
 async def test_names_are_found_and_read_as_before(database: Database, path: Path) -> None:
     before = await load_instance_keys(database, load_root_keys(path))
 
@@ -142,6 +143,7 @@ async def test_it_can_be_done_again_and_again(database: Database, path: Path) ->
     await assert_everybody_comes_in(database, people, load_root_keys(path))
 
 
+@pytest.mark.every_database
 async def test_a_session_that_does_not_open_is_ended_and_holds_nothing_up(
     database: Database, path: Path
 ) -> None:
@@ -285,6 +287,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
     await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
 
 
+@pytest.mark.every_database
 async def test_with_another_installations_key_nothing_is_touched(
     database: Database, path: Path, tmp_path: Path
 ) -> None:
@@ -316,6 +319,7 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
     await assert_everybody_comes_in(database, people, parse_root_keys(right))
 
 
+@pytest.mark.every_database
 async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
     database: Database, path: Path
 ) -> None:
@@ -330,6 +334,7 @@ async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
     assert load_root_keys(path).versions == [1]
 
 
+@pytest.mark.every_database
 async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
     database: Database, path: Path
 ) -> None:

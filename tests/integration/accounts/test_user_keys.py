@@ -35,7 +35,7 @@ from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 ME = "/api/v1/me"
 NEW = "an even finer password"
@@ -150,6 +150,7 @@ async def rotate_with(account: Account, act: str) -> None:
 
 
 @pytest.mark.parametrize("act", ACTS)
+@pytest.mark.every_database
 async def test_who_knows_the_old_user_key_opens_nothing_with_it_and_nothing_that_is_new(
     either: Running, act: str
 ) -> None:
@@ -188,6 +189,7 @@ async def test_keys_are_changed_by_a_session_with_the_password_alone(
     assert (await identity_of(server, ada)).current.generation == 1
 
 
+@pytest.mark.every_database
 async def test_an_old_mode_with_its_old_mac_is_refused(either: Running) -> None:
     async with either.account("Ada") as ada:
         before = await rows_of_account(either, ada)
@@ -205,6 +207,7 @@ async def test_an_old_mode_with_its_old_mac_is_refused(either: Running) -> None:
         assert ok(await ada.client.get(ME))["key_mode"] == "sealed"
 
 
+@pytest.mark.every_database
 async def test_an_old_password_slot_that_is_put_back_opens_nothing(either: Running) -> None:
     async with either.account("Ada") as ada:
         before = await rows_of_account(either, ada)
@@ -261,6 +264,7 @@ async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothi
         problem(await log_in(either, NEW), 401, "wrong-credentials")
 
 
+@pytest.mark.every_database
 async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(
     either: Running,
 ) -> None:
@@ -288,6 +292,7 @@ async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -
         assert ok(await ada.client.get("/api/v1/search", params=query))["items"] == found
 
 
+@pytest.mark.every_database
 async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
         chat = (await ada.new_chat(title="The lighthouse"))["id"]
@@ -305,6 +310,7 @@ async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running)
         ok(await log_in(either), 201)
 
 
+@pytest.mark.every_database
 async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_many(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +371,7 @@ async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Run
         assert reader.read == [2]
 
 
+@pytest.mark.every_database
 async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
     either: Running,
 ) -> None:
@@ -399,6 +406,7 @@ async def work(server: Running, reader: Reader) -> None:
         await worker.aclose()
 
 
+@pytest.mark.every_database
 async def test_a_turn_that_runs_meanwhile_stores_its_reply(
     database_url: str, tmp_path: Path
 ) -> None:

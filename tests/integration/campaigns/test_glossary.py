@@ -29,7 +29,7 @@ from tests.integration.turns.seeding import identity_of
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 COINS = "She leans closer. “Everyone who touched the Skyglass went to Dunmere, and stayed there.”"
@@ -228,6 +228,7 @@ async def test_what_the_model_leaves_out_is_no_term(play: Play, model: Glossaris
     assert set(await play.terms()) == {"Dunmere"}
 
 
+@pytest.mark.every_database
 async def test_a_rejected_term_is_never_proposed_again_whatever_is_swiped(
     play: Play, model: Glossarist
 ) -> None:
@@ -292,6 +293,7 @@ async def test_approved_and_bare_terms_stand_in_the_next_prompt(
     assert {each["uses"] for each in (await play.terms()).values()} == {1}
 
 
+@pytest.mark.every_database
 async def test_a_campaign_can_approve_at_once(play: Play) -> None:
     await play.table.change("", settings={"approve_terms": True})
     await play.turn()
@@ -301,6 +303,7 @@ async def test_a_campaign_can_approve_at_once(play: Play) -> None:
     assert "- Dunmere: Dunmere is a thing." in section["text"]
 
 
+@pytest.mark.every_database
 async def test_where_not_all_terms_fit_the_most_used_come_in(play: Play) -> None:
     for number in range(12):
         name = f"Zyrath{number}un"
@@ -323,6 +326,7 @@ async def test_where_not_all_terms_fit_the_most_used_come_in(play: Play) -> None
     assert await play.section() is None
 
 
+@pytest.mark.every_database
 async def test_terms_of_a_message_are_known_to_those_who_may_know_it(
     play: Play, model: Glossarist
 ) -> None:
@@ -345,6 +349,7 @@ async def test_terms_of_a_message_are_known_to_those_who_may_know_it(
     assert await play.known_to(UUID(int=7)) == {"Mooring"}
 
 
+@pytest.mark.every_database
 async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
     play: Play, model: Glossarist, ada: Account
 ) -> None:
@@ -366,6 +371,7 @@ async def test_without_consent_nothing_is_read_or_written(
     assert len(model.requests) == 1
 
 
+@pytest.mark.every_database
 async def test_a_failing_model_leaves_no_term_and_stops_nothing(
     play: Play, model: Glossarist
 ) -> None:
@@ -382,6 +388,7 @@ async def test_a_failing_model_leaves_no_term_and_stops_nothing(
     assert set(await play.terms()) == {"Skyglass", "Dunmere"}
 
 
+@pytest.mark.every_database
 async def test_terms_of_what_a_continued_reply_adds_are_found_too(
     play: Play, model: Glossarist
 ) -> None:
@@ -406,6 +413,7 @@ async def test_while_many_proposals_wait_no_more_are_made(
     assert set(await play.terms()) == {"Skyglass", "Dunmere", "Ashmere"}
 
 
+@pytest.mark.every_database
 async def test_chats_of_one_campaign_share_its_glossary(
     play: Play, model: Glossarist, server: Running, ada: Account, table: Table
 ) -> None:

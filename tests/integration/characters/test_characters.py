@@ -21,7 +21,7 @@ from tests.integration.characters.people import (
     problem,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 FULL_CARD: dict[str, Any] = {
     "name": "Magda",
@@ -167,6 +167,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
     assert again.is_success
 
 
+@pytest.mark.every_database
 async def test_changes_at_the_same_time_are_all_kept(
     database: Database, identities: dict[str, Identity]
 ) -> None:
@@ -246,6 +247,7 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
     assert page["next"] is None
 
 
+@pytest.mark.every_database
 async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
     ada: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

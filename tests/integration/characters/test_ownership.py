@@ -14,7 +14,7 @@ from backend.database.engine import Database
 from tests.integration.characters.people import Person, body, count_rows, problem
 from tests.integration.characters.pictures import picture
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 PNG = {"Content-Type": "image/png"}
 

@@ -9,7 +9,7 @@ import pytest
 from backend.database.engine import Database
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 PERSONA = {"name": "Ada", "description": "An engineer.\nWears a coat."}
 
@@ -46,6 +46,7 @@ async def test_a_persona_has_a_name_and_a_description_and_nothing_else(
     assert await count_rows(database) == before
 
 
+@pytest.mark.every_database
 async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(ada: Person) -> None:
     path = f"/personas/{(await ada.make('/personas', **PERSONA))['id']}"
 
@@ -81,6 +82,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
     assert body(await ada.get(path)) == changed
 
 
+@pytest.mark.every_database
 async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) -> None:
     for name in ("one", "two", "three"):
         await ada.make("/personas", name=name)
@@ -94,6 +96,7 @@ async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) 
     assert second["next"] is None
 
 
+@pytest.mark.every_database
 async def test_a_deleted_persona_leaves_nothing(ada: Person, database: Database) -> None:
     before = await count_rows(database)
     made = await ada.make("/personas", **PERSONA)

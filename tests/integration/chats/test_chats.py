@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 async def greetings(ada: Account, chat: str) -> list[str]:
@@ -179,6 +179,7 @@ async def test_opening_a_chat_with_who_is_not_there_makes_none(ada: Account) -> 
     assert ok(await ada.client.get("/api/v1/chats")) == {"items": [], "next": None}
 
 
+@pytest.mark.every_database
 async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Account) -> None:
     character = await ada.new_character()
     opened = [
@@ -203,6 +204,7 @@ async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Acco
     assert all(chat["character_ids"] == [character["id"]] for chat in with_her)
 
 
+@pytest.mark.every_database
 async def test_a_change_leaves_alone_what_it_does_not_name_and_clears_what_is_null(
     ada: Account,
 ) -> None:
@@ -226,6 +228,7 @@ async def test_a_change_leaves_alone_what_it_does_not_name_and_clears_what_is_nu
     assert ok(await ada.client.get(url)) == cleared
 
 
+@pytest.mark.every_database
 async def test_without_its_title_a_chat_is_named_after_its_characters_again(ada: Account) -> None:
     members = await trio(ada)
     chat = await ada.new_chat(character_ids=members[:2], title="One")
@@ -259,6 +262,7 @@ async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Accou
     assert ok(await ada.client.get(url)) == chat
 
 
+@pytest.mark.every_database
 async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(
     ada: Account,
 ) -> None:

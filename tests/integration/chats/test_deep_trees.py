@@ -14,7 +14,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from tests.integration.chats.trees import AUTHORS, Grove, sign_up
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 DEEP = 6000
 """More than `tree.CHUNK`, and more than any stack has frames."""
@@ -109,6 +109,7 @@ async def test_hiding_the_first_message_reaches_every_sum_below(grove: Grove) ->
     assert await sums_at(grove, ids[0], ids[DEEP // 2], ids[-1]) == before
 
 
+@pytest.mark.every_database
 async def test_forking_a_deep_path_copies_all_of_it(grove: Grove) -> None:
     ids = await grow(grove, DEEP)
     fork = await grove.chats.fork(grove.identity, grove.chat_id, message_id=ids[-1], title="Two")
@@ -117,6 +118,7 @@ async def test_forking_a_deep_path_copies_all_of_it(grove: Grove) -> None:
     assert page.items[-1].id == fork.leaf_id != ids[-1]
 
 
+@pytest.mark.every_database
 async def test_deleting_near_the_root_takes_everything_below(grove: Grove) -> None:
     (root,) = grove.expected.nodes
     ids, stays = await grow(grove, DEEP), await grow(grove, 3)
@@ -129,6 +131,7 @@ async def test_deleting_near_the_root_takes_everything_below(grove: Grove) -> No
     assert left == 1 + len(stays)
 
 
+@pytest.mark.every_database
 async def test_deleting_a_chat_takes_its_deep_branches_along(grove: Grove) -> None:
     await grow(grove, DEEP)
     await grove.chats.delete(grove.identity, grove.chat_id)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.server import Account, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 
@@ -40,6 +40,7 @@ async def test_links_and_switches_come_along(ada: Account, chat: str) -> None:
         assert ok(answer)["state"] == state
 
 
+@pytest.mark.every_database
 async def test_what_is_sticky_stays_sticky_in_a_copy(ada: Account, chat: str) -> None:
     await new_book(ada, chat, "linked", keys=["inn"], content="Warm.", sticky=20)
     await ada.turn(chat, text="We come to an inn.")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.server import Account, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 Line = dict[str, Any]
 
@@ -247,6 +247,7 @@ async def test_a_chat_can_be_emptied_and_begun_again(
     assert [line["position"] for line in await ada.messages(chat)] == [0, 1]
 
 
+@pytest.mark.every_database
 async def test_forking_copies_the_path_and_leaves_the_chat_alone(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:
@@ -267,6 +268,7 @@ async def test_forking_copies_the_path_and_leaves_the_chat_alone(
     assert texts(await ada.messages(chat)) == texts(lines)
 
 
+@pytest.mark.every_database
 async def test_a_fork_takes_members_persona_settings_and_variables_along(ada: Account) -> None:
     character = await ada.new_character(description="{{setvar::mood::calm}}", first_mes="Hm.")
     persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)

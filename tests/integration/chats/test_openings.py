@@ -11,7 +11,7 @@ from backend.characters.greetings import MAX_OPENING
 from tests.support.memory import API
 from tests.support.server import Account, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 LONGEST = 100_000
 """The default of `max_message_chars`."""
@@ -69,6 +69,7 @@ async def test_greetings_whose_macros_come_to_nothing_are_bounded_together(ada: 
     assert (body["limit"], body["scope"]) == ("characters", "request")
 
 
+@pytest.mark.every_database
 async def test_a_greeting_that_is_too_long_costs_a_warning_on_import_and_names_itself_on_opening(
     ada: Account,
 ) -> None:
@@ -108,6 +109,7 @@ async def test_a_greeting_that_is_too_long_cannot_be_typed_in(ada: Account) -> N
     assert ok(await ada.client.get(url))["revision"] == character["revision"]
 
 
+@pytest.mark.every_database
 async def test_a_thousand_greetings_are_swipes_of_one_message(ada: Account) -> None:
     greetings = [f"{{{{char}}}} says {number}." for number in range(1_000)]
     character = await ada.new_character(alternate_greetings=greetings)

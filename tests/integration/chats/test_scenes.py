@@ -17,7 +17,7 @@ from tests.support.memory import API, points_of, remembering, settled, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_what_only_looks_like_one_does_not(text: str) -> None:
     assert not opens_scene(text)
 
 
+@pytest.mark.every_database
 async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -100,6 +101,7 @@ async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
         assert (rows[-1].scene_id == rows[-1].id) is is_new
 
 
+@pytest.mark.every_database
 async def test_a_reply_that_opens_with_a_mark_opens_a_scene_and_what_follows_is_in_it(
     ada: Account, chat: str, server: Running, model: OpenAIServer
 ) -> None:

@@ -15,7 +15,7 @@ from tests.fakes.openai_server import MODEL_ID as OPENAI
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.server import Account, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 UNSET: dict[str, Any] = {
     "sampling": {},

@@ -19,7 +19,7 @@ from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 async def test_a_chronicle_starts_empty_with_what_it_was_given(writer: Chronicler) -> None:
@@ -49,6 +49,7 @@ async def test_what_is_not_of_the_right_form_is_refused(
     assert (await writer.get("/chronicles"))["items"] == []
 
 
+@pytest.mark.every_database
 async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chronicler) -> None:
     path = f"/chronicles/{await writer.new_chronicle('The coast', description='Of the drowned.')}"
     changed = await writer.patch(path, name="The shore")
@@ -71,6 +72,7 @@ async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) 
     problem(await writer.ask("GET", path), 404, "chronicle-not-found")
 
 
+@pytest.mark.every_database
 async def test_lists_go_on_page_by_page_newest_first(writer: Chronicler) -> None:
     made = [await writer.new_chronicle(f"The {place}") for place in range(5)]
     seen: list[str] = []
@@ -123,6 +125,7 @@ async def test_chats_go_on_without_a_chronicle_that_is_deleted(
     assert kept.chronicle_enabled
 
 
+@pytest.mark.every_database
 async def test_settings_that_were_read_before_a_chronicle_went_are_stale(
     writer: Chronicler, chat: str
 ) -> None:
@@ -136,6 +139,7 @@ async def test_settings_that_were_read_before_a_chronicle_went_are_stale(
     problem(answer, 412, "revision-mismatch")
 
 
+@pytest.mark.every_database
 async def test_with_a_chronicle_go_its_events_and_its_lorebook(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
@@ -169,6 +173,7 @@ async def test_an_account_holds_so_many_chronicles(writer: Chronicler, server: R
     assert problem(answer, 409, "chronicle-full")["allowed"] == MAX_CHRONICLES
 
 
+@pytest.mark.every_database
 async def test_nobody_sees_or_changes_another_s_chronicle(
     writer: Chronicler, stranger: Chronicler
 ) -> None:
@@ -191,6 +196,7 @@ async def test_nobody_uses_another_s_chronicle(
     assert (await stranger.get(f"/chronicles/{chronicle}"))["chat_ids"] == []
 
 
+@pytest.mark.every_database
 async def test_names_are_sealed(writer: Chronicler, server: Running) -> None:
     chronicle = await writer.new_chronicle("The drowned coast")
     await writer.new_event(chronicle, "Mara found the lens.")
@@ -211,6 +217,7 @@ async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
         yield server
 
 
+@pytest.mark.every_database
 async def test_the_index_is_told_what_goes_with_a_chronicle(idle: Running) -> None:
     async with idle.account() as account:
         writer = Chronicler(account)

@@ -19,7 +19,7 @@ from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 FULL: dict[str, Any] = {
     "summary": "Mara found the cracked lens under the third stair. ☕",
@@ -101,6 +101,7 @@ async def test_what_is_not_of_the_right_form_is_refused(
     assert (await writer.page(chronicle))["items"] == []
 
 
+@pytest.mark.every_database
 async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chronicler) -> None:
     made = await writer.new_event(await writer.new_chronicle(), **FULL)
     changed = await writer.change(made, where=None, day=None, who=["Tom"], significance=None)
@@ -111,6 +112,7 @@ async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chr
     assert await writer.event(made["chronicle_id"], made["id"]) == changed
 
 
+@pytest.mark.every_database
 async def test_a_patch_of_many_parts_is_one_change(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     [greeting] = await writer.account.messages(chat)
@@ -135,6 +137,7 @@ async def test_a_patch_that_changes_nothing_is_no_change(writer: Chronicler) -> 
     assert await writer.change(made, where="The lighthouse", pinned=True) == made
 
 
+@pytest.mark.every_database
 async def test_without_a_time_an_event_happened_when_it_was_said(
     writer: Chronicler, chat: str
 ) -> None:
@@ -190,6 +193,7 @@ async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) 
     problem(await writer.ask("GET", path), 404, "event-not-found")
 
 
+@pytest.mark.every_database
 async def test_what_the_agent_wrote_is_edited_once_a_user_changes_more_than_its_pin(
     writer: Chronicler, server: Running
 ) -> None:
@@ -286,6 +290,7 @@ async def test_a_question_of_the_wrong_form_is_refused(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.every_database
 async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     [greeting] = await writer.account.messages(chat)
@@ -321,6 +326,7 @@ async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, cha
     assert await found(q="tom", limit=1, order="newest") == ["Tom"]
 
 
+@pytest.mark.every_database
 async def test_a_search_that_looked_at_enough_leads_on(
     writer: Chronicler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,6 +475,7 @@ async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
         yield server
 
 
+@pytest.mark.every_database
 async def test_the_index_is_told_of_every_change(idle: Running) -> None:
     async with idle.account() as account:
         writer = Chronicler(account)
@@ -488,6 +495,7 @@ async def test_the_index_is_told_of_every_change(idle: Running) -> None:
 
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
+@pytest.mark.every_database
 async def test_lists_are_read_off_the_index(
     writer: Chronicler, server: Running, order: str
 ) -> None:

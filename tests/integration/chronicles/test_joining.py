@@ -19,7 +19,7 @@ from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 LOOK = {"id", "chronicle_id", "revision", "created_at", "updated_at"}
 """What tells an event from its copy."""
@@ -80,6 +80,7 @@ async def test_an_account_has_as_many_chronicles_as_it_may(
     assert await writer.get("/chats") == chats
 
 
+@pytest.mark.every_database
 async def test_null_takes_the_chronicle_from_a_chat_or_makes_a_new_one_where_one_is_kept(
     writer: Chronicler, chat: str
 ) -> None:
@@ -159,6 +160,7 @@ async def test_a_chat_without_a_chronicle_is_copied_without(writer: Chronicler, 
     assert (await writer.get("/chronicles"))["items"] == []
 
 
+@pytest.mark.every_database
 async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
@@ -210,6 +212,7 @@ async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
     assert [each["title"] for each in left["items"]] == ["Lamp", "Later", "Far", "Hers"]
 
 
+@pytest.mark.every_database
 async def test_with_a_chat_goes_what_came_from_branches_that_it_left(
     writer: Chronicler, chat: str, server: Running
 ) -> None:

@@ -11,7 +11,7 @@ from backend.chronicles.events import MAX_MERGED
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ async def test_what_they_superseded_is_superseded_by_the_one(
     assert await writer.summaries(chronicle) == ["1\n2"]
 
 
+@pytest.mark.every_database
 async def test_what_superseded_all_of_them_supersedes_the_one(
     writer: Chronicler, chronicle: str
 ) -> None:

@@ -23,7 +23,7 @@ from tests.support.memory import (
 )
 from tests.support.server import Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 BURIED = "The captain buried the astrolabe under the chapel bell."
 

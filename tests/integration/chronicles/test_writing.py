@@ -32,7 +32,7 @@ from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 MOMENT = datetime(2026, 3, 1, 20, 15, tzinfo=UTC)
 
@@ -59,6 +59,7 @@ def new(summary: str = "The lamp went out.", **values: Any) -> NewEvent:
     return NewEvent(fields=EventFields(summary=summary), **given)
 
 
+@pytest.mark.every_database
 async def test_an_event_that_is_gone_comes_back_as_it_was(
     session: AsyncSession, identity: Identity, chronicle: UUID, writer: Chronicler, chat: str
 ) -> None:
@@ -90,6 +91,7 @@ async def test_an_event_that_is_gone_comes_back_as_it_was(
     assert (await _read(session, identity, old.id)).superseded_by == before.id
 
 
+@pytest.mark.every_database
 async def test_an_event_that_is_still_there_becomes_what_it_was(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
@@ -163,6 +165,7 @@ async def test_nobody_s_events_are_removed_or_put_back_by_somebody_else(
     assert row.id in await get_events(session, identity.sealer, [row.id])
 
 
+@pytest.mark.every_database
 async def test_more_than_a_chronicle_holds_is_refused_as_a_whole(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
@@ -172,6 +175,7 @@ async def test_more_than_a_chronicle_holds_is_refused_as_a_whole(
     assert await add_events(session, identity.sealer, chronicle, []) == []
 
 
+@pytest.mark.every_database
 async def test_a_message_that_is_being_written_is_no_source_yet(
     session: AsyncSession, identity: Identity, writer: Chronicler, chat: str
 ) -> None:

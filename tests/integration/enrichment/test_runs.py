@@ -16,7 +16,7 @@ from tests.support.memory import API
 from tests.support.server import ok, problem
 from tests.support.studying import FINISH, Study, Vendor, entry, event, studying, vendor
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 NOBODYS = "01970000-0000-7000-8000-000000000000"
 
@@ -108,6 +108,7 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
     )
 
 
+@pytest.mark.every_database
 async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model: Vendor) -> None:
     path = f"{API}/chats/{study.chat_id}/enrichment"
     await study.tell("I light the lamp.", "The lamp shines.")
@@ -128,6 +129,7 @@ async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model:
     assert (view["pending"], view["job"]) == (0, None)
 
 
+@pytest.mark.every_database
 async def test_runs_are_listed_newest_first_page_by_page(study: Study, model: Vendor) -> None:
     path = f"{API}/chats/{study.chat_id}/enrichment"
     for number in range(3):

@@ -33,7 +33,7 @@ from tests.support.studying import (
     vendor,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 Kind = Literal["openai", "gemini"]
 
@@ -240,6 +240,7 @@ async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
     assert await study.events() == []
 
 
+@pytest.mark.every_database
 async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_changes(
     study: Study, model: Vendor
 ) -> None:
@@ -322,6 +323,7 @@ async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) 
     assert 100 < (job.run_after - job.updated_at).total_seconds() <= 121
 
 
+@pytest.mark.every_database
 async def test_an_unknown_model_is_a_failed_run_that_says_so(study: Study) -> None:
     """The model was on offer when it was chosen, and no longer is."""
     identity = await identity_of(study.server, study.account)
@@ -337,6 +339,7 @@ async def test_an_unknown_model_is_a_failed_run_that_says_so(study: Study) -> No
     assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
 
 
+@pytest.mark.every_database
 async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
     database_url: str, tmp_path: Path, model: Vendor
 ) -> None:
@@ -353,6 +356,7 @@ async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
         assert await study.marks() == [2]
 
 
+@pytest.mark.every_database
 async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendor) -> None:
     await study.tell(*(f"Line number {n}." for n in range(58)))
     model.script(*(model.decides(significant=False) for _ in range(3)))
@@ -380,6 +384,7 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
         ('{"significant": "who knows"}', "stop", "model-malformed-answer"),
     ],
 )
+@pytest.mark.every_database
 async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
     study: Study, model: Vendor, text: str, finish: str, problem: str
 ) -> None:
@@ -401,6 +406,7 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
     assert done.state == "done"
 
 
+@pytest.mark.every_database
 async def test_a_fault_of_ours_leaves_a_failed_run_too(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

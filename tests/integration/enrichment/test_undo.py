@@ -21,7 +21,7 @@ from tests.support.memory import API, points_of, rows_of, settled
 from tests.support.server import ok, problem
 from tests.support.studying import FINISH, Call, Study, Vendor, entry, event, studying, vendor
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ async def change_entry(study: Study, found: dict[str, Any], **changes: Any) -> N
     ok(await study.account.client.patch(path, json=changes))
 
 
+@pytest.mark.every_database
 async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
     run_id = await play(
         study,
@@ -165,6 +166,7 @@ async def test_force_takes_back_what_was_changed_since(study: Study) -> None:
     assert await book(study) == []
 
 
+@pytest.mark.every_database
 async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Study) -> None:
     """What a user wrote after the first undoing is not what the run wrote."""
     await play(study, event("The gate was locked by Mara."))
@@ -190,6 +192,7 @@ async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Stud
     problem(again, 409, "run-already-undone")
 
 
+@pytest.mark.every_database
 async def test_what_a_run_superseded_is_true_again(study: Study) -> None:
     await play(study, event("The gate was locked by Mara."))
     [locked] = await events(study)
@@ -202,6 +205,7 @@ async def test_what_a_run_superseded_is_true_again(study: Study) -> None:
     assert (str(again.id), again.superseded_by) == (locked["id"], None)
 
 
+@pytest.mark.every_database
 async def test_undoing_from_the_middle_hands_the_mark_on(study: Study) -> None:
     """Of three facts, each of which put an end to the one before, the middle one goes."""
     await play(study, event("The gate was locked by Mara."))
@@ -217,6 +221,7 @@ async def test_undoing_from_the_middle_hands_the_mark_on(study: Study) -> None:
     assert left["The gate was locked by Mara."]["superseded_by"] == str(third.id)
 
 
+@pytest.mark.every_database
 async def test_runs_undone_one_after_the_other_leave_nothing(study: Study) -> None:
     """Undoing the last one leaves its things at new revisions, which are not a user's changes."""
     first = await play(study, event("The gate was locked by Mara."), entry("Gate", "Made of oak."))
@@ -254,6 +259,7 @@ async def test_what_a_later_run_changed_is_left_to_it(study: Study) -> None:
     assert gate["content"].endswith("It stands open.")
 
 
+@pytest.mark.every_database
 async def test_an_event_that_supersedes_another_of_its_own_run_goes_too(study: Study) -> None:
     run_id = await play(
         study,
@@ -292,6 +298,7 @@ async def test_undoing_while_the_agent_works_on_the_same_chronicle_loses_nothing
     assert await study.summaries() == ["The tide came in."]
 
 
+@pytest.mark.every_database
 async def test_two_at_once_undo_a_run_once(study: Study) -> None:
     run_id = await play(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     path = f"{API}/enrichment/runs/{run_id}/undo"

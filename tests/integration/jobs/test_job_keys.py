@@ -41,7 +41,7 @@ from tests.integration.jobs.working import (
     until,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 PLACE = Column("jobs", "sealed_nothing")
 
@@ -90,6 +90,7 @@ async def waits_for_key(database: Database, job_id: UUID | None) -> bool:
     return await state_of(database, job_id) == "waiting_key"
 
 
+@pytest.mark.every_database
 async def test_a_job_carries_its_key_until_it_ends(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
@@ -151,6 +152,7 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
 
 
 @pytest.mark.parametrize("lack", ["never had one", "waits for one", "nearly over"])
+@pytest.mark.every_database
 async def test_a_job_that_waits_without_a_key_gets_that_of_one_it_absorbs(
     queue: JobQueue, workshop: Workshop, ada: Person, lack: str
 ) -> None:
@@ -186,6 +188,7 @@ async def test_a_key_that_holds_is_left_as_it_is(queue: JobQueue, ada: Person) -
         assert (job.state, job.wrapped_key) == ("queued", before)
 
 
+@pytest.mark.every_database
 async def test_a_managed_users_job_that_waits_for_a_key_is_queued_again(
     queue: JobQueue, ada: Person
 ) -> None:
@@ -275,6 +278,7 @@ async def test_a_managed_users_jobs_carry_no_key_and_run_while_the_user_is_away(
 
 
 @pytest.mark.parametrize("what", ["expired", "switched off", "other hands", "disabled"])
+@pytest.mark.every_database
 async def test_a_standing_slot_opens_only_as_its_user_allows(
     queue: JobQueue, workshop: Workshop, database: Database, what: str
 ) -> None:
@@ -321,6 +325,7 @@ async def test_switching_to_sealed_takes_the_keys_out_of_what_is_queued(
     assert await wrapped_keys(queue.database) == 1
 
 
+@pytest.mark.every_database
 async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     database: Database, tmp_path: Path
 ) -> None:

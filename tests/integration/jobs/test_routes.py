@@ -35,7 +35,7 @@ from tests.support.server import (
     running,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 JOBS = "/api/v1/jobs"
 ME = "/api/v1/me"
@@ -109,6 +109,7 @@ def keyed_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None
     return Worker(queue, {"note": JobKind(handle)}, job_keys, poll=0.05)
 
 
+@pytest.mark.every_database
 async def test_jobs_are_listed_newest_first_page_by_page(server: Running, ada: Account) -> None:
     ids = [await put_for(server, ada) for _ in range(5)]
     await change(server, ids[1], state="dead", error="unavailable", attempts=8)
@@ -125,6 +126,7 @@ async def test_jobs_are_listed_newest_first_page_by_page(server: Running, ada: A
     problem(await ada.client.get(JOBS, params={"state": "lost"}), 422, "validation-failed")
 
 
+@pytest.mark.every_database
 async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
     server: Running, ada: Account
 ) -> None:
@@ -144,6 +146,7 @@ async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
     assert seen == [UUID(job_id)]
 
 
+@pytest.mark.every_database
 async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
     server: Running, ada: Account
 ) -> None:
@@ -157,6 +160,7 @@ async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
     assert await state_of(server.parts.database, UUID(job_id)) == "dead"
 
 
+@pytest.mark.every_database
 async def test_a_stream_tells_of_progress_and_of_the_end(
     server: Running, ada: Account, workshop: Workshop
 ) -> None:
@@ -201,6 +205,7 @@ async def test_a_stream_ends_when_its_job_has_died(server: Running, ada: Account
     assert [(event.name, event.data["state"]) for event in events] == [("state", "dead")]
 
 
+@pytest.mark.every_database
 async def test_a_stream_ends_with_the_session_that_opened_it(server: Running, ada: Account) -> None:
     job_id, events = await put_for(server, ada, "strange"), list[Event]()
     async with server.signed_in("Ada") as other:
@@ -257,6 +262,7 @@ async def test_a_key_in_memory_goes_with_the_session(
     assert keys.get(user_id) is None
 
 
+@pytest.mark.every_database
 async def test_managed_is_switched_on_by_a_session_and_off_again(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +309,7 @@ async def test_switching_to_sealed_takes_the_keys_out_of_queued_jobs(
     assert await wrapped_keys(server) == 0
 
 
+@pytest.mark.every_database
 async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Account) -> None:
     await put_for(server, ada, "strange", key=await key_of(server, ada))
     ok(await ada.client.patch(ME, json={"key_mode": "managed"}))
@@ -319,6 +326,7 @@ async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Acc
     assert (await wrapped_keys(server), len(await standing_slots(server))) == (0, 0)
 
 
+@pytest.mark.every_database
 async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
     server: Running, ada: Account, workshop: Workshop
 ) -> None:
@@ -356,6 +364,7 @@ async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
     assert (await one(database, UUID(adas))).state == "queued"
 
 
+@pytest.mark.every_database
 async def test_a_job_that_brought_its_workers_down_says_so_and_begins_again_by_hand(
     server: Running, ada: Account
 ) -> None:

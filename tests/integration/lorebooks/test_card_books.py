@@ -20,7 +20,7 @@ from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 FILES = ("syn_v3.json", "syn_v3.charx", "syn_v2_and_v3_precedence.png")
@@ -87,6 +87,7 @@ async def test_every_kind_of_card_file_gives_the_book_back(ada: Reader, name: st
     assert shown["character_book"] == changed
 
 
+@pytest.mark.every_database
 async def test_a_book_without_a_name_is_called_after_its_character(ada: Reader) -> None:
     book = {"entries": [{"keys": ["a"], "content": "b"}]}
     made = await ada.account.new_character(name="Mara of the Lamp", character_book=book)
@@ -98,6 +99,7 @@ async def test_a_book_without_a_name_is_called_after_its_character(ada: Reader) 
     assert shown["character_book"] == {**book, "name": "Her own"}
 
 
+@pytest.mark.every_database
 async def test_a_patch_of_the_card_s_book_is_a_change_of_the_lorebook(ada: Reader) -> None:
     made = await ada.account.new_character()
     path = f"/characters/{made['id']}"
@@ -175,6 +177,7 @@ async def test_a_book_that_is_too_large_is_refused_with_its_card(
     assert len((await ada.get("/characters"))["items"]) == 1
 
 
+@pytest.mark.every_database
 async def test_a_card_of_an_older_version_has_its_book_in_it_until_it_is_changed(
     ada: Reader, server: Running
 ) -> None:
@@ -202,6 +205,7 @@ async def test_a_card_of_an_older_version_has_its_book_in_it_until_it_is_changed
     assert open_card(sealer, row.id, row.sealed_card).character_book is None
 
 
+@pytest.mark.every_database
 async def test_a_card_has_one_book(ada: Reader, server: Running) -> None:
     made = await ada.account.new_character(character_book=BOOK)
     async with server.parts.database.read() as session:

@@ -12,7 +12,7 @@ from backend.lorebooks.chat_books import ChatBook, books_for_chat
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 CARD_BOOK = {"name": "The card's own", "entries": [{"keys": ["lamp"], "content": "Lit."}]}
 
@@ -135,6 +135,7 @@ async def test_a_chat_says_what_it_says_of_a_book(ada: Reader) -> None:
     assert (await ada.put(path, 200, state="linked"))["source"] == "chat"
 
 
+@pytest.mark.every_database
 async def test_a_link_is_made_once_and_taken_away_once(ada: Reader) -> None:
     stage = await set_stage(ada)
     for kind, holder in (("characters", stage.character), ("personas", stage.persona)):
@@ -202,6 +203,7 @@ async def test_nobody_links_what_is_someone_else_s(
     ok(await ben.ask("GET", f"/chats/{own.chat}/lorebooks"))
 
 
+@pytest.mark.every_database
 async def test_nobody_s_global_books_are_in_someone_else_s_chats(ada: Reader, ben: Reader) -> None:
     await ada.new_book("hers", is_global=True)
     chat = (await ben.account.new_chat())["id"]

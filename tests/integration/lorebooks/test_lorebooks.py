@@ -9,7 +9,7 @@ import pytest
 from tests.integration.lorebooks.readers import WORLD, Reader
 from tests.support.server import ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 FULL_ENTRY: dict[str, Any] = {
     "title": "The lens",
@@ -171,6 +171,7 @@ async def test_an_entry_is_found_in_its_own_book_alone(ada: Reader) -> None:
         problem(answer, 404, "lore-entry-not-found")
 
 
+@pytest.mark.every_database
 async def test_entries_are_listed_page_by_page_in_their_order(ada: Reader) -> None:
     book = await ada.new_book()
     made = [(await ada.new_entry(book, title=str(n)))["id"] for n in range(5)]
@@ -192,6 +193,7 @@ async def test_entries_are_listed_page_by_page_in_their_order(ada: Reader) -> No
     assert pages == [order[:2], order[2:4], order[4:]]
 
 
+@pytest.mark.every_database
 async def test_books_are_listed_newest_first_with_their_counts_and_links(ada: Reader) -> None:
     old, new = await ada.new_book("The old light"), await ada.new_book("Straße")
     await ada.new_entry(old)

@@ -24,7 +24,7 @@ from tests.fakes.gemini_server import GeminiServer, error
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Silence
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 LINES = ("The ferry is late.", "A bell tolls.", "The ferry is late.", "Nobody answers.")
 
@@ -189,6 +189,7 @@ async def test_what_was_embedded_before_a_failure_is_kept(
     assert sent(server) == [texts[2:4], texts[2:4], texts[4:6]]
 
 
+@pytest.mark.every_database
 async def test_a_server_that_stumbles_is_asked_again_at_once(
     server: GeminiServer, embedder: CachedEmbedder, ada: Sealer, hands: Hands
 ) -> None:
@@ -214,6 +215,7 @@ async def test_nobody_waits_for_a_rate_limit_or_a_refusal(
     assert len(server.requests) == 2
 
 
+@pytest.mark.every_database
 async def test_a_vector_that_does_not_open_is_made_anew(
     database: Database, server: GeminiServer, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
@@ -228,6 +230,7 @@ async def test_a_vector_that_does_not_open_is_made_anew(
     assert len(await stored(database)) == 3
 
 
+@pytest.mark.every_database
 async def test_use_is_noted_once_a_day(
     database: Database, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
@@ -246,6 +249,7 @@ async def test_use_is_noted_once_a_day(
     assert used[1] > recently
 
 
+@pytest.mark.every_database
 async def test_what_nobody_used_is_forgotten(
     database: Database, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
@@ -264,6 +268,7 @@ async def test_what_nobody_used_is_forgotten(
     assert len(await stored(database)) == 1
 
 
+@pytest.mark.every_database
 async def test_more_texts_than_a_statement_takes_parameters(
     database: Database, connect: Connect, server: GeminiServer, ada: Sealer
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.memory import (
 )
 from tests.support.server import Account, Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 SEALS = "Do grey seals bask on flat rocks, at low tide?"
 BASK = "Grey seals bask on the flat rocks at low tide."
@@ -109,6 +109,7 @@ async def test_a_hidden_message_is_not_found_until_it_is_shown_again(
     assert (await texts_found(ada, "gryphon"))[0] == "The cellar holds a gryphon."
 
 
+@pytest.mark.every_database
 async def test_deleting_takes_the_points_of_all_that_went(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -181,6 +182,7 @@ async def test_lore_is_found_by_its_words_and_follows_its_changes(
     await check_index(server, ada)
 
 
+@pytest.mark.every_database
 async def test_a_book_counts_where_it_is_linked_and_not_switched_off(
     ada: Account, chat: str, server: Running
 ) -> None:

@@ -34,7 +34,7 @@ from tests.support.memory import (
 from tests.support.points import point, terms
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 FACT = "The captain buried the astrolabe under the chapel bell."
 QUESTION = "Where did the captain bury the astrolabe, under which bell?"
@@ -93,6 +93,7 @@ async def test_equal_texts_of_two_people_are_each_one_s_own(
 
 
 @pytest.mark.parametrize("mode", ["managed", "per_job", "sealed"])
+@pytest.mark.every_database
 async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
     database_url: str, tmp_path: Path, mode: str
 ) -> None:
@@ -128,6 +129,7 @@ async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
             assert FACT in str(await preview(ada, chat, QUESTION))
 
 
+@pytest.mark.every_database
 async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without_any_key(
     database_url: str, tmp_path: Path
 ) -> None:

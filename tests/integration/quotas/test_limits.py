@@ -26,7 +26,7 @@ from tests.support.memory import new_book, new_entry
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CARD = (Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx").read_bytes()
@@ -199,6 +199,7 @@ async def test_an_address_without_an_account_is_slowed_down_and_accounts_there_a
         ok(await ada.client.get(f"{API}/me"))
 
 
+@pytest.mark.every_database
 async def test_turns_and_suggestions_at_once_are_limited(serve: Serve) -> None:
     gate = Gate()
     async with OpenAIServer() as model, serve(max_turns_per_user=1, **asking(model)) as (_, ada):
@@ -219,6 +220,7 @@ async def test_turns_and_suggestions_at_once_are_limited(serve: Serve) -> None:
         assert (await ada.turn(second, **line))[-1].name == "turn.completed"
 
 
+@pytest.mark.every_database
 async def test_streams_at_once_are_limited_and_a_turn_is_not_begun_without_one(
     serve: Serve,
 ) -> None:
@@ -258,6 +260,7 @@ def form(data: bytes) -> tuple[bytes, dict[str, str]]:
     return request.read(), {"content-type": request.headers["content-type"]}
 
 
+@pytest.mark.every_database
 async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
     serve: Serve,
 ) -> None:
@@ -284,6 +287,7 @@ async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.every_database
 async def test_a_request_that_waits_too_long_or_behind_too_many_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +302,7 @@ async def test_a_request_that_waits_too_long_or_behind_too_many_is_refused(
         ok(await ada.client.get(f"{API}/me"))
 
 
+@pytest.mark.every_database
 async def test_one_upload_at_a_time_and_the_next_one_waits_for_it(serve: Serve) -> None:
     let_go = asyncio.Event()
     body, headers = form(CARD)
@@ -323,6 +328,7 @@ async def test_one_upload_at_a_time_and_the_next_one_waits_for_it(serve: Serve) 
         assert uploads.used(user_id) == 0
 
 
+@pytest.mark.every_database
 async def test_an_upload_that_waits_too_long_is_refused_before_its_body_is_read(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +357,7 @@ async def test_an_upload_that_waits_too_long_is_refused_before_its_body_is_read(
         ok(await ada.client.post(path, content=body, headers=headers), 201)
 
 
+@pytest.mark.every_database
 async def test_an_upload_that_breaks_off_gives_its_place_back(serve: Serve) -> None:
     body, headers = form(CARD)
     async with serve() as (server, ada):
@@ -367,6 +374,7 @@ async def test_an_upload_that_breaks_off_gives_its_place_back(serve: Serve) -> N
         ok(await ada.client.post(path, content=body, headers=headers), 201)
 
 
+@pytest.mark.every_database
 async def test_bytes_of_bodies_at_once_are_limited_before_they_are_read(serve: Serve) -> None:
     let_go = asyncio.Event()
     body = httpx.Response(200, json={"name": "Ben", "description": "x" * 600}).content
@@ -389,6 +397,7 @@ async def test_bytes_of_bodies_at_once_are_limited_before_they_are_read(serve: S
         ok(await ada.client.post(path, content=body, headers=headers), 201)
 
 
+@pytest.mark.every_database
 async def test_a_rebuild_is_not_begun_while_too_many_jobs_wait_and_a_reply_still_gets_its_own(
     serve: Serve,
 ) -> None:
@@ -458,6 +467,7 @@ async def test_a_turn_that_is_stopped_is_not_free(serve: Serve) -> None:
         assert tokens["used"] > 5
 
 
+@pytest.mark.every_database
 async def test_limits_that_are_off_refuse_nothing(serve: Serve) -> None:
     off = {f"max_{quota.name}_per_user": 0 for quota in QUOTAS}
     async with serve(**off) as (_, ada):

@@ -15,7 +15,7 @@ from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 

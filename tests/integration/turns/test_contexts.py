@@ -16,7 +16,7 @@ from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
 from tests.support.server import Account, Event, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 Shown = list[dict[str, str]]
 
@@ -242,6 +242,7 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
         assert (await context_of(ada, reply_id))["prompt"] == prompt
 
 
+@pytest.mark.every_database
 async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
@@ -268,6 +269,7 @@ async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
     assert again == reply_id
 
 
+@pytest.mark.every_database
 async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
@@ -301,6 +303,7 @@ async def test_a_text_that_many_prompts_share_is_kept_once(
     assert (records, texts) == (3, 1 + 3)  # one system prompt, three lines of the user's
 
 
+@pytest.mark.every_database
 async def test_the_difference_says_what_came_what_went_and_what_stayed(
     ada: Account, vendor: OpenAIServer, told: str
 ) -> None:

@@ -24,7 +24,7 @@ from tests.integration.turns.following import check_tree, until
 from tests.integration.turns.seeding import identity_of, seed, stored_lines
 from tests.support.server import Account, Running, ok, running, text_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 PROSE = "The rain had not stopped since the morning, and nobody at the inn spoke of leaving. "
 
@@ -100,6 +100,7 @@ async def test_a_line_counts_as_it_is_sent_with_what_a_message_costs_beside_it(
     assert await unit_of(server, group) == "o200k_base+names"
 
 
+@pytest.mark.every_database
 async def test_the_totals_are_those_of_the_prompt_that_was_sent(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -112,6 +113,7 @@ async def test_the_totals_are_those_of_the_prompt_that_was_sent(
     assert context["totals"]["messages"] == len(tokens)
 
 
+@pytest.mark.every_database
 async def test_moving_to_another_vocabulary_scales_at_once_and_counts_anew_afterwards(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -141,6 +143,7 @@ async def test_moving_to_another_vocabulary_scales_at_once_and_counts_anew_after
     assert {row.id: row.tokens for row in rows if row.id in in_demo} == in_demo
 
 
+@pytest.mark.every_database
 async def test_counts_that_were_made_once_are_used_again(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -216,6 +219,7 @@ async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_h
     await check_counts(server, ada, chat)
 
 
+@pytest.mark.every_database
 async def test_moving_back_at_once_while_counts_are_made_anew_loses_nothing(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -229,6 +233,7 @@ async def test_moving_back_at_once_while_counts_are_made_anew_loses_nothing(
     await check_counts(server, ada, chat)
 
 
+@pytest.mark.every_database
 async def test_the_budget_comes_to_keep_to_what_the_provider_counts(
     ada: Account,
     chat: str,

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.turns.following import turn_under_way
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 async def turns_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
@@ -30,6 +30,7 @@ async def test_turns_are_listed_newest_first_in_pages(ada: Account, chat: str) -
     assert (first["items"][0]["text"], first["items"][0]["reply"]) == (None, None)
 
 
+@pytest.mark.every_database
 async def test_a_turn_with_an_id_of_the_clients_has_its_place_by_time(
     ada: Account, chat: str
 ) -> None:
@@ -42,6 +43,7 @@ async def test_a_turn_with_an_id_of_the_clients_has_its_place_by_time(
     assert [turn["id"] for turn in behind["items"]] == [before]
 
 
+@pytest.mark.every_database
 async def test_the_turn_that_runs_is_found_by_its_state(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, demo_tokens_per_second=50) as server,

@@ -26,7 +26,7 @@ from tests.support.memory import (
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 WORLD = Path(__file__).parents[2] / "fixtures" / "lorebooks" / "drowned_coast.json"
 
@@ -271,6 +271,7 @@ async def test_chance_falls_the_same_in_the_preview_the_turn_and_the_turn_taken_
     assert any("group" in each for each in why)
 
 
+@pytest.mark.every_database
 async def test_what_macros_in_lore_write_stays_with_the_turn(ada: Account, chat: str) -> None:
     entry = {
         "title": "Ledger",
@@ -284,6 +285,7 @@ async def test_what_macros_in_lore_write_stays_with_the_turn(ada: Account, chat:
     assert "Paid 2." in whole(await preview(ada, chat, "I pay."))
 
 
+@pytest.mark.every_database
 async def test_five_thousand_entries_make_no_large_record(
     ada: Account, chat: str, server: Running
 ) -> None:

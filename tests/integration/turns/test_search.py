@@ -20,7 +20,7 @@ from tests.support.memory import (
 )
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 FACT = "The captain buried the astrolabe under the chapel bell."
 
@@ -110,6 +110,7 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
     assert answer.json()["detail"] == f"There is no source dreams; there are {names}."
 
 
+@pytest.mark.every_database
 async def test_odd_words_are_looked_for_like_others(
     ada: Account, chat: str, server: Running
 ) -> None:

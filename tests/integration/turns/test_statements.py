@@ -15,7 +15,7 @@ from tests.integration.turns.seeding import seed
 from tests.support.memory import new_book, new_entry, preview, settled
 from tests.support.server import Account, Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 OF_ENRICHMENT = re.compile(r"\b(chat_summaries|chronicle_event\w*|enrichment_\w+)\b")
