@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
@@ -22,6 +22,9 @@ from backend.vault.sealing import Sealer
 
 _LINES_KEPT = 64
 """Lines that stay open while rows are made into documents: a scene and its neighbours."""
+
+_MOST_NEAR = 300
+"""Rows that are read at once around those that are asked for: an indexer's batch has 200."""
 
 
 class MessageSource:
@@ -62,6 +65,7 @@ class MessageSource:
         the last of its messages here: while that is not stored, the scene is made again.
         """
         stretch = _Stretch(sealer, container_id)
+        await stretch.load_near(session, source_ids)
         wanted = await stretch.load(session, source_ids)
         if neighbours:
             wanted |= await stretch.load_above(session, wanted)
@@ -152,6 +156,19 @@ _COUNTING = select(
     ~Message.hidden,
     Message.status != "streaming",
 )
+_PLACE = (unindexed(Message.chat_id) == bindparam("chat_id"), Message.id.in_(_IDS))
+_NEAR = (
+    select(*_COLUMNS)
+    .where(
+        Message.chat_id == bindparam("chat_id"),
+        _OWNED,
+        Message.position
+        >= select(func.min(Message.position) - 2 * WINDOW).where(*_PLACE).scalar_subquery(),
+        Message.position
+        <= select(func.max(Message.position) + WINDOW).where(*_PLACE).scalar_subquery(),
+    )
+    .limit(_MOST_NEAR)
+)
 """Built once: building them costs more than running them."""
 
 
@@ -165,14 +182,26 @@ class _Stretch:
         self._sealer = sealer
         self._chat_id = chat_id
         self.rows: dict[UUID, Any] = {}
+        self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
         # Rows come in the order of the path: their windows share lines.
         self._line = lru_cache(_LINES_KEPT)(self._open)
 
+    async def load_near(self, session: AsyncSession, ids: Sequence[UUID]) -> None:
+        """Read messages with all that their windows, and their neighbours' windows, can reach.
+
+        One range of positions takes the place of a query for each step in the tree. Where messages
+        lie far apart, or have very many siblings, it is not read to its end, and what is missing
+        is read step by step.
+        """
+        found = await self._read(session, _NEAR, ids)
+        self._has_all_near = len(found) < _MOST_NEAR
+
     async def load(self, session: AsyncSession, ids: Iterable[UUID]) -> set[UUID]:
         """Read messages; those of them that are there."""
         wanted = set(ids)
-        for part in chunks(list(wanted - self.rows.keys())):
+        missing = () if self._has_all_near else list(wanted - self.rows.keys())
+        for part in chunks(missing):
             await self._read(session, _THEMSELVES, part)
         return wanted & self.rows.keys()
 
@@ -191,7 +220,8 @@ class _Stretch:
         await self.load_above(session, ids)
         level = ids
         for _ in range(WINDOW):
-            for part in chunks([each for each in level if each not in self._selected]):
+            last = [each for each in level if each not in self._selected]
+            for part in chunks(() if self._has_all_near else last):
                 await self._read(session, _FOLLOWING, part)
             level = {self._selected[each] for each in level if each in self._selected}
 

@@ -60,6 +60,14 @@ EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=N
 """What a request wants to be written down in each transaction that changes something for it."""
 
 
+_AFTER_COMMIT = "after_commit"
+
+
+def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
+    """Have `call` called once the transaction of `Database.write` is committed."""
+    session.info.setdefault(_AFTER_COMMIT, []).append(call)
+
+
 class DatabaseUnavailableError(UnavailableError):
     """The database does not answer; nothing was half done."""
 
@@ -115,16 +123,20 @@ class Database:
         Raises `DatabaseUnavailableError` when the database can't be reached.
         """
         note = EFFECT_NOTE.get()
-        async with translated(), self._write_sessions.begin() as session:
+        async with translated(), self._write_sessions() as session:
             yield session
             if note is not None:
                 await note(session)
+            await session.commit()
         self.log.written()
+        for call in session.info.get(_AFTER_COMMIT, ()):
+            call()
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:
         """A transaction for reading: one consistent view, and never in a writer's way."""
-        async with translated(), self._read_sessions.begin() as session:
+        # Closing ends the transaction: there is nothing to commit.
+        async with translated(), self._read_sessions() as session:
             yield session
 
     async def optimize(self) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import event, select, update
+from sqlalchemy import select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
 
 from backend.accounts.models import KeyMode
 from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
-from backend.database.engine import Database
+from backend.database.engine import Database, after_commit
 from backend.jobs.models import IS_WAITING, NOBODY, Job
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -176,16 +175,13 @@ class JobQueue:
         the key where it lacks one. A kind that needs its user's key and was enqueued without waits
         until the user is seen. Once the transaction is committed, the workers of this process wake.
         """
-        event.listen(session.sync_session, "after_commit", self._woken, once=True)
+        after_commit(session, self.wake)
         return await insert_job(session, job, key=key)
 
     def wake(self) -> None:
         """Tell the workers of this process that there may be work."""
         for listener in self._listeners:
             listener.set()
-
-    def _woken(self, _: Session) -> None:
-        self.wake()
 
     @contextmanager
     def listening(self, listener: asyncio.Event) -> Generator[None]:

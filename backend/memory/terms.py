@@ -14,6 +14,7 @@ nothing. Those of all but the first language weigh half, because a few are stems
 
 from __future__ import annotations
 
+import re
 import threading
 import unicodedata
 from collections import Counter
@@ -47,6 +48,11 @@ _TOKEN = regex.compile(
     rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+)*)",
     regex.VERSION1,
 )
+_LATIN_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_NOT_LATIN = re.compile(r"[^\0-\u02ff\u2010-\u205e]")
+"""Anything but Latin letters and usual punctuation: in texts without it `_LATIN_WORD` finds the
+words that `_TOKEN` finds, in a quarter of the time."""
+
 _HAN = regex.compile(r"\p{Han}")
 _SCRIPTS = {
     "CYRILLIC": "russian",
@@ -165,13 +171,21 @@ def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
     """Words, and runs of characters without spaces between words; True for words."""
     folded = normalized("NFKC", text).casefold().translate(_APOSTROPHES)
+    if not _NOT_LATIN.search(folded):
+        for word in _LATIN_WORD.findall(folded):
+            yield _counted(word), True
+        return
     for match in _TOKEN.finditer(folded):
         if match.lastgroup == "unspaced":
             yield match.group(), False
-            continue
-        word = match.group()
-        head, _, tail = word.partition("'")
-        yield (tail if tail and head in ELIDED else word)[:LONGEST_TERM], True
+        else:
+            yield _counted(match.group()), True
+
+
+def _counted(word: str) -> str:
+    """What of a word counts."""
+    head, _, tail = word.partition("'")
+    return (tail if tail and head in ELIDED else word)[:LONGEST_TERM]
 
 
 def _terms(word: str, language: str) -> tuple[str, ...]:

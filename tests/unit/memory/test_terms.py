@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -91,6 +92,12 @@ def test_a_document_that_does_not_say_its_language_is_in_the_default_one() -> No
 
 def test_a_term_that_is_said_twice_counts_once_in_a_query() -> None:
     assert query_terms("the dragon, the Dragons") == {"dragon": 1.0}
+
+
+def test_latin_text_has_the_same_words_in_the_company_of_another_script() -> None:
+    for code in (*range(0x300), *range(0x2010, 0x205F)):
+        text = "x{0}y {0}z'{0}k l'{0}m".format(chr(code))
+        assert document_terms(f"{text} жук") == document_terms(text) + Counter(["жук"]), hex(code)
 
 
 def test_a_text_may_hold_several_scripts() -> None:
