@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,10 +33,11 @@ from backend.memory.indexer import Indexer
 from backend.quotas.middleware import QuotaMiddleware
 from backend.turns.assemble import PromptAssembler
 from backend.turns.builder import PromptBuilder
-from backend.turns.runs import RunRegistry, TurnRun
+from backend.turns.runs import RunRegistry
 from backend.turns.service import TurnService
 from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
+from backend.turns.turn_run import TurnRun
 
 STAGES: dict[str, tuple[tuple[type, str], ...]] = {
     "request: HTTP, who asks, limits": (
@@ -63,7 +64,7 @@ class Clock:
     """Processor time by stage."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._stages: list[str] = []
         self._since = 0.0
 

@@ -31,10 +31,11 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
 
 from backend.database.types import Id, UtcTime
-from backend.jobs.models import Job
+from backend.jobs.models import JOBS
+
+_JOB = JOBS.c
 
 Shares = Literal["all", "behind", "open"]
 """Whose jobs are looked at: of all that are queued, of those behind one, or of who is here."""
@@ -55,6 +56,7 @@ class Wanted:
         running: How many of each share do.
         queued: Whether it takes jobs that need no more than what lies in the database.
         open_to: Users whose keys it has in memory: of these it takes what waits for a key.
+        abandoned: Whether it takes jobs whose leases ran out.
         suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
             those that ran beside it when it brought a worker down do not die with it.
     """
@@ -66,6 +68,7 @@ class Wanted:
     running: Mapping[UUID, int]
     queued: bool = True
     open_to: Sequence[UUID] = ()
+    abandoned: bool = True
     suspect: bool = True
 
 
@@ -90,17 +93,19 @@ async def candidates(
         query = _due("open", is_postgres)
         found += await session.execute(query, {**values, "open_to": wanted.open_to})
     if wanted.queued:
-        found += await session.execute(_ABANDONED, values)
-        if wanted.suspect:
-            found += await session.execute(_SUSPECT, values)
-        rows: list[Row[UUID, UUID]] = []
-        if start is not None:
+        if wanted.abandoned:
+            found += await session.execute(_ABANDONED, values)
+            if wanted.suspect:
+                found += await session.execute(_SUSPECT, values)
+        rows = list(await session.execute(_due("all", is_postgres), values))
+        if start is not None and len(rows) < limit:
+            rows.sort(key=lambda row: row.share <= start)
+        elif start is not None:
+            # There are more than these: those behind `start` may not be among them.
             query = _due("behind", is_postgres)
-            rows += await session.execute(query, {**values, "start": start})
-        if len(rows) < limit:
-            seen = {row.share for row in rows}
-            more = await session.execute(_due("all", is_postgres), values)
-            rows += [row for row in more if row.share not in seen]
+            behind = list(await session.execute(query, {**values, "start": start}))
+            seen = {row.share for row in behind}
+            rows = [*behind, *(row for row in rows if row.share not in seen)]
         found += rows
     return _in_turn(found, wanted)
 
@@ -126,15 +131,15 @@ def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
 
 def _queued_shares(which: Shares) -> CTE:
     """The shares that have something queued, one step on the index each; they end with a null."""
-    first = select(Job.share).where(Job.state == "queued")
+    first = select(_JOB.share).where(_JOB.state == "queued")
     if which == "behind":
-        first = first.where(Job.share > bindparam("start", type_=Id()))
-    first = first.order_by(Job.share).limit(1)
+        first = first.where(_JOB.share > bindparam("start", type_=Id()))
+    first = first.order_by(_JOB.share).limit(1)
     shares = select(first.scalar_subquery().label("share")).cte("shares", recursive=True)
     following = (
-        select(Job.share)
-        .where(Job.state == "queued", Job.share > shares.c.share)
-        .order_by(Job.share)
+        select(_JOB.share)
+        .where(_JOB.state == "queued", _JOB.share > shares.c.share)
+        .order_by(_JOB.share)
         .limit(1)
         .scalar_subquery()
     )
@@ -143,8 +148,8 @@ def _queued_shares(which: Shares) -> CTE:
 
 def _open_shares() -> CTE:
     """Those of the users who are here that have something waiting for their key."""
-    here = Job.share.in_(bindparam("open_to", expanding=True, type_=Id()))
-    query = select(Job.share).where(Job.state == "waiting_key", here)
+    here = _JOB.share.in_(bindparam("open_to", expanding=True, type_=Id()))
+    query = select(_JOB.share).where(_JOB.state == "waiting_key", here)
     return query.distinct().cte("open_shares")
 
 
@@ -154,18 +159,18 @@ def _due(which: Shares, is_postgres: bool) -> Select[UUID, UUID]:  # noqa: FBT00
 
     Built once: building it costs more than running it.
     """
-    job = aliased(Job)
+    job = JOBS.alias()
     shares = _open_shares() if which == "open" else _queued_shares(which)
     of_share = (
-        select(job.id)
+        select(job.c.id)
         .where(
-            job.state == ("waiting_key" if which == "open" else "queued"),
-            job.share == shares.c.share,
-            job.run_after <= bindparam("at", type_=UtcTime()),
-            job.kind.in_(bindparam("kinds", expanding=True)),
+            job.c.state == ("waiting_key" if which == "open" else "queued"),
+            job.c.share == shares.c.share,
+            job.c.run_after <= bindparam("at", type_=UtcTime()),
+            job.c.kind.in_(bindparam("kinds", expanding=True)),
             _lane_is_free(job),
         )
-        .order_by(job.run_after)
+        .order_by(job.c.run_after)
         .limit(bindparam("each", type_=Integer()))
         .correlate(shares)
     )
@@ -175,28 +180,28 @@ def _due(which: Shares, is_postgres: bool) -> Select[UUID, UUID]:  # noqa: FBT00
         both = shares.join(found, true())
         return select(found.c.id, shares.c.share).select_from(both).limit(limit)
     # SQLite has no LATERAL, and goes through a correlated IN share by share as it stands.
-    outer = aliased(Job)
-    both = shares.join(outer, outer.id.in_(of_share))
-    return select(outer.id, outer.share).select_from(both).limit(limit)
+    outer = JOBS.alias()
+    both = shares.join(outer, outer.c.id.in_(of_share))
+    return select(outer.c.id, outer.c.share).select_from(both).limit(limit)
 
 
-_LEFT_BEHIND = select(Job.id, Job.share).where(
-    Job.state == "running",
-    Job.lease_until <= bindparam("at", type_=UtcTime()),
-    Job.kind.in_(bindparam("kinds", expanding=True)),
+_LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
+    _JOB.state == "running",
+    _JOB.lease_until <= bindparam("at", type_=UtcTime()),
+    _JOB.kind.in_(bindparam("kinds", expanding=True)),
 )
-_ABANDONED = _LEFT_BEHIND.where(Job.leases_lost == 0).limit(bindparam("count", type_=Integer()))
+_ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
 """Jobs whose worker has not been heard of."""
 
-_SUSPECT = _LEFT_BEHIND.where(Job.leases_lost > 0).order_by(Job.lease_until).limit(1)
+_SUSPECT = _LEFT_BEHIND.where(_JOB.leases_lost > 0).order_by(_JOB.lease_until).limit(1)
 """The one of them that has waited longest of those that lost a lease before."""
 
 
 def _lane_is_free(job: Any) -> ColumnElement[bool]:
-    other = aliased(Job)
-    same = and_(other.lane == job.lane, other.id != job.id)
+    other = JOBS.alias()
+    same = and_(other.c.lane == job.c.lane, other.c.id != job.c.id)
     return and_(
-        ~exists().where(same, other.state == "running"),
-        ~exists().where(same, other.state == "queued", other.id < job.id),
-        ~exists().where(same, other.state == "waiting_key", other.id < job.id),
+        ~exists().where(same, other.c.state == "running"),
+        ~exists().where(same, other.c.state == "queued", other.c.id < job.c.id),
+        ~exists().where(same, other.c.state == "waiting_key", other.c.id < job.c.id),
     )

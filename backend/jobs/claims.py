@@ -18,9 +18,8 @@ from sqlalchemy import and_, bindparam, case, delete, func, or_, select, tuple_,
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import UNSYNCHRONISED
 from backend.jobs.candidates import Wanted, candidates
-from backend.jobs.models import Job
+from backend.jobs.models import JOBS
 
 LEASE = timedelta(seconds=60)
 LOCK = 7_241_905_114
@@ -56,27 +55,29 @@ class Claimed:
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
 
+_JOB = JOBS.c
+
 IS_HELD = and_(
-    Job.id == bindparam("job"),
-    Job.state == "running",
-    Job.lease_owner == bindparam("owner"),
-    Job.fence == bindparam("held_fence"),
-    Job.lease_until > bindparam("at"),
+    _JOB.id == bindparam("job"),
+    _JOB.state == "running",
+    _JOB.lease_owner == bindparam("owner"),
+    _JOB.fence == bindparam("held_fence"),
+    _JOB.lease_until > bindparam("at"),
 )
 """A job's row is still its worker's, and the lease has not run out."""
 
-_COLUMNS: tuple[Any, ...] = tuple(getattr(Job, name) for name in Claimed.__dataclass_fields__)
+_COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in Claimed.__dataclass_fields__)
 _FREE = or_(
-    Job.state.in_(("queued", "waiting_key")),
-    and_(Job.state == "running", Job.lease_until <= bindparam("at")),
+    _JOB.state.in_(("queued", "waiting_key")),
+    and_(_JOB.state == "running", _JOB.lease_until <= bindparam("at")),
 )
 _TAKE = cast(
     "Any",
-    update(Job)
+    update(JOBS)
     .where(
-        Job.id.in_(
-            select(Job.id)
-            .where(Job.id.in_(bindparam("ids", expanding=True)), _FREE)
+        _JOB.id.in_(
+            select(_JOB.id)
+            .where(_JOB.id.in_(bindparam("ids", expanding=True)), _FREE)
             .with_for_update(skip_locked=True)
         )
     )
@@ -84,10 +85,10 @@ _TAKE = cast(
         state="running",
         lease_owner=bindparam("owner"),
         lease_until=bindparam("until"),
-        fence=Job.fence + 1,
-        attempts=Job.attempts + 1,
+        fence=_JOB.fence + 1,
+        attempts=_JOB.attempts + 1,
         # One that runs can be claimed only because its lease ran out.
-        leases_lost=Job.leases_lost + case((Job.state == "running", 1), else_=0),
+        leases_lost=_JOB.leases_lost + case((_JOB.state == "running", 1), else_=0),
         updated_at=bindparam("at"),
     )
     .returning(*_COLUMNS),
@@ -117,7 +118,7 @@ async def claim(
     if not ids:
         return []
     values = {"ids": ids, "at": at, "until": at + lease, "owner": wanted.owner}
-    rows = await session.execute(_TAKE, values, execution_options=UNSYNCHRONISED)
+    rows = await session.execute(_TAKE, values)
     return sorted((Claimed(*row) for row in rows), key=lambda each: ids.index(each.id))
 
 
@@ -130,35 +131,35 @@ ENDED: dict[str, Any] = {
 }
 """What a row loses with its job's end."""
 
-_END = delete(Job).where(IS_HELD).returning(Job.id)
+_END = delete(JOBS).where(IS_HELD).returning(_JOB.id)
 _END_AND_KEEP = (
-    update(Job)
+    update(JOBS)
     .where(IS_HELD)
     .values(state="done", updated_at=bindparam("at"), **ENDED)
-    .returning(Job.id)
+    .returning(_JOB.id)
 )
 
 
 async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) -> bool:
     """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
     query = _END_AND_KEEP if keep else _END
-    ended = await session.execute(query, job.held(at), execution_options=UNSYNCHRONISED)
+    ended = await session.execute(query, job.held(at))
     return ended.scalar() is not None
 
 
 async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
     """End jobs of one worker that have no effects, rows and all; those that were still its own."""
     query = (
-        delete(Job)
+        delete(JOBS)
         .where(
-            tuple_(Job.id, Job.fence).in_([(each.id, each.fence) for each in jobs]),
-            Job.lease_owner == jobs[0].lease_owner,
-            Job.state == "running",
-            Job.lease_until > at,
+            tuple_(_JOB.id, _JOB.fence).in_([(each.id, each.fence) for each in jobs]),
+            _JOB.lease_owner == jobs[0].lease_owner,
+            _JOB.state == "running",
+            _JOB.lease_until > at,
         )
-        .returning(Job.id)
+        .returning(_JOB.id)
     )
-    return set(await session.scalars(query, execution_options=UNSYNCHRONISED))
+    return set(await session.scalars(query))
 
 
 async def renew(
@@ -169,17 +170,17 @@ async def renew(
     Returns (id, fence) of those that were renewed. A lease that has run out stays lost.
     """
     mine = (
-        select(Job.id)
-        .where(Job.state == "running", Job.lease_owner == owner, Job.lease_until > at)
+        select(_JOB.id)
+        .where(_JOB.state == "running", _JOB.lease_owner == owner, _JOB.lease_until > at)
         .with_for_update(skip_locked=True)
     )
     query = (
-        update(Job)
-        .where(Job.id.in_(mine))
+        update(JOBS)
+        .where(_JOB.id.in_(mine))
         .values(lease_until=at + lease)
-        .returning(Job.id, Job.fence)
+        .returning(_JOB.id, _JOB.fence)
     )
-    rows = await session.execute(query, execution_options=UNSYNCHRONISED)
+    rows = await session.execute(query)
     return {(row.id, row.fence) for row in rows}
 
 
@@ -191,20 +192,20 @@ async def put_back(
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(Job).where(IS_HELD).values(values).returning(Job.id)
-    held = select(Job.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
-    twins = delete(Job).where(
-        Job.dedupe_key == held,
-        Job.id != job.id,
-        Job.state.in_(("queued", "waiting_key")),
+    query = update(JOBS).where(IS_HELD).values(values).returning(_JOB.id)
+    held = select(_JOB.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
+    twins = delete(JOBS).where(
+        _JOB.dedupe_key == held,
+        _JOB.id != job.id,
+        _JOB.state.in_(("queued", "waiting_key")),
     )
     waits = changes.get("state") in {"queued", "waiting_key"}
     for left in reversed(range(TWIN_TRIES)):
         try:
             async with session.begin_nested():
                 if waits:
-                    await session.execute(twins, job.held(at), execution_options=UNSYNCHRONISED)
-                found = await session.execute(query, job.held(at), execution_options=UNSYNCHRONISED)
+                    await session.execute(twins, job.held(at))
+                found = await session.execute(query, job.held(at))
                 return found.scalar() is not None
         except IntegrityError:  # one more came in between
             if not left:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import BindParameter, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.keyring import check_protection, open_sealer
@@ -50,7 +49,7 @@ class JobKeys:
         if not wanted:
             return {}
         async with self._database.read() as session:
-            people = await _People.load(session, wanted, self._open)
+            people = await _People.load(session, wanted, self._open, at=at)
         found: dict[UUID, Sealer] = {}
         for job in wanted:
             sealer = None
@@ -83,13 +82,10 @@ class JobKeys:
 
     def _user_key(self, job: Claimed, people: _People, at: datetime) -> bytes | None:
         user = people.users[job.share]
+        if (lent := people.lent.get(job.id)) is not None:
+            return unwrap_lent("job", job.id, user.id, lent, root=self._root)
         if (here := people.here.get(user.id)) is not None:
             return here.sealer.user_key
-        # As they are now: the user's key may have been changed since the job was claimed.
-        lent = people.lent.get(job.id)
-        if lent and lent.wrapped_key and lent.root_version and lent.key_until > at:
-            wrapped = Wrapped(lent.root_version, lent.wrapped_key)
-            return unwrap_lent("job", job.id, user.id, wrapped, root=self._root)
         slot = people.standing.get(user.id)
         if slot is None or user.key_mode != "managed":
             return None
@@ -101,8 +97,26 @@ class JobKeys:
         return user_key
 
 
+_USER_IDS: BindParameter[UUID] = bindparam("user_ids", expanding=True)
+_USERS = (
+    select(User, DataKey).join(DataKey, DataKey.user_id == User.id).where(User.id.in_(_USER_IDS))
+)
+# As they are now: the user's key may have been changed since the job was claimed.
+_LENT = select(Job.id, Job.root_version, Job.wrapped_key).where(
+    Job.id.in_(bindparam("job_ids", expanding=True)),
+    Job.key_until > bindparam("at"),
+    Job.wrapped_key.is_not(None),
+    Job.root_version.is_not(None),
+)
+_SLOTS = select(KeySlot).where(
+    KeySlot.user_id.in_(_USER_IDS),
+    KeySlot.kind.in_(("password", "standing"))
+    | KeySlot.id.in_(bindparam("slot_ids", expanding=True)),
+)
+
+
 class _People:
-    """Users with their data keys and the slots that matter here."""
+    """Users with their data keys, and the lent keys and slots that matter here."""
 
     def __init__(self) -> None:
         self.users: dict[UUID, User] = {}
@@ -111,43 +125,47 @@ class _People:
         self.kdf: dict[UUID, bytes | None] = {}
         self.in_memory: dict[UUID, OpenKey] = {}
         self.here: dict[UUID, OpenKey] = {}
-        self.lent: dict[UUID, Any] = {}
+        self.lent: dict[UUID, Wrapped] = {}
 
     @classmethod
     async def load(
-        cls, session: AsyncSession, jobs: Sequence[Claimed], open_keys: OpenKeys | None
+        cls,
+        session: AsyncSession,
+        jobs: Sequence[Claimed],
+        open_keys: OpenKeys | None,
+        *,
+        at: datetime,
     ) -> _People:
-        """Four queries.
+        """One query for people, and one each for lent keys and slots where jobs need them.
 
         A key in memory counts while the session that it came with is open and the user's key is
         the same.
         """
         people, user_ids = cls(), {job.share for job in jobs}
-        people.in_memory = in_memory = {
+        people.in_memory = {
             user_id: key
             for user_id in user_ids
             if open_keys and (key := open_keys.get(user_id)) is not None
         }
-        for user in await session.scalars(select(User).where(User.id.in_(user_ids))):
+        for user, data_key in await session.execute(_USERS, {"user_ids": user_ids}):
             people.users[user.id] = user
-        for row in await session.scalars(select(DataKey).where(DataKey.user_id.in_(user_ids))):
-            people.data_keys[row.user_id].append(row)
-        slots = select(KeySlot).where(
-            KeySlot.user_id.in_(user_ids),
-            KeySlot.kind.in_(("password", "standing"))
-            | KeySlot.id.in_([key.slot_id for key in in_memory.values()]),
-        )
-        for slot in await session.scalars(slots):
-            if slot.kind == "standing":
-                people.standing[slot.user_id] = slot
-            elif slot.kind == "password":
-                people.kdf[slot.user_id] = slot.kdf
-            elif (key := in_memory[slot.user_id]).slot_id == slot.id:
-                owner = people.users.get(slot.user_id)
-                if owner is not None and owner.key_generation == key.generation:
-                    people.here[slot.user_id] = key
+            people.data_keys[user.id].append(data_key)
         if carrying := [job.id for job in jobs if job.wrapped_key]:
-            query = select(Job.id, Job.wrapped_key, Job.root_version, Job.key_until)
-            query = query.where(Job.id.in_(carrying), Job.key_until.is_not(None))
-            people.lent = {row.id: row for row in await session.execute(query)}
+            lent = await session.execute(_LENT, {"job_ids": carrying, "at": at})
+            people.lent = {row.id: Wrapped(row.root_version, row.wrapped_key) for row in lent}
+        if without := {job.share for job in jobs if job.id not in people.lent}:
+            await people._load_slots(session, without)
         return people
+
+    async def _load_slots(self, session: AsyncSession, user_ids: set[UUID]) -> None:
+        here = [key.slot_id for user_id, key in self.in_memory.items() if user_id in user_ids]
+        values = {"user_ids": user_ids, "slot_ids": here}
+        for slot in await session.scalars(_SLOTS, values):
+            if slot.kind == "standing":
+                self.standing[slot.user_id] = slot
+            elif slot.kind == "password":
+                self.kdf[slot.user_id] = slot.kdf
+            elif (key := self.in_memory[slot.user_id]).slot_id == slot.id:
+                owner = self.users.get(slot.user_id)
+                if owner is not None and owner.key_generation == key.generation:
+                    self.here[slot.user_id] = key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -81,6 +82,7 @@ class Worker:
         self._returned: list[RunningJob] = []
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
+        self._looks_for_abandoned_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -142,6 +144,8 @@ class Worker:
         if not room and not ended:
             return False
         at, claimed = self._clock(), list[Claimed]()
+        if wanted.abandoned and room:
+            self._looks_for_abandoned_at = time.monotonic() + self._poll
         try:
             async with self._database.write() as session:
                 if ended:
@@ -171,6 +175,8 @@ class Worker:
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
+            # A lease runs out by itself: the rounds that a new job wakes need not ask.
+            abandoned=time.monotonic() >= self._looks_for_abandoned_at,
             suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 

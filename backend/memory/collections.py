@@ -25,6 +25,8 @@ FORMAT = 1
 """Raised when what is indexed of a row changes: all texts move to a collection of that format."""
 
 STATE_SECONDS = 15.0
+_MOST_KEPT = 10_000
+"""Users of whom is remembered where their texts are."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens a collection by name and dimension (None: terms alone), making it where it is missing."""
@@ -54,6 +56,7 @@ class Collections:
         self._others: dict[str, VectorIndex] = {}
         self._opening = asyncio.Lock()
         self._searched: dict[UUID, tuple[float, str]] = {}
+        self._placed: set[UUID] = set()
         self.current = current
 
     async def prepare(self) -> list[UUID]:
@@ -82,7 +85,7 @@ class Collections:
         if kept is None or at - kept[0] > STATE_SECONDS:
             async with self._database.read() as session:
                 name = await self._ready(session, user_id)
-            if len(self._searched) > 10_000:  # noqa: PLR2004  # users of some seconds
+            if len(self._searched) > _MOST_KEPT:
                 self._searched.clear()
             kept = self._searched[user_id] = at, name
         return await self._get(kept[1])
@@ -106,6 +109,8 @@ class Collections:
 
     async def mark_ready_if_new(self, session: AsyncSession, user_id: UUID) -> None:
         """Note a user who came after the current collection: nothing has to move."""
+        if user_id in self._placed:
+            return
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
         if await session.scalar(known) is None:
             await self._note_ready(session, user_id)
@@ -140,6 +145,10 @@ class Collections:
     async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
         """The collection that a user is in: the current one, else the newest that is there."""
         names = list(await session.scalars(_READY, {"owner_id": user_id}))
+        if names:
+            if len(self._placed) > _MOST_KEPT:
+                self._placed.clear()
+            self._placed.add(user_id)
         if self.current.name in names:
             return self.current.name
         return next((name for name in names if name in self._known), self.current.name)

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.cpu_pool import CpuPool
-from backend.database.base import chunks
+from backend.database.base import chunks, table_of
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
@@ -39,7 +39,7 @@ CHANGES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
 
 _NOTES = (
-    select(IndexChange)
+    select(IndexChange.id, IndexChange.source_id)
     .where(
         IndexChange.container_id == bindparam("container_id"),
         IndexChange.user_id == bindparam("owner_id"),
@@ -47,6 +47,7 @@ _NOTES = (
     .order_by(IndexChange.id)
     .limit(CHANGES)
 )
+_FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
@@ -102,12 +103,12 @@ class Indexer:
 
     async def _changes(
         self, job: RunningJob, container_id: UUID
-    ) -> tuple[list[IndexChange], list[VectorIndex]]:
+    ) -> tuple[Sequence[Row[UUID, UUID | None]], list[VectorIndex]]:
         """What is noted of a container, oldest first, and where it has to be mended."""
         owner_id = job.keys.user_id
         values = {"container_id": container_id, "owner_id": owner_id}
         async with self._database.read() as session:
-            notes = list(await session.scalars(_NOTES, values))
+            notes = (await session.execute(_NOTES, values)).all()
             return notes, await self._collections.indexes_to_write(session, owner_id)
 
     async def reindex(self, job: RunningJob) -> None:
@@ -233,6 +234,6 @@ def _documents(rows: Sequence[SourceRow]) -> list[Document]:
     return [document for row in rows for document in row.documents()]
 
 
-async def _delete_notes(session: AsyncSession, notes: Sequence[IndexChange]) -> None:
+async def _delete_notes(session: AsyncSession, notes: Sequence[Row[UUID, UUID | None]]) -> None:
     for ids in chunks([note.id for note in notes]):
-        await session.execute(delete(IndexChange).where(IndexChange.id.in_(ids)))
+        await session.execute(_FORGET, {"ids": ids})

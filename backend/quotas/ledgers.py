@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.accounts.sealed_tables import SealedTable, described_tables
-from backend.database.base import now
+from backend.database.base import now, table_of
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
@@ -36,6 +36,10 @@ RECOUNT = "quotas.recount"
 NIGHT = time(hour=4, tzinfo=UTC)
 DAYS_KEPT = timedelta(days=31)
 
+_SPENT = insert(table_of(TokenLedger))
+_TODAY = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
+    TokenLedger.user_id == bindparam("owner"), TokenLedger.day == bindparam("today")
+)
 _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
     StorageLedger.user_id == bindparam("owner")
 )
@@ -45,15 +49,12 @@ async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
     """Note tokens as spent today."""
     if tokens > 0:
         row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
-        await session.execute(insert(TokenLedger).values(row))
+        await session.execute(_SPENT, row)
 
 
 async def tokens_today(session: AsyncSession, user_id: UUID) -> int:
     """Tokens that were spent today, in UTC."""
-    query = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
-        TokenLedger.user_id == user_id, TokenLedger.day == now().date()
-    )
-    return await session.scalar(query) or 0
+    return await session.scalar(_TODAY, {"owner": user_id, "today": now().date()}) or 0
 
 
 def counted_tables() -> Sequence[SealedTable]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.context.assembly import LeftOut
@@ -121,6 +121,12 @@ def _to_real(record: ContextRecord, built: Built) -> None:
         record.history.tokens = built.window.to_model_tokens(record.history.tokens)
 
 
+_KNOWN = select(ContextText.digest).where(
+    ContextText.chat_id == bindparam("chat_id"),
+    ContextText.digest.in_(bindparam("digests", expanding=True)),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SealedRecord:
     """A context record, and its texts by their keyed hashes, sealed for storing."""
@@ -155,13 +161,8 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         "sealed_record": sealed.record,
         "created_at": now(),
     }
-    known = set(
-        await session.scalars(
-            select(ContextText.digest).where(
-                ContextText.chat_id == run.chat_id, ContextText.digest.in_(list(sealed.texts))
-            )
-        )
-    )
+    held = {"chat_id": run.chat_id, "digests": list(sealed.texts)}
+    known = set(await session.scalars(_KNOWN, held))
     for key, (text_id, blob) in sealed.texts.items():
         if key not in known:
             row = {

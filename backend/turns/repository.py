@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import or_, select, tuple_
+from sqlalchemy import bindparam, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.models import CampaignItem
 from backend.chats import repository as chats
-from backend.chats.models import Message
+from backend.chats.models import Chat, Message
 from backend.chronicles.models import ChronicleEvent
 from backend.database.base import unindexed
 from backend.lorebooks.models import LoreEntryRow
@@ -30,6 +30,24 @@ async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> T
     if turn is None or turn.user_id != owner_id:
         raise TurnNotFoundError
     return turn
+
+
+_CHAT = select(Chat).where(Chat.id == bindparam("chat_id")).with_for_update()
+_TURN_AND_REPLY = (
+    select(Turn, Message)
+    .outerjoin(Message, Message.id == Turn.reply_id)
+    .where(Turn.id == bindparam("turn_id"))
+    .with_for_update(of=Turn)
+)
+
+
+async def lock_turn(
+    session: AsyncSession, chat_id: UUID, turn_id: UUID
+) -> tuple[Chat | None, Turn | None, Message | None]:
+    """A chat, a turn of it and its reply, once nobody else changes them; None for what is gone."""
+    chat = await session.scalar(_CHAT, {"chat_id": chat_id})
+    row = (await session.execute(_TURN_AND_REPLY, {"turn_id": turn_id})).one_or_none()
+    return (chat, row[0], row[1]) if row else (chat, None, None)
 
 
 async def open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:

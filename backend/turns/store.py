@@ -23,6 +23,7 @@ from backend.events import Participants
 from backend.llm import ratios
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
+from backend.turns import repository
 from backend.turns.events import completed_event, cut_off
 from backend.turns.lore import store_state
 from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
@@ -173,11 +174,10 @@ class TurnStore:
         problem, saved = _problem(run), False
         counts, record, spent = await asyncio.to_thread(finished, run)
         async with self._database.write() as session:
-            chat = await session.get(Chat, run.chat_id, with_for_update=True)
-            turn = await session.get(Turn, run.turn_id, with_for_update=True)
+            chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
             if chat is not None and turn is not None and turn.state == "running":
                 _end(run, turn, usage, problem)
-                saved = await self._conclude_reply(session, run, chat, turn, counts)
+                saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
                 saved = saved and run.has_spoken
                 if saved and record is not None and (run.play or not run.record_stored):
@@ -195,10 +195,15 @@ class TurnStore:
         return saved, problem
 
     async def _conclude_reply(
-        self, session: AsyncSession, run: TurnRun, chat: Chat, turn: Turn, counts: dict[str, int]
+        self,
+        session: AsyncSession,
+        run: TurnRun,
+        chat: Chat,
+        turn: Turn,
+        message: Message | None,
+        counts: dict[str, int],
     ) -> bool:
         """Store the reply; False when there is none, for nothing was said."""
-        message = await session.get(Message, run.reply_id) if run.reply_id else None
         if message is None:
             return False
         if not counts:
