@@ -1,4 +1,4 @@
-"""Scenes compressed: a summary, key moments, and threads that follow from what happened.
+"""Scenes compressed: a summary, key moments, threads that follow, and what the world is now.
 
 What a scene leaves behind is a change of the last message that was read for it: it counts while
 that message is told. What is compressed again builds on what was, behind the lines that it covers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,6 +22,7 @@ from backend.campaigns.items import Scene, Thread
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.play.deltas import FieldDelta
 from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import find_campaign, open_campaign, open_item
 from backend.campaigns.scenes import find_span
@@ -38,8 +39,9 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
-from backend.enrichment.runs import RunDetail
+from backend.enrichment.runs import Refused, RunDetail
 from backend.enrichment.scene_consequences import Seed, new_threads
+from backend.enrichment.scene_deltas import compared, scene_table, shown_items, told_since
 from backend.enrichment.summary_task import plain
 from backend.generation.model import (
     ModelError,
@@ -48,7 +50,7 @@ from backend.generation.model import (
     PromptMessage,
 )
 from backend.generation.registry import UnknownModelError
-from backend.generation.tool_arguments import plain_schema
+from backend.generation.tool_arguments import InvalidCallError, plain_schema, read_arguments
 
 WORDS = 150
 """About how long the summary of a scene is."""
@@ -57,6 +59,7 @@ MAX_SUMMARY = 4_000
 MAX_MOMENTS = 5
 MAX_MOMENT = 400
 MAX_SEEDS = 3
+MAX_CHANGES = 12
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -65,9 +68,19 @@ class _Answer(msgspec.Struct, frozen=True):
     summary: str
     key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
     seeds: list[Seed] = []
+    changes: list[FieldDelta] = []
 
 
-SCHEMA = {**plain_schema(_Answer), "required": ["summary", "key_moments", "seeds"]}
+class _Said(msgspec.Struct, frozen=True):
+    """An answer as far as it is read at once: one seed that can't be read costs no summary."""
+
+    summary: str
+    key_moments: list[str]
+    seeds: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
+
+
+SCHEMA = {**plain_schema(_Answer), "required": ["summary", "key_moments", "seeds", "changes"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,7 @@ class SceneWork(Work):
     lines: Sequence[str]
     audience: str
     threads: Sequence[str]
+    items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,8 @@ class SceneProposal:
     summary: str
     key_moments: Sequence[str]
     seeds: Sequence[Seed]
+    deltas: Sequence[FieldDelta]
+    refused: Sequence[Refused]
     note: str = ""
 
 
@@ -130,6 +146,9 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
         audience = narrowest([told_to, *(row.audience for row in rows)])
+        lines = [told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows]
+        text = "\n".join(lines)
+        table = await scene_table(session, self.sealer, campaign, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
         threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
@@ -145,13 +164,14 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             scene=scene,
             after=span.after,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            lines=lines,
             audience=audience,
             threads=[
                 f"{item.title}: {clipped(item.summary, MAX_MOMENT)}"
                 for _, item in threads
                 if isinstance(item, Thread) and item.status == "open"
             ],
+            items=shown_items(table),
         )
 
     async def propose(self, work: SceneWork) -> SceneProposal:
@@ -164,9 +184,12 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             previous=one_line(scene.summary),
             moments=[one_line(moment) for moment in scene.key_moments],
             threads=[one_line(thread) for thread in work.threads],
+            items=work.items,
             lines=work.lines,
         )
-        system = prompts["enrichment/scene"].render(words=WORDS, most_seeds=MAX_SEEDS)
+        system = prompts["enrichment/scene"].render(
+            words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES
+        )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
         try:
             answer = await model.structured(prompt, SCHEMA, work.reader.sampling)
@@ -175,7 +198,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             raise
         work.budget.take(answer.usage, prompt, str(answer.value))
         try:
-            said = msgspec.convert(answer.value, _Answer)
+            said = msgspec.convert(answer.value, _Said)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
                 "The model was asked for a scene's summary and wrote something else."
@@ -184,10 +207,14 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+        seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
+        deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
         return SceneProposal(
             summary=summary,
             key_moments=[each for each in moments if each][:MAX_MOMENTS],
-            seeds=said.seeds[:MAX_SEEDS],
+            seeds=seeds,
+            deltas=deltas,
+            refused=[*bad_seeds, *bad_deltas],
             note=DEMO_NOTE if model.spec.provider == "demo" else "",
         )
 
@@ -215,7 +242,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         threads, refused = await new_threads(
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )
-        changes = [Change("scene", work.scene_id, Operations(set=written)), *threads]
+        deltas, others = await self._changes(session, chat, campaign, work, proposal)
+        changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
         await ledger_store.append(
             session, self.sealer, campaign, changes, actor="compactor", message=message
         )
@@ -224,7 +252,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             message_ids=list(work.message_ids),
             significant=True,
             why=", ".join(change.operations.set["title"] for change in threads),
-            refused=refused,
+            refused=[*proposal.refused, *refused, *others],
             note=proposal.note,
         )
 
@@ -244,6 +272,29 @@ class SceneTask(Task[SceneWork, SceneProposal]):
                 return Recovery(is_over=True)
             case _:
                 return Recovery(raises=error)
+
+    async def _changes(
+        self,
+        session: AsyncSession,
+        chat: Chat,
+        campaign: Campaign,
+        work: SceneWork,
+        proposal: SceneProposal,
+    ) -> tuple[list[Change], list[Refused]]:
+        """What the scene changed that the ledger does not have, as things are now."""
+        if not proposal.deltas:
+            return [], []
+        text = "\n".join(work.lines)
+        table = await scene_table(session, self.sealer, campaign, text, audience=work.audience)
+        since = await told_since(
+            session,
+            self.sealer,
+            table,
+            scene_id=work.scene_id,
+            chat_id=chat.id,
+            last=work.to_position,
+        )
+        return compared(table, proposal.deltas, since, audience=work.audience)
 
     async def _scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
@@ -266,3 +317,21 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         item = open_item(self.sealer, row) if row else None
         return (campaign, item) if isinstance(item, Scene) else None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _read(
+    said: Sequence[dict[str, Any]], wanted: type[T], name: str
+) -> tuple[list[T], list[Refused]]:
+    """Members of an answer as structs, and those that can't be read."""
+    read: list[T] = []
+    refused: list[Refused] = []
+    schema = plain_schema(wanted)
+    for each in said:
+        try:
+            read.append(read_arguments(each, wanted, schema))
+        except InvalidCallError as error:
+            refused.append(Refused(tool=name, reason=str(error)))
+    return read, refused

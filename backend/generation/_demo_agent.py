@@ -127,6 +127,7 @@ def scene(prompt: Prompt) -> dict[str, Any]:
         "summary": _extract(before, _section(text, "new_lines"), _SCENE_WORDS),
         "key_moments": [each.strip() for each in told if each.strip()][-_MOST_MOMENTS:],
         "seeds": [],
+        "changes": [],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta
@@ -98,6 +99,17 @@ def apply_deltas(table: Table, deltas: Deltas) -> int:
     return len(table.state.changes) - before
 
 
+def changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
+    """The fields of an item in play that a model may change by itself, and what they hold."""
+    held = table.state.items[item_id]
+    kind = held.state["kind"] if held.kind == "entity" else held.kind
+    members = table.rules.changeable(held.kind, held.state)
+    return {
+        **_FIELDS.get(kind, {}),
+        **{f"{ATTRIBUTES}.{name}": each for name, each in members.items() if name != PLAY},
+    }
+
+
 def paid_key(reference: Reference, key: str) -> str:
     """What stands in a table's `paid` for a field that a cost has changed in this turn."""
     return f"{reference.id} {key}"
@@ -111,20 +123,18 @@ def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
 def _change(table: Table, delta: FieldDelta) -> None:
     reference = table.references.in_play(delta.item)
     held = table.state.items[reference.id]
-    kind = held.state["kind"] if held.kind == "entity" else held.kind
     if delta.field == "location" and held.kind == "entity":
         place = table.references.find(delta.value, {"location"})
         table.change(reference.id, Operations(set={"location_id": str(place.id)}))
         return
+    fields = changeable_fields(table, reference.id)
     name = delta.field.removeprefix(f"{ATTRIBUTES}.")
-    own = _FIELDS[kind]
-    members = table.rules.changeable(held.kind, held.state)
-    if name not in own and (name not in members or name == PLAY):
-        there = ", ".join([*own, "location", *members])
+    key = name if name in fields else f"{ATTRIBUTES}.{name}"
+    if key not in fields:
+        there = ", ".join(["location", *(each.removeprefix(f"{ATTRIBUTES}.") for each in fields)])
         raise ToolRefusedError(f"{name} of {reference.name} can't be changed; there is: {there}.")
-    key = name if name in own else f"{ATTRIBUTES}.{name}"
     _refuse_paid(table, reference, key)
-    table.change(reference.id, _operations(key, own.get(name) or members[name], delta))
+    table.change(reference.id, _operations(key, fields[key], delta))
 
 
 def _operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:

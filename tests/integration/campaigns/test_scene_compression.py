@@ -17,7 +17,7 @@ from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
 
@@ -402,3 +402,99 @@ async def test_a_long_scene_is_compressed_in_steps(
     messages = await play.ada.messages(play.chat)
     assert len(read) == len(set(read)) == len(messages) == 4
     assert (await play.scene())["summary"] == "They broke in."
+
+
+def delta(item: str, field: str, value: str = "", **more: Any) -> dict[str, Any]:
+    return {"item": item, "field": field, "value": value, **more}
+
+
+async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
+    play: Play, model: Recorder
+) -> None:
+    town = await seagate(play.table)
+    model.kept["changes"] = [
+        delta("Marlena", "status", "wounded"),
+        delta("Jake", "inventory", "ledger", how="add"),
+        delta("Jake", "inventory", "fork", how="add"),
+        delta("Jake", "hp", how="set", amount=9),
+        delta("Jake", "gold", how="add", amount=5),
+        delta("Jake", "class", "<b>King"),
+        delta("Nobody", "status", "gone"),
+        {"field": "status"},
+    ]
+    said = await play.turn("Marlena is hit.")
+    await play.close()
+    [asked] = model.asked
+    assert "- Jake (pc) status: active; " in asked
+    assert "; inventory: fork" in asked
+    jake = await play.table.get(f"/entities/{town['jake']}")
+    assert (jake["attributes"]["inventory"], jake["attributes"]["hp"]) == (["fork", "ledger"], 9)
+    assert (jake["attributes"]["gold"], jake["attributes"]["class"]) == (15, "‹b>King")
+    assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "wounded"
+    [run] = await play.runs()
+    assert [each["reason"].rpartition(": ")[2] for each in run["refused"]] == [
+        "Object missing required field `item`.",
+        "It is so already.",
+        "A number is set to what it is now.",
+        "Jake, Marlena, The Salty Sigil.",
+    ]
+    ok(await play.ada.client.request("DELETE", f"{API}/messages/{said}"))
+    assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
+    assert (await play.table.get(f"/entities/{town['jake']}"))["attributes"]["hp"] == 13
+
+
+async def test_what_was_changed_since_the_scene_began_stays(play: Play, model: Recorder) -> None:
+    town = await seagate(play.table)
+    await play.table.change(f"/entities/{town['jake']}", attributes={"hp": 5})
+    await play.table.change(f"/entities/{town['marlena']}", locked=["status"])
+    model.kept["changes"] = [
+        delta("Jake", "hp", amount=9),
+        delta("Marlena", "status", "wounded"),
+        delta("Marlena", "disposition", "afraid"),
+    ]
+    await play.turn("Marlena is hit.")
+    await play.close()
+    jake = await play.table.get(f"/entities/{town['jake']}")
+    marlena = await play.table.get(f"/entities/{town['marlena']}")
+    assert (jake["attributes"]["hp"], marlena["status"]) == (5, "active")
+    assert marlena["disposition"] == "afraid"
+
+
+async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
+    play: Play, model: Recorder
+) -> None:
+    town = await seagate(play.table)
+    model.kept["changes"] = [
+        delta("Jake", "inventory", "ledger", how="add"),
+        delta("Jake", "hp", amount=9),
+        delta("Marlena", "status", "wounded"),
+    ]
+    await play.turn("Marlena is hit.")
+    await play.close()
+    for change in await play.changes():
+        # The summary, and one of what was changed.
+        if change["target"]["kind"] == "scene" or "status" in change["set"]:
+            ok(await play.table.ask("POST", f"/changes/{change['id']}/undo"))
+    before = await play.changes()
+    await play.close()
+    assert len(model.asked) == 2
+    assert [each["target"]["kind"] for each in await play.changes()] == [
+        "scene",
+        *(each["target"]["kind"] for each in before),
+    ]
+    jake = await play.table.get(f"/entities/{town['jake']}")
+    assert jake["attributes"]["inventory"] == ["fork", "ledger"]
+    assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
+
+
+async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
+    play: Play, model: Recorder
+) -> None:
+    town = await seagate(play.table)
+    model.kept["changes"] = [delta("Marlena", "status", "a traitor")]
+    said = await play.turn("Marlena winks.")
+    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.close()
+    assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
+    [run] = await play.runs()
+    assert run["refused"][0]["reason"].endswith("not for all who know of it.")
