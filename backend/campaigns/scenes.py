@@ -109,9 +109,14 @@ async def count_beat(
     return [scene_id] if settings.summaries and beats % settings.scene_beats == 0 else []
 
 
-async def ended_scenes(session: AsyncSession, campaign_id: UUID, *, turn_id: UUID) -> list[UUID]:
-    """Scenes that a turn changed, and that are over now."""
-    return list(await session.scalars(_ENDED, {"campaign": campaign_id, "turn": turn_id}))
+async def ended_scenes(
+    session: AsyncSession, sealer: Sealer, chat: Chat, *, turn_id: UUID
+) -> list[UUID]:
+    """Scenes that a turn changed and that are over now, where they are to be compressed."""
+    campaign = await find_campaign(session, sealer, chat.campaign_id) if chat.campaign_id else None
+    if campaign is None or not open_campaign(sealer, campaign).settings.summaries:
+        return []
+    return list(await session.scalars(_ENDED, {"campaign": campaign.id, "turn": turn_id}))
 
 
 async def last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:

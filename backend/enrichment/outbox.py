@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.scenes import count_beat
+from backend.campaigns.scenes import count_beat, ended_scenes
 from backend.chats.models import Chat, Message
 from backend.chats.schemas import ChatSettings
 from backend.enrichment.models import EnrichmentMark
@@ -109,6 +109,13 @@ class EnrichmentOutbox:
     ) -> None:
         """Count a finished reply as a beat of its campaign's open scene, which may then be due."""
         for scene_id in await count_beat(session, holder.sealer, chat, reply, turn_id=turn_id):
+            await self.compress(session, holder, chat, scene_id)
+
+    async def end_scenes(
+        self, session: AsyncSession, holder: KeyHolder, chat: Chat, *, turn_id: UUID
+    ) -> None:
+        """Have the scenes compressed that a played turn has ended."""
+        for scene_id in await ended_scenes(session, holder.sealer, chat, turn_id=turn_id):
             await self.compress(session, holder, chat, scene_id)
 
     async def compress(

@@ -230,6 +230,7 @@ class TurnStore:
             await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
         if run.play is not None and run.outcome == "completed":
             run.play.closing = await commit_play(session, run.play, run, chat, message)
+            await self._enrichment.end_scenes(session, run, chat, turn_id=run.turn_id)
         await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
             session,

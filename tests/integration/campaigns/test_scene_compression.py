@@ -15,7 +15,7 @@ from backend.enrichment.outbox import SCENE
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.memory import working
@@ -498,3 +498,20 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     [run] = await play.runs()
     assert run["refused"][0]["reason"].endswith("not for all who know of it.")
+
+
+async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
+    play: Play, model: Recorder
+) -> None:
+    await play.turn("I look around.")
+    roof = {"location": "The roof", "description": "Slates, wet.", "title": "On the roof"}
+    model.script(called(("set_scene", roof), text="Up."), called(("finish_turn", {}), text="Wet."))
+    said = await play.turn("I climb out.")
+    scene = await play.scene()
+    assert (scene["status"], scene["beats"], scene["summary"]) == ("closed", 2, "They broke in.")
+    assert len(lines_of(model.asked[0])) == 4
+    state = await play.table.get("/state")
+    assert (state["scene"]["title"], state["scene"]["beats"]) == ("On the roof", 0)
+    await play.turn("", regenerate_of=said)
+    scene = await play.scene()
+    assert (scene["status"], scene["beats"], scene["summary"]) == ("open", 2, "")
