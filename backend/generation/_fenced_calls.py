@@ -44,7 +44,7 @@ def plain_prompt(prompt: Prompt) -> Prompt:
 
 def _reply(tool_round: ToolRound) -> str:
     block = f"{OPENING}\n{written(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
-    return "\n\n".join(filter(None, (tool_round.text, block)))
+    return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
 
 
 class FencedReader:

@@ -52,8 +52,9 @@ def _read_written_call(call: Any) -> ToolCall:
 
 
 def written(calls: Sequence[ToolCall]) -> str:
-    """The calls as a model would have written them."""
-    return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in calls])
+    """The calls as a model would have written them; those of which nothing is known stay out."""
+    known = [call for call in calls if call.name]
+    return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in known])
 
 
 def described(tools: Sequence[Tool]) -> str:

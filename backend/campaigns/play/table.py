@@ -173,11 +173,11 @@ class Table:
             why = "The turn is over." if self.is_over else "There are no more calls in this turn."
             return Outcome(kind="end", result={"error": why})
         self.state.calls += 1
+        if call.problem:  # of a call of which nothing can be read, not even the name is known
+            return refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)
         if tool is None:
             return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
-        if call.problem:
-            return refusal(f"The arguments can't be read: {call.problem}")
         before = self.state.copied()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)

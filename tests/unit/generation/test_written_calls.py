@@ -272,7 +272,7 @@ def test_rounds_are_told_in_the_form_in_which_calls_are_written(
     assert '"dice"' in prompt.messages[1].text
     said, calls = read(reader(), prompt.messages[4].text)
     assert said.strip() == "She “rolls”."
-    assert [(name, arguments) for name, arguments, _ in calls] == [("roll", {"dice": 2}), ("", {})]
+    assert [(name, arguments) for name, arguments, _ in calls] == [("roll", {"dice": 2})]
     assert '{"rolled": [6, 1]}' in prompt.messages[5].text
     assert prompt.rounds == ()
 
