@@ -64,8 +64,8 @@ class SectionBuilder:
             *self._glossary(count),
             *self._summary(),
             *self._scenes(),
-            *self._state(),
             *self._mood(),
+            *self._state(),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" else ()),
             *self._slot("at_depth"),
@@ -184,7 +184,7 @@ class SectionBuilder:
         ]
 
     def _mood(self) -> list[Item]:
-        """How a played turn is to be told, and what its tools are for: beside the state block."""
+        """How a played turn is to be told, and what its tools are for: above the state block."""
         table, campaign = self._loaded.table, self._loaded.campaign
         if table is None or campaign is None:
             return []

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.openai_server import OpenAIServer, called
 from tests.integration.turns.following import TURN
 from tests.support.server import Account, Event, ok, problem, read_events
 
@@ -63,7 +63,6 @@ class Game:
 
     async def wait_for_choice(self, vendor: OpenAIServer, *, text: str = "") -> str:
         """Take a turn that comes to a question: its id."""
-        from tests.fakes.openai_server import called
 
         vendor.script(called(QUESTION, text=text))
         events = await self.say()

@@ -1,0 +1,336 @@
+"""Turns that wait for their player: what may be done meanwhile, and how they go on, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import select
+
+from backend.generation.registry import ModelRegistry
+from backend.turns.models import Turn
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called
+from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser, until
+from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
+from tests.support.server import Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+DAYS = ("advance_time", {"days": 1})
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+def registry(vendor: OpenAIServer) -> ModelRegistry:
+    return ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("data")
+    async with running(shared_url, folder, registry=registry(vendor)) as server:
+        yield server
+
+
+@pytest.fixture
+async def game(ada: Account, vendor: OpenAIServer) -> Game:
+    vendor.requests.clear()
+    return await new_game(ada)
+
+
+async def row_of(server: Running, turn_id: str) -> Turn:
+    async with server.parts.database.read() as session:
+        return await session.get_one(Turn, UUID(turn_id))
+
+
+class TestMeanwhile:
+    async def test_no_other_turn_begins_and_the_refusal_says_what_is_waited_for(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        answer = (await game.account.messages(game.chat))[-1]
+        for body in (
+            {"text": "Well?"},
+            {"regenerate_of": answer["id"]},
+            {"continue": True},
+            {"impersonate": True},
+            {"text": "Well?", "turn_id": str(uuid4())},
+        ):
+            sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json=body)
+            told = problem(sent, 409, "turn-waiting")
+            assert told["turn_id"] == turn_id
+            assert told["waiting"]["prompt"] == "Which way?"
+        assert len(vendor.requests) == 1
+        assert len(await game.account.messages(game.chat)) == 2
+        waiting = ok(
+            await game.client.get(f"/api/v1/chats/{game.chat}/turns", params={"state": "waiting"})
+        )
+        assert [each["id"] for each in waiting["items"]] == [turn_id]
+        preview = ok(await game.client.get(f"/api/v1/chats/{game.chat}/context?text=Well"))
+        assert "A fork." not in str(preview)
+
+    async def test_its_reply_is_kept_as_one_that_is_being_written(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        [line, answer] = await game.account.messages(game.chat)
+        messages = "/api/v1/messages"
+        for refused in (
+            await game.client.patch(f"{messages}/{answer['id']}", json={"text": "No fork."}),
+            await game.client.delete(f"{messages}/{answer['id']}"),
+            await game.client.delete(f"{messages}/{line['id']}"),
+            await game.client.post(
+                f"/api/v1/chats/{game.chat}/fork", json={"message_id": answer["id"]}
+            ),
+        ):
+            problem(refused, 409, "message-busy")
+        await server.parts.turns.recover(all_running=True)
+        assert (await game.turn(turn_id))["state"] == "waiting"
+        await game.choose(turn_id, "1.1")
+        assert (await game.turn(turn_id))["state"] == "completed"
+
+    async def test_on_another_branch_it_waits_until_its_own_is_active_again(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        [line, answer] = await game.account.messages(game.chat)
+        messages = "/api/v1/messages"
+        ok(await game.client.patch(f"{messages}/{line['id']}", json={"text": "I stay."}))
+        await game.refused(turn_id, "1.0", 409, "chat-changed")
+        sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json={"text": "Well?"})
+        problem(sent, 409, "turn-waiting")
+        ok(await game.client.post(f"{messages}/{answer['id']}/activate"))
+        vendor.script(called(DAYS, FINISH, text="You go."))
+        assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
+        assert (await game.state())["day"] == 2
+        await check_tree(server.parts.database, game.chat)
+
+    async def test_a_chat_that_left_its_campaign_can_only_give_the_turn_up(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor)
+        chat = f"/api/v1/chats/{game.chat}"
+        ok(await game.client.patch(chat, json={"campaign_id": None}))
+        await game.refused(turn_id, "1.0", 409, "conflict")
+        assert (await game.turn(turn_id))["state"] == "waiting"
+        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.say("And now?"))[-1].name == "turn.completed"
+
+    async def test_deleting_the_chat_leaves_nothing_of_it(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        assert (await game.client.delete(f"/api/v1/chats/{game.chat}")).status_code == 204
+        await game.refused(turn_id, "1.0", 404, "turn-not-found")
+        async with server.parts.database.read() as session:
+            assert await session.get(Turn, UUID(turn_id)) is None
+
+    async def test_nothing_of_it_can_be_read_in_the_database(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        async with server.parts.database.read() as session:
+            row = (
+                await session.execute(select(Turn.__table__).where(Turn.id == UUID(turn_id)))
+            ).one()
+        stored = b" ".join(each if isinstance(each, bytes) else str(each).encode() for each in row)
+        for word in (b"Which way", b"Left", b"ask_player", b"fork", b"1.0"):
+            assert word not in stored
+        assert row.sealed_play is not None
+        assert row.lease_until is None
+        assert len(row.sealed_play) + len(row.sealed_events) < 8_000
+
+
+class TestStopping:
+    async def test_gives_the_turn_up_with_the_campaign_as_it_was(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        vendor.script(called(DAYS, QUESTION, text="You walk on."))
+        events = await game.say()
+        turn_id = events[0].data["turn_id"]
+        changes = await game.changes()
+        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.turn(turn_id))["state"] == "stopped"
+        assert (await game.turn(turn_id))["waiting"] is None
+        assert ((await game.state())["day"], await game.changes()) == (1, changes)
+        kept = (await game.account.messages(game.chat))[-1]
+        assert (kept["text"], kept["status"]) == ("You walk on.", "interrupted")
+        rest = await follow(game.client, turn_id, last_id=events[-1].id)
+        assert names(rest) == ["usage", "message.saved", "turn.completed"]
+        await game.refused(turn_id, "1.0", 409, "turn-not-waiting")
+        row = await row_of(server, turn_id)
+        assert row.sealed_play is None
+        await check_tree(server.parts.database, game.chat)
+        assert (await game.say("And now?"))[-1].name == "turn.completed"
+
+    async def test_leaves_no_reply_where_nothing_was_said(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor)
+        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert [each["role"] for each in await game.account.messages(game.chat)] == ["user"]
+        assert (await game.turn(turn_id))["reply_id"] is None
+        await check_tree(server.parts.database, game.chat)
+
+
+class TestChoosing:
+    async def test_an_option_that_there_is_not_changes_nothing(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor)
+        for option in ("1.2", "2.0", "0.0", "left", "1.0 "):
+            await game.refused(turn_id, option, 422, "validation-failed")
+        await game.refused(turn_id, "", 422, "validation-failed")
+        await game.refused(turn_id, "1" * 100, 422, "validation-failed")
+        assert len(vendor.requests) == 1
+        assert (await game.turn(turn_id))["state"] == "waiting"
+
+    async def test_a_second_wait_has_other_options_and_the_first_choice_is_only_told(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor, text="A fork.")
+        vendor.script(called(QUESTION, text="Another one."))
+        second = await game.choose(turn_id, "1.0")
+        assert names(second) == [
+            "turn.choice_made", "text.delta", "tool.used", "turn.awaiting_choice"
+        ]  # fmt: skip
+        assert [each["id"] for each in second[-1].data["options"]] == ["2.0", "2.1"]
+        assert await game.choose(turn_id, "1.0") == second
+        assert (await game.turn(turn_id))["state"] == "waiting"
+        await game.refused(turn_id, "1.1", 409, "choice-made")
+        vendor.script(called(FINISH, text="Home."))
+        third = await game.choose(turn_id, "2.1")
+        assert await game.choose(turn_id, "1.0") == [*second, *third]
+        assert (await game.account.messages(game.chat))[-1]["text"] == (
+            "A fork.\n\nAnother one.\n\nHome."
+        )
+
+    async def test_sent_often_and_at_once_it_is_made_once(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor)
+        vendor.script(called(DAYS, FINISH, text="You go."))
+        told = await asyncio.gather(*(game.choose(turn_id, "1.0") for _ in range(6)))
+        assert {text_of(each) for each in told} == {"You go."}
+        assert all(each[-1].name == "turn.completed" for each in told)
+        assert len(vendor.requests) == 2
+        assert (await game.state())["day"] == 2
+
+    async def test_of_two_options_at_once_one_is_made(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await game.wait_for_choice(vendor)
+        path = f"{TURN}/{turn_id}/choice"
+        json = {"Accept": "application/json"}
+        answers = await asyncio.gather(
+            *(
+                game.client.post(path, json={"option": f"1.{number % 2}"}, headers=json)
+                for number in range(6)
+            )
+        )
+        states = [each.status_code for each in answers]
+        assert sorted(states) == [200, 200, 200, 409, 409, 409]
+        assert {ok(each)["state"] for each in answers if each.status_code == 200} == {"completed"}
+        assert len(vendor.requests) == 2
+
+    async def test_goes_on_in_another_session_after_a_restart(
+        self, shared_url: str, vendor: OpenAIServer, tmp_path: Path
+    ) -> None:
+        name = f"ada-{uuid4().hex[:8]}"
+        async with (
+            running(shared_url, tmp_path, registry=registry(vendor)) as one,
+            one.account(name) as ada,
+        ):
+            game = await new_game(ada)
+            vendor.script(called(DAYS, QUESTION, text="A fork."))
+            events = await game.say()
+            turn_id = events[0].data["turn_id"]
+            assert (await ada.client.delete("/api/v1/sessions/current")).status_code == 204
+        async with (
+            running(shared_url, tmp_path, registry=registry(vendor)) as other,
+            other.signed_in(name) as back,
+        ):
+            again = game.at(back)
+            assert (await again.turn(turn_id))["waiting"]["prompt"] == "Which way?"
+            assert await follow(back.client, turn_id) == events
+            vendor.script(called(FINISH, text="You go left."))
+            rest = await again.choose(turn_id, "1.0")
+            assert (await again.account.messages(game.chat))[-1]["text"] == (
+                "A fork.\n\nYou go left."
+            )
+            assert (await again.state())["day"] == 2
+            assert await follow(back.client, turn_id) == [*events, *rest]
+            middle = events[len(events) // 2].id
+            assert [*events[: len(events) // 2 + 1]][-1].id == middle
+            assert await follow(back.client, turn_id, last_id=middle) == [
+                *events[len(events) // 2 + 1 :], *rest
+            ]  # fmt: skip
+
+    async def test_what_the_user_changed_meanwhile_stays(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        clock = await game.add("clocks", name="Alarm", segments=4)
+        vendor.script(called(DAYS, ("tick_clock", {"clock": "Alarm"}), QUESTION, text="Steps."))
+        turn_id = (await game.say())[0].data["turn_id"]
+        gone = await game.client.delete(f"{game.path}/clocks/{clock['id']}")
+        assert gone.status_code == 204
+        vendor.script(called(FINISH, text="You go."))
+        events = await game.choose(turn_id, "1.0")
+        [changed] = named(events, "state.changed")
+        assert [each["target"]["kind"] for each in changed["changes"]] == ["world"]
+        assert changed["left_out"] == 1
+        assert (await game.state())["day"] == 2
+
+    async def test_a_model_that_fails_then_leaves_the_campaign_as_it_was(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        vendor.script(called(DAYS, QUESTION, text="Steps."))
+        turn_id = (await game.say())[0].data["turn_id"]
+        from tests.fakes.openai_server import error
+
+        vendor.script(error(400, message="no"))
+        events = await game.choose(turn_id, "1.0")
+        assert events[-1].name == "turn.failed"
+        assert (await game.state())["day"] == 1
+        kept = (await game.account.messages(game.chat))[-1]
+        assert (kept["text"], kept["status"]) == ("Steps.", "failed")
+
+
+@pytest.mark.postgres
+async def test_two_processes_that_get_the_choice_at_once_make_it_once(
+    postgres_url: str, vendor: OpenAIServer, tmp_path: Path
+) -> None:
+    async with (
+        running(postgres_url, tmp_path, registry=registry(vendor)) as one,
+        running(postgres_url, tmp_path / "other", registry=registry(vendor)) as other,
+        one.account() as ada,
+        same_browser(ada, other) as there,
+    ):
+        game = await new_game(ada)
+        elsewhere = game.at(there)
+        for day in range(2, 6):
+            turn_id = await game.wait_for_choice(vendor, text="A fork.")
+            vendor.requests.clear()
+            vendor.script(called(DAYS, FINISH, text="You go."))
+            told = await asyncio.gather(
+                game.choose(turn_id, "1.0"),
+                elsewhere.choose(turn_id, "1.0"),
+                game.choose(turn_id, "1.0"),
+                elsewhere.choose(turn_id, "1.0"),
+            )
+            assert len(vendor.requests) == 1
+            assert {text_of(each).strip() for each in told} == {"You go."}
+            assert (await game.state())["day"] == day
+        turn_id = await game.wait_for_choice(vendor)
+        assert (await there.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        await until(lambda: is_over(ada, turn_id))
+        await game.refused(turn_id, "1.0", 409, "turn-not-waiting")
