@@ -178,6 +178,10 @@ function now(world, signal) {
       type: "button", "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
     }, name);
     fill(view,
+      world.state.precarity && h("p.row.precarity", {},
+        h("span.tag", { title: world.state.precarity.voice }, world.state.precarity.label),
+        ["heat", "wanted"].filter((each) => world.state.precarity[each] != null).map((each) =>
+          h("span.soft", {}, `${label(each)} ${number(world.state.precarity[each])}`))),
       h("button.value.when", { type: "button", onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
       Object.entries(world.state.flags).map(flag));
     if (!open) return;

@@ -26,7 +26,14 @@ function health(edit, { hp, hp_max: most }) {
     value(edit, "attributes.hp", most == null ? `HP ${number(hp)}` : `HP ${number(hp)} / ${number(most)}`));
 }
 
-const SHEET = ["class", "hp", "hp_max", "gold", "conditions", "inventory"];
+/** Stress, as boxes that fill up. */
+const MOST_STRESS = 9;
+const stress = (edit, { stress: at }) => Number.isInteger(at) && h("button.value.marks", {
+  type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${MOST_STRESS}`,
+  onclick: () => edit("attributes"),
+}, label("stress"), Array.from({ length: MOST_STRESS }, (_, place) => h("i", { class: place < at ? "on" : "" })));
+
+const SHEET = ["stress", "trauma", "harm", "class", "hp", "hp_max", "gold", "conditions", "inventory"];
 const listed = (one) => (Array.isArray(one) ? one : one ? [one] : []);
 
 function entity(item, world, edit) {
@@ -41,13 +48,14 @@ function entity(item, world, edit) {
       item.status !== "active" && tag(edit, "status", item.status),
       secret(item)),
     isPlayer && health(edit, a),
+    isPlayer && stress(edit, a),
     h("p.row", {},
       isPerson && tag(edit, "disposition", item.disposition),
       value(edit, "role", item.role, "soft"),
       isPlayer && a.gold != null && value(edit, "attributes.gold", c("gold", { gold: a.gold }), "soft"),
       world.name(item.location_id) && value(edit, "location_id", c("at", { place: world.name(item.location_id) }), "soft")),
     isPlayer && h("p.row", {},
-      listed(a.conditions).map((each) => tag(edit, "attributes.conditions", each, "warn")),
+      [...listed(a.conditions), ...listed(a.harm), ...listed(a.trauma)].map((each) => tag(edit, "attributes.conditions", each, "warn")),
       listed(a.inventory).map((each) => tag(edit, "attributes.inventory", each))),
     isPerson
       ? value(edit, "voice", item.voice.join("; "), "quote")

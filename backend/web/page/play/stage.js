@@ -3,6 +3,7 @@ import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
 import { fill, h, icon, settled, style } from "../core/dom.js";
 import { has, t } from "../core/words.js";
+import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
 /** A word of the rules as people read it; one that only these rules have, by its own name. */
@@ -21,14 +22,18 @@ export function stage(room) {
   const { signal, events } = room;
   style("play");
   const mood = h("p.mood", { role: "status" });
+  const rest = h("span.rest");
   const doing = h("p.soft.doing", { role: "status" });
   const question = h("section.question", { hidden: true });
-  const element = h("div.stage", {}, mood, doing, question);
+  const element = h("div.stage", {}, h("div.row", {}, mood, rest), doing, question);
 
-  /** The mood that the world is in, as the active path leaves it. */
+  /** The mood that the world is in, as the active path leaves it, and the way into downtime. */
   const read = async () => {
     const { campaign_id: id } = room.chat;
-    tune((id && (await api.get(`/campaigns/${id}`, { signal })).attributes.play) || {});
+    const campaign = id && (await api.get(`/campaigns/${id}`, { signal }));
+    const play = campaign?.attributes.play ?? {};
+    tune(play);
+    fill(rest, campaign?.settings.tools && (await pause(campaign, play, soon, signal)));
   };
   const soon = settled(() => room.busy || read().catch(complain), 250);
   signal.addEventListener("abort", soon.drop);
