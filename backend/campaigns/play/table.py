@@ -7,6 +7,7 @@ writes down with the reply. It can be saved while the turn waits for its player.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -168,26 +169,28 @@ class Table:
     async def use(self, call: ToolCall) -> Outcome:
         """What a call comes to. Whatever is wrong with it is an answer with an `error`."""
         tools = {tool.name: tool for tool in self._tools()}
+        if self.waiting is not None:
+            return refusal("The turn waits for its player.")
+        self.state.calls += 1
         if not tools:
-            self.state.calls += 1
             why = "The turn is over." if self.is_over else "There are no more calls in this turn."
             return Outcome(kind="end", result={"error": why})
-        self.state.calls += 1
         if call.problem:  # of a call of which nothing can be read, not even the name is known
             return refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)
         if tool is None:
             return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
+        return self._run(tool, call)
+
+    def _run(self, tool: PlayTool, call: ToolCall) -> Outcome:
+        """What a tool does; one that refuses leaves everything as it was."""
         before = self.state.copied()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
             outcome = tool.run(self, arguments)
-        except (InvalidCallError, ToolRefusedError) as error:
+        except (InvalidCallError, ToolRefusedError, ValidationError) as error:
             self.state = before
-            return refusal(str(error))
-        except ValidationError as error:
-            self.state = before
-            return refusal(error.detail)
+            return refusal(error.detail if isinstance(error, ValidationError) else str(error))
         if outcome.kind == "break":
             self.state.breaks += 1
         self.state.is_over = outcome.kind == "end"
@@ -196,9 +199,7 @@ class Table:
             *self._mood_changed(before.play),
             *outcome.events,
         ]
-        return Outcome(
-            kind=outcome.kind, result=outcome.result, summary=outcome.summary, events=events
-        )
+        return replace(outcome, events=events)
 
     def choose(self, option_id: str) -> Any:
         """What the player's choice comes to: the answer to the call that waits.

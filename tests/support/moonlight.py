@@ -1,0 +1,68 @@
+"""A rules module of somebody else's: one file, which nothing of Talekeeper names."""
+
+# ruff: noqa: ARG002  # a protocol is answered
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backend.campaigns.items import Entity, Kind, World
+from backend.campaigns.ledger import Operations, State
+from backend.campaigns.play.attributes import check_number, number
+from backend.campaigns.play.story_tools import FINISH_TURN
+from backend.campaigns.play.table import Table
+from backend.campaigns.play.tools import Outcome, PlayTool
+from backend.campaigns.rules import AttributeType, Mood
+
+
+class Howl(msgspec.Struct, frozen=True):
+    """Howl at the moon."""
+
+    times: int = 1
+
+
+def howl(table: Table, asked: Howl) -> Outcome:
+    [player] = table.players
+    table.change(player, Operations(add={"attributes.wolf": asked.times}))
+    table.turn_to("night", variant="full")
+    return Outcome(kind="break", summary="Howls")
+
+
+HOWL = PlayTool("howl", Howl, howl)
+
+
+class Moonlight:
+    """Wolves by night."""
+
+    def schema(self, kind: Kind) -> dict[str, Any]:
+        return {"type": "object", "title": kind}
+
+    def validate(self, kind: Kind, before: State, after: State) -> None:
+        if kind == "entity":
+            check_number(before, after, "wolf", 0, 3)
+
+    def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
+        return {"scent": "text"} if kind == "entity" else {}
+
+    def moods(self) -> Mapping[str, Mood]:
+        night = Mood("night", ("new", "full"), prompt="It is night: be brief.")
+        return {"day": Mood("day", prompt="The sun is up."), "night": night}
+
+    def tools(self, mood: str) -> Sequence[PlayTool]:
+        return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
+
+    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
+        wolf = max(number({"attributes": each.attributes}, "wolf") for each in players)
+        return {"score": wolf, "label": "hairy", "voice": "Low and hungry."}
+
+    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
+        return {}
+
+    def light_line(self, player: Entity) -> str:
+        return f"{player.name} the wolf"
+
+
+RULES = Moonlight()
