@@ -7,11 +7,13 @@ the same say as the tenth of one that found a lot. What each signal brings: docs
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from backend.memory.index.protocol import Hit, Payload
@@ -59,8 +61,7 @@ class Weights:
     recent: float = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A point that some signal found, with what each said.
 
     Attributes:
@@ -195,7 +196,7 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
     if all(weight == 1 for weight in weights.values()):
         return list(candidates)
     kept = [
-        replace(each, score=each.score * weights.get(each.payload.kind, 1.0))
+        structs.replace(each, score=each.score * weights.get(each.payload.kind, 1.0))
         for each in candidates
         if weights.get(each.payload.kind, 1.0) > 0
     ]

@@ -165,10 +165,12 @@ class EdgeIndex:
 
         def read() -> dict[UUID, Floats]:
             found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
+            # Each look at `vector` makes a list of it.
+            vectors = ((each.id, each.vector) for each in found)
             return {
-                each.id: np.asarray(each.vector["dense"], dtype=np.float32)
-                for each in found
-                if each.vector and "dense" in each.vector
+                point_id: np.asarray(vector["dense"], dtype=np.float32)
+                for point_id, vector in vectors
+                if vector and "dense" in vector
             }
 
         return await self._in(self._reader, read)

@@ -181,8 +181,7 @@ class Query:
         return isinstance(self.near, Sparse) and not len(self.near.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """A point that was found. `score` is the cosine, or the sum of weighted terms."""
 
     id: UUID
