@@ -1,11 +1,11 @@
 """Qdrant Edge: the engine inside this process, one folder a collection.
 
 The engine is synchronous and holds Python's lock while it works, so a thread spares the event loop
-little: what counts is that each call is short. A search is one call a query (1 to 2 ms where a user
-has 10,000 points of 384 numbers), writes go in small batches. Putting segments in order takes
-seconds for 100,000 points and can't be cut up, so it is done when a collection is opened, before
-anybody is served. There is no graph (HNSW): within one user's points a look at every vector is
-exact, fast enough, and costs nothing to keep up.
+little: what counts is that each call is short. A search is one call for ids and scores (1 ms a
+query where a user has 10,000 points of 384 numbers), writes go in small batches. Putting segments
+in order takes seconds for 100,000 points and can't be cut up, so it is done when a collection is
+opened, before anybody is served. There is no graph (HNSW): within one user's points a look at
+every vector is exact, fast enough, and costs nothing to keep up.
 
 A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
 engine leaves it to the system when the log gets to the disk; `_sync` does not.
@@ -145,13 +145,9 @@ class EdgeIndex:
                 [(hit.id, hit.score) for hit in hits] for hits in self._shard.query_batch(batch)
             ]
             payloads = self._payloads_of({each.int: each for hits in answers for each, _ in hits})
-            # What was deleted in between has none.
+            # What was deleted in between has no payload.
             return [
-                [
-                    Hit(point_id, score, payload)
-                    for point_id, score in hits
-                    if (payload := payloads.get(point_id.int))
-                ]
+                [Hit(id_, score, payloads[id_.int]) for id_, score in hits if id_.int in payloads]
                 for hits in answers
             ]
 
