@@ -60,6 +60,7 @@ from backend.quotas.middleware import QuotaMiddleware
 from backend.scripting.controller import ScriptController
 from backend.search import SearchController
 from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
+from backend.turns.downtime import DowntimeController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)
@@ -104,6 +105,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RebuildController,
     SceneController,
     SummaryController,
+    DowntimeController,
     TurnController,
     RunningTurnController,
     MessageContextController,

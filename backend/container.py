@@ -75,6 +75,7 @@ from backend.settings import Settings
 from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
+from backend.turns.downtime import DowntimeService
 from backend.turns.lore import LoreReader
 from backend.turns.recovery import TurnRecovery
 from backend.turns.service import TurnService
@@ -162,6 +163,7 @@ class Services:
         self.campaign_history = HistoryService(database)
         names = NameCache()
         self.situations = SituationService(database, names)
+        self.downtime = DowntimeService(database, names)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.

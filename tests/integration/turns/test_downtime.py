@@ -1,0 +1,106 @@
+"""Downtime over HTTP: when it begins and ends, what it comes to, and when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer
+from tests.integration.turns.playing import Game, new_game
+from tests.support.server import Account, Running, ok, problem, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+@pytest.fixture
+async def game(ada: Account) -> Game:
+    game = await new_game(ada, rules="blades")
+    await game.add("entities", kind="pc", name="Silk", attributes={"stress": 8})
+    return game
+
+
+async def rest(game: Game, status: int = 200, **body: Any) -> Any:
+    begun = await game.client.post(f"{game.path}/downtime", json={"activity": "recovery", **body})
+    return ok(begun, status)
+
+
+async def test_downtime_begins_with_an_activity_and_ends_by_the_users_call(game: Game) -> None:
+    begun = await rest(game, target="Silk")
+    lost = begun["result"]["die"]
+    assert (begun["result"]["character"], begun["result"]["stress"]) == ("Silk", -lost)
+    assert {each["actor"] for each in begun["changes"]} == {"user"}
+    [silk] = (await game.state())["entities"]
+    assert silk["attributes"]["stress"] == 8 - lost
+    campaign = await game.client.get(game.path)
+    assert ok(campaign)["version"] == begun["version"]
+    problem(
+        await game.client.post(f"{game.path}/downtime", json={"activity": "project"}),
+        409,
+        "downtime",
+    )
+    ok(await game.client.delete(f"{game.path}/downtime"), 204)
+    problem(await game.client.delete(f"{game.path}/downtime"), 409, "downtime")
+    [silk] = (await game.state())["entities"]
+    assert silk["attributes"]["stress"] == 8 - lost
+
+
+async def test_what_cannot_be_is_refused_and_nothing_changes(game: Game) -> None:
+    path = f"{game.path}/downtime"
+    before = await game.changes()
+    for body in ({"activity": "sleep"}, {"activity": "project", "target": "No clock"}, {}):
+        problem(await game.client.post(path, json=body), 422, "validation-failed")
+    stale = await game.client.post(path, json={"activity": "recovery"}, headers={"If-Match": '"1"'})
+    problem(stale, 412, "revision-mismatch")
+    nowhere = f"/api/v1/campaigns/{uuid4()}/downtime"
+    problem(
+        await game.client.post(nowhere, json={"activity": "recovery"}), 404, "campaign-not-found"
+    )
+    assert await game.changes() == before
+
+
+async def test_rules_without_downtime_and_campaigns_without_tools_have_none(
+    ada: Account, game: Game
+) -> None:
+    plain = await new_game(ada)
+    for each in (plain, game):
+        if each is game:
+            ok(await game.client.patch(game.path, json={"settings": {"tools": False}}))
+        answer = await ada.client.post(f"{each.path}/downtime", json={"activity": "recovery"})
+        problem(answer, 422, "validation-failed")
+
+
+async def test_not_while_a_turn_waits(game: Game, vendor: OpenAIServer) -> None:
+    turn_id = await game.wait_for_choice(vendor)
+    answer = await game.client.post(f"{game.path}/downtime", json={"activity": "recovery"})
+    assert problem(answer, 409, "turn-waiting")["turn_id"] == turn_id
+    answer = await game.client.delete(f"{game.path}/downtime")
+    assert problem(answer, 409, "turn-waiting")["waiting"]["kind"] == "question"
+    ok(await game.client.post(f"/api/v1/turns/{turn_id}/stop"), 202)
+    await rest(game, target="Silk")
+
+
+async def test_not_in_the_middle_of_an_action(game: Game) -> None:
+    campaign = game.campaign["id"]
+    world = {"attributes": {"play": {"mood": "action"}}}
+    ok(await game.client.patch(f"/api/v1/campaigns/{campaign}", json=world))
+    answer = await game.client.post(f"{game.path}/downtime", json={"activity": "recovery"})
+    problem(answer, 409, "downtime")
