@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _openai_mapping as wire
@@ -52,6 +53,10 @@ _STATUS_OF_WORD = {
     **dict.fromkeys(("invalid_request_error", "context_length_exceeded"), 400),
 }
 """Statuses of errors within a stream, where HTTP's own has already been sent."""
+
+_REFUSES_TOOLS = ("tools param requires", "Unsupported param: tools")
+"""What llama.cpp says with status 500 if it was not started for tools, or is too old for them.
+Source: https://github.com/ggml-org/llama.cpp/issues/10920"""
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
@@ -128,9 +133,12 @@ class OpenAICompatibleProvider:
             )
         response = cast("httpx2.Response | None", getattr(error, "response", None))
         headers = mapping(response.headers if response is not None else None)
+        status = response.status_code if response is not None else _status(error.code, words)
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR and _refuses_tools(error):
+            status = HTTPStatus.BAD_REQUEST
         return failure(
             WHO,
-            status=response.status_code if response is not None else _status(error.code, words),
+            status=status,
             words=words or (type(error).__name__,),
             retry_after=wait_seconds(headers.get("retry-after")),
         )
@@ -226,6 +234,10 @@ class OpenAICompatibleModel:
             answer_timeout=self._provider.config.answer_timeout,
             failure=self._provider.failure,
         )
+
+
+def _refuses_tools(error: APIError) -> bool:
+    return any(words in error.message for words in _REFUSES_TOOLS)
 
 
 def _status(code: str | None, words: Sequence[str]) -> int | None:

@@ -348,6 +348,20 @@ async def test_a_server_that_fails_has_not_refused_tools(vendor: Vendor) -> None
     assert (len(vendor.server.requests), tool_support(model)) == (1, "native")
 
 
+@pytest.mark.parametrize(
+    "message", ["tools param requires --jinja flag", "Unsupported param: tools"]
+)
+async def test_llama_cpp_refuses_tools_with_a_status_of_its_own(
+    openai: Vendor, message: str
+) -> None:
+    model = openai.connect()
+    refusal = openai_server.error(500, message=message, code="500", kind="server_error")
+    openai.server.script(refusal, openai.reply(ANSWER))
+
+    assert calls_in(await play(model)) == [CALL]
+    assert tool_support(model) == "structured"
+
+
 def is_gemini(vendor: Vendor) -> bool:
     return vendor.connect().spec.provider == "gemini"
 
