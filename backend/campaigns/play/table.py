@@ -173,8 +173,9 @@ class Table:
             return refusal("The turn waits for its player.")
         self.state.calls += 1
         if not tools:
-            why = "The turn is over." if self.is_over else "There are no more calls in this turn."
-            return Outcome(kind="end", result={"error": why})
+            if self.is_over:
+                return Outcome(kind="end", result={"error": "The turn is over."})
+            return refusal("There are no more calls in this turn: write the narration.")
         if call.problem:  # of a call of which nothing can be read, not even the name is known
             return refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)

@@ -137,7 +137,10 @@ def campaigns(draw: st.DrawFn) -> dict[UUID, tuple[Kind, Item]]:
 
 def opened(items: dict[UUID, tuple[Kind, Item]], changes: list[ChangeRecord]) -> OpenCampaign:
     campaign_id = new_id()
-    world = World(day=5, time_of_day="late: 5", flags={"a: b": True}, locked=["day"])
+    attributes: dict[str, Any] = {"heat": 3, "dice": [6, 1], "play": {"mood": "- a: b"}}
+    world = World(
+        day=5, time_of_day="late: 5", flags={"a: b": True}, attributes=attributes, locked=["day"]
+    )
     everything: dict[UUID, tuple[Kind, Item]] = {campaign_id: ("world", world), **items}
     return OpenCampaign(
         id=campaign_id,

@@ -285,8 +285,9 @@ def test_there_are_sixty_of_them() -> None:
 
 async def test_a_hundred_calls_are_twelve() -> None:
     table = crew()
-    kinds = [(await use(table, "think_as_dm", thoughts="Hm.")).kind for _ in range(100)]
-    assert kinds == ["answer"] * 12 + ["end"] * 88
+    results = [(await use(table, "think_as_dm", thoughts="Hm.")).result for _ in range(100)]
+    assert results[:12] == [{"ok": True}] * 12
+    assert all("no more calls" in result["error"] for result in results[12:])
     assert table.ledger == []
 
 
