@@ -16,6 +16,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from backend.generation._demo_agent import calls, glossary, last_line, scene, summary, triage
+from backend.generation._demo_play import play
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -99,12 +100,16 @@ class DemoModel:
         prompt: Prompt,
         sampling: Sampling,
         *,
-        tools: Sequence[Tool] = (),  # noqa: ARG002 - it calls none
+        tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""
         told = summary(prompt)
         command, words = ("", told.split()) if told is not None else _reply(prompt)
+        is_told_so = _COMMAND.search(last_line(prompt))
+        narration, made = (None, []) if is_told_so else play(prompt, tools)
+        if narration is not None:
+            words = narration.split()
         thoughts = re.findall(r" ?[^ ]+", _THOUGHTS) if command == "think" else []
         pieces, finish = _limited(words, sampling)
         said: list[Piece] = [*map(ThinkingPiece, thoughts), *map(TextPiece, pieces)]
@@ -120,10 +125,12 @@ class DemoModel:
             beat += delay
             await asyncio.sleep(max(0.0, beat - clock()))
             yield piece
-        if not pieces:
+        if not pieces and not made:
             raise ModelEmptyReplyError("The demo model was told to say nothing.")
+        for call in made:
+            yield call
         yield _usage(prompt, len(said), thinking=len(thoughts))
-        yield Finish(finish)
+        yield Finish("tool_calls" if made else finish)
 
     async def call_tools(
         self,

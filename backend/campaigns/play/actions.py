@@ -14,11 +14,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from backend.campaigns.items import Clock, Entity
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.attributes import attributes_of, members, number
 from backend.campaigns.play.costs import STRESS, Cost, add_stress, cost_text, pay
 from backend.campaigns.play.deltas import Short
 from backend.campaigns.play.dice import TIERS, Tier, srd_tier, tier_of
+from backend.campaigns.play.references import called
 from backend.campaigns.play.state import POOL, Committed, Play
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedError
@@ -44,6 +46,9 @@ class Engage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     effect: Annotated[Effect, Meta(description="How much it achieves if it goes well.")]
     stakes: Annotated[str, Meta(min_length=1, max_length=1_000, description="What may be lost.")]
     character: Annotated[str, Meta(max_length=200, description="Who attempts it.")] = ""
+    clock: Annotated[
+        str, Meta(max_length=200, description="What draws nearer: begins where there is none yet.")
+    ] = ""
 
 
 class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +86,13 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def engage(table: Table, asked: Engage) -> Outcome:
     """Fix position and effect, and go into the action."""
+    if not table.players:
+        # A campaign that nobody has set up can be played, too.
+        table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
     name = table.get(_player(table, asked.character))["name"]
+    clocks = {called(state).casefold() for state in table.of_kind("clock").values()}
+    if (clock := asked.clock.strip()) and clock.casefold() not in clocks:
+        table.create(Clock(name=clock))
     if table.state.dice == "pool" and not table.pool:
         fill_pool(table)
     table.turn_to(
