@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_ZEROS = re.compile(rb"\0{9,}+")
+"""Files of an index are mostly that, and to look for a word among zeros is slow."""
 ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
 
 
@@ -30,14 +33,17 @@ def _in_base64(data: bytes) -> Iterator[bytes]:
 
 
 def sightings(needles: list[bytes], haystack: bytes) -> list[bytes]:
-    """The places where one of the needles lies, with what stands around them."""
+    """The places where one of the needles lies, with what stands around them.
+
+    A needle without capitals is found in capitals as well.
+    """
+    haystack = _ZEROS.sub(b"\0" * 8, haystack)
     lower = haystack.lower()
     found: list[bytes] = []
     for needle in needles:
-        for text in (haystack, lower):
-            place = text.find(needle)
-            if place >= 0:
-                found.append(haystack[max(0, place - 80) : place + len(needle) + 80])
+        place = (lower if needle == needle.lower() else haystack).find(needle)
+        if place >= 0:
+            found.append(haystack[max(0, place - 80) : place + len(needle) + 80])
     return found
 
 
