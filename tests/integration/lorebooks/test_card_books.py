@@ -144,7 +144,8 @@ async def test_the_book_goes_with_its_character(ada: Reader, server: Running) ->
     await ada.delete(f"/characters/{made['id']}")
     assert (await ada.get("/lorebooks"))["items"] == []
     async with server.parts.database.read() as session:
-        assert list(await session.scalars(select(LoreEntryRow.id))) == []
+        left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
+        assert list(await session.scalars(left)) == []
 
 
 async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:
@@ -209,5 +210,8 @@ async def test_a_card_of_an_older_version_has_its_book_in_it_until_it_is_changed
 async def test_a_card_has_one_book(ada: Reader, server: Running) -> None:
     made = await ada.account.new_character(character_book=BOOK)
     async with server.parts.database.read() as session:
-        owners = list(await session.scalars(select(Lorebook.character_id)))
+        books = select(Lorebook.character_id).where(
+            Lorebook.user_id == UUID(ada.account.user["id"])
+        )
+        owners = list(await session.scalars(books))
     assert owners == [UUID(made["id"])]
