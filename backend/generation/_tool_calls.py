@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 from uuid import uuid4
-
-import msgspec
 
 from backend.generation._json import clean, clean_text, parse_json
 from backend.generation.model import ToolCall
@@ -57,7 +56,7 @@ def _parsed(arguments: object) -> dict[str, Any]:
             raise ValueError(f"The arguments are not JSON: {error}.") from None
     else:
         value = clean(arguments)
-        if len(msgspec.json.encode(value)) > MAX_ARGUMENTS:
+        if len(json.dumps(value, ensure_ascii=False)) > MAX_ARGUMENTS:
             raise ValueError(TOO_LONG)
     if not isinstance(value, Mapping):
         raise ValueError("The arguments are not a JSON object.")  # noqa: TRY004 - of what the model wrote, not of a caller's type
