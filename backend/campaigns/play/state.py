@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.campaigns.items import MAX_MEMBERS
 from backend.campaigns.ledger import State
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.play.dice import DiceMode, Tier
@@ -89,6 +90,17 @@ class TableState(msgspec.Struct, kw_only=True):
     pending: Pending | None = None
     suggestions: list[str] = []
     is_over: bool = False
+
+    def last_dice(self) -> dict[str, Any]:
+        """The seed, and the last dice that came of it: `first` is the number of the first one."""
+        dice = [(die, rolled.sides) for rolled in self.rolls for die in rolled.dice]
+        first = max(0, len(dice) - MAX_MEMBERS)
+        return {
+            "seed": self.seed,
+            "first": first,
+            "dice": [die for die, _ in dice[first:]],
+            "sides": [sides for _, sides in dice[first:]],
+        }
 
     def copied(self) -> TableState:
         """The same, so that what is done to one is not done to the other."""

@@ -31,7 +31,7 @@ from backend.campaigns.play.tools import (
     Waiting,
     refusal,
 )
-from backend.campaigns.rules import Mood, Rules, rules_of
+from backend.campaigns.rules import DEFAULT, Mood, Rules, known_rules, rules_of
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.generation.model import Tool, ToolCall
@@ -75,7 +75,7 @@ class Table:
         play = play_of(held[campaign_id].state, rules_of(rules))
         state = TableState(
             campaign_id=campaign_id,
-            rules=rules,
+            rules=rules if rules in known_rules() else DEFAULT,
             dice=dice,
             seed=seed or new_seed(),
             items=held,
@@ -136,10 +136,7 @@ class Table:
         if play != state.before:
             world.set[f"attributes.{PLAY}"] = msgspec.to_builtins(play)
         if state.rolls:
-            dice = [die for rolled in state.rolls for die in rolled.dice]
-            sides = [rolled.sides for rolled in state.rolls for _ in rolled.dice]
-            rolled = {"seed": state.seed, "dice": dice, "sides": sides}
-            world.set[f"attributes.{ROLL}"] = rolled
+            world.set[f"attributes.{ROLL}"] = state.last_dice()
         if world.set:
             changes.append(Change("world", state.campaign_id, world))
         shown = {"mood": play.mood, "variant": play.variant}

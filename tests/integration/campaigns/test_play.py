@@ -22,6 +22,7 @@ from tests.support.server import Account, Running, ok
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 API = "/api/v1"
+CLOCK = {"clocks": [{"clock": "The Watch"}]}
 
 
 class Evening:
@@ -126,6 +127,22 @@ async def test_what_a_user_locked_or_deleted_meanwhile_is_left_out(evening: Even
     after = await evening.state()
     assert after["entities"][0]["attributes"] == {"stress": 1}
     assert after["clocks"] == []
+
+
+async def test_what_a_hidden_reply_makes_is_hidden_as_well(evening: Evening) -> None:
+    lines = await seed(evening.server, evening.ada, evening.chat, ["I pick it.", "Click."])
+    ok(await evening.ada.client.patch(f"{API}/messages/{lines[-1].id}", json={"audience": "gm"}))
+    played = await evening.begin()
+    assert played is not None
+    asked = {"facts": [{"text": "Jake has the key.", "about": "Jake"}]}
+    await use(played, "finish_turn", cost="A witness", deltas={**asked, **CLOCK})
+    await evening.end(played, lines[-1])
+    facts = (await evening.table.get("/facts"))["items"]
+    assert [each["audience"] for each in facts] == ["gm"]
+    assert {each["audience"] for each in (await evening.state())["echoes"]} == {"gm"}
+    [chronicle] = ok(await evening.ada.client.get(f"{API}/chronicles"))["items"]
+    page = ok(await evening.ada.client.get(f"{API}/chronicles/{chronicle['id']}/events"))
+    assert [each["audience"] for each in page["items"]] == ["gm"]
 
 
 async def test_a_campaign_without_tools_has_no_table(evening: Evening) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.campaigns.items import Entity
+from backend.campaigns.ledger import applied
 from backend.campaigns.play.dice import roll
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.dnd import RULES
@@ -54,7 +55,18 @@ async def test_a_check_has_the_modifiers_of_who_tries() -> None:
     assert outcome.result == {"die": 9, "bonus": 6, "total": 15, "success": True}
     assert outcome.summary == "Jake, strength: 9+6 = 15 against 15, success"
     rolled = table.ledger[-1].operations.set["attributes.roll"]
-    assert rolled == {"seed": table.state.seed, "dice": [9], "sides": [20]}
+    assert rolled == {"seed": table.state.seed, "first": 0, "dice": [9], "sides": [20]}
+
+
+async def test_however_many_dice_fall_the_last_are_kept() -> None:
+    table = fight(hp=10_000, hp_max=10_000)
+    for _ in range(12):
+        await use(table, "damage", target="Rat", damage="20d6")
+    world = table.ledger[-1]
+    rolled = world.operations.set["attributes.roll"]
+    assert (rolled["first"], len(rolled["dice"])) == (40, 200)
+    assert roll(rolled["seed"], 40, 200) == rolled["dice"]
+    applied("world", table.world, world.operations)
 
 
 @pytest.mark.parametrize(("die", "is_hit"), [(1, False), (5, False), (6, True), (20, True)])
