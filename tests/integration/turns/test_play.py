@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called
-from tests.integration.turns.following import check_tree, follow
+from tests.fakes.game_master import ENGAGE, OUTCOMES
+from tests.fakes.openai_server import (
+    MODEL_ID,
+    OpenAIServer,
+    called,
+    chunk,
+    error,
+    reply,
+    stream,
+    tool_call,
+)
+from tests.fakes.scripted_server import Break, Gate, Silence
+from tests.integration.turns.following import (
+    TURN,
+    check_tree,
+    follow,
+    take_words,
+    turn_under_way,
+)
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Running, problem, running, text_of
+from tests.support.server import Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +88,191 @@ async def test_tools_within_a_reply_change_the_campaign_with_it(
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (24, 4)
     tools = [each["function"]["name"] for each in vendor.requests[0].body["tools"]]
     assert "finish_turn" in tools
+
+
+async def test_the_record_says_which_tools_were_called_and_how(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(called(("advance_time", {"days": 2})), called(FINISH, text="It rains."))
+    await game.say("I rest.")
+    answer = (await game.account.messages(game.chat))[-1]
+    context = ok(await game.client.get(f"/api/v1/messages/{answer['id']}/context"))
+    assert context["tools"] == ["advance_time", "finish_turn"]
+    assert context["tool_support"] == "native"
+    assert [each["kind"] for each in context["items"]][-3:] == ["mood", "state", "user_line"]
+    again = vendor.requests[-1].body["messages"][:-2]
+    assert [each["text"] for each in context["prompt"]] == [each["content"] for each in again]
+
+
+async def test_what_continues_or_impersonates_has_no_tools(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(called(FINISH, text="It rains."))
+    await game.say()
+    for body in ({"continue": True}, {"impersonate": True}):
+        vendor.script(reply("And so on."))
+        assert (await game.account.turn(game.chat, **body))[-1].name == "turn.completed"
+        assert not vendor.requests[-1].body.get("tools")
+
+
+async def test_a_swipe_takes_back_what_the_reply_changed_and_plays_from_the_state_before_it(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(called(("advance_time", {"days": 2}), FINISH, text="Days pass."))
+    await game.say()
+    first = (await game.account.messages(game.chat))[-1]["id"]
+    vendor.script(called(("advance_time", {"days": 5}), FINISH, text="A week passes."))
+    [changed] = named(await game.account.turn(game.chat, regenerate_of=first), "state.changed")
+    assert changed["changes"]
+    assert (await game.state())["day"] == 6
+    ok(await game.client.post(f"/api/v1/messages/{first}/activate"))
+    assert (await game.state())["day"] == 3
+    ok(await game.client.delete(f"/api/v1/messages/{first}"))
+    assert (await game.state())["day"] == 6
+
+
+async def test_text_after_the_end_is_dropped_and_the_model_hung_up_on(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.hung_up.clear()
+    begun = tool_call("finish_turn", "{}", call_id="c", index=0)
+    vendor.script(
+        stream(
+            chunk(role="assistant", content="The end."),
+            chunk(tool_calls=[begun]),
+            chunk("tool_calls"),
+            chunk(content=" And then the world ended."),
+            Silence(),
+        )
+    )
+    events = await game.say()
+    assert events[-1].name == "turn.completed"
+    assert text_of(events) == "The end."
+    await asyncio.wait_for(vendor.hung_up.wait(), 5)
+    assert (await game.account.messages(game.chat))[-1]["text"] == "The end."
+
+
+async def test_a_hundred_calls_are_cut_at_twelve(game: Game, vendor: OpenAIServer) -> None:
+    vendor.script(
+        called(*[("advance_time", {"days": 1})] * 100, text="Days pass."),
+        reply("You are older."),
+    )
+    events = await game.say()
+    assert events[-1].name == "turn.completed"
+    assert len(named(events, "tool.used")) == 12
+    assert (await game.state())["day"] == 13
+    assert text_of(events) == "Days pass.\n\nYou are older."
+    assert [bool(each.body.get("tools")) for each in vendor.requests] == [True, False]
+
+
+@pytest.mark.parametrize("broken", ["error", "break"])
+async def test_a_model_that_breaks_off_leaves_the_campaign_as_it_was(
+    game: Game, vendor: OpenAIServer, broken: str
+) -> None:
+    changes = await game.changes()
+    vendor.script(
+        called(("advance_time", {"days": 2}), text="You sleep."),
+        error(401, message="no") if broken == "error" else stream(chunk(content="And"), Break()),
+    )
+    events = await game.say()
+    assert events[-1].name == "turn.failed"
+    assert "state.changed" not in names(events)
+    assert ((await game.state())["day"], await game.changes()) == (1, changes)
+    kept = (await game.account.messages(game.chat))[-1]
+    assert (kept["status"], kept["text"]) == ("failed", text_of(events))
+
+
+async def test_stopping_while_the_model_speaks_leaves_the_campaign_as_it_was(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    gate = Gate()
+    vendor.script(
+        called(("advance_time", {"days": 2}), text="You sleep."),
+        stream(chunk(content="And dream"), gate, chunk("stop")),
+    )
+    async with turn_under_way(game.account, game.chat, text="I rest.") as (turn_id, events):
+        heard = await take_words(events, 4)
+        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        heard += [event async for event in events]
+    assert heard[-1].data["state"] == "stopped"
+    assert (await game.state())["day"] == 1
+    kept = (await game.account.messages(game.chat))[-1]
+    assert (kept["status"], kept["text"]) == ("interrupted", "You sleep.\n\nAnd dream")
+    gate.opened.set()
+
+
+class TestMoods:
+    @pytest.fixture
+    async def game(self, ada: Account, vendor: OpenAIServer) -> Game:
+        vendor.requests.clear()
+        game = await new_game(ada, rules="blades")
+        await game.add("entities", kind="pc", name="Jake")
+        await game.add("clocks", name="Alarm", segments=4)
+        return game
+
+    async def test_a_break_drops_what_was_said_and_goes_on_in_the_other_mood(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        vendor.script(
+            called(("engage", ENGAGE), text="You try the lock."),
+            called(("spend_die", {"situation": "The lock.", "outcomes": OUTCOMES}), text="Click."),
+        )
+        events = await game.say("I pick the lock of the counting house.")
+        turn_id = events[0].data["turn_id"]
+        # Who listens late does not hear what was dropped.
+        assert [name for name in names(events)[2:] if name != "text.delta"] == [
+            "text.reset", "tool.used", "mood.changed", "tool.used", "turn.awaiting_choice"
+        ]  # fmt: skip
+        [mood] = named(events, "mood.changed")
+        assert (mood["mood"], mood["position"], mood["effect"]) == ("action", "risky", "standard")
+        told = await follow(game.client, turn_id)
+        assert (text_of(told), told[-1]) == ("Click.", events[-1])
+        assert (await game.account.messages(game.chat))[-1]["text"] == "Click."
+        one, other = (each.body for each in vendor.requests)
+        assert "Position: risky" in str(other["messages"])
+        assert "Position: risky" not in str(one["messages"])
+        assert "You try the lock." not in str(other["messages"])
+        assert one["messages"][0] == other["messages"][0]
+        await check_tree(server.parts.database, game.chat)
+
+        worst = events[-1].data["options"][-1]
+        tier = worst["detail"].partition(":")[0]
+        vendor.script(
+            called(("resolve", {"tier": tier}), text="It"),
+            called(FINISH, text="The deed is done."),
+        )
+        rest = await game.choose(turn_id, worst["id"])
+        assert rest[-1].name == "turn.completed"
+        answer = (await game.account.messages(game.chat))[-1]
+        assert answer["text"] == "The deed is done."
+        told = await follow(game.client, turn_id, last_id=events[-1].id)
+        assert names(told)[:2] == ["turn.choice_made", "text.reset"]
+        assert (text_of(told), told[-1]) == ("The deed is done.", rest[-1])
+        [changed] = named(rest, "state.changed")
+        assert {"world"} <= {each["target"]["kind"] for each in changed["changes"]}
+        ok(await game.client.delete(f"/api/v1/messages/{answer['id']}"))
+        assert not any(each["counts"] for each in await game.changes() if each["actor"] == "tool")
+
+    async def test_after_three_breaks_the_turn_can_only_end(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        vendor.script(
+            called(("engage", ENGAGE), text="One."),
+            called(("resolve", {"tier": "withdrawn"}), text="Two."),
+            called(("engage", ENGAGE), text="Three."),
+            called(("resolve", {"tier": "withdrawn"}), text="Four."),
+            called(FINISH),
+        )
+        events = await game.say()
+        offered = [
+            [each["function"]["name"] for each in request.body["tools"]]
+            for request in vendor.requests
+        ]
+        assert [len(each) > 1 for each in offered] == [True, True, True, False, False]
+        assert offered[-1] == ["finish_turn"]
+        assert len(named(events, "text.reset")) == 3
+        assert events[-1].name == "turn.completed"
+        assert (await game.account.messages(game.chat))[-1]["text"] == "Four."
 
 
 async def test_a_question_suspends_the_turn_and_a_choice_goes_on_with_it(

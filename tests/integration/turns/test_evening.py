@@ -1,0 +1,197 @@
+"""An evening of play: whatever the player does between, the state is the fold of what counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from random import Random
+from typing import Any, get_args
+from uuid import UUID
+
+import pytest
+from sqlalchemy import exists, select
+
+from backend.campaigns.item_rows import read_state
+from backend.campaigns.ledger import Operations, fold
+from backend.campaigns.ledger_store import read_operations
+from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
+from backend.chats.models import Message
+from backend.generation.registry import ModelRegistry
+from backend.turns.models import Turn, TurnState
+from tests.fakes.game_master import GameMaster
+from tests.fakes.openai_server import MODEL_ID
+from tests.integration.turns.following import TURN, check_tree, follow
+from tests.integration.turns.playing import Game, new_game
+from tests.integration.turns.seeding import identity_of
+from tests.support.server import Account, Event, Running, ok, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+TURNS = 30
+
+
+@pytest.fixture(scope="module")
+async def master() -> AsyncGenerator[GameMaster]:
+    async with GameMaster() as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, master: GameMaster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=master.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+class Evening:
+    """One player at one table."""
+
+    def __init__(self, game: Game, server: Running, identity: Any, seed: int) -> None:
+        self.game, self.server, self.identity = game, server, identity
+        self.dice = Random(seed)
+        self.moods: set[str] = set()
+        self.done: defaultdict[str, int] = defaultdict(int)
+
+    async def play(self, **body: Any) -> None:
+        """Take a turn and choose whatever it asks for, or give it up."""
+        heard = await self.game.account.turn(self.game.chat, **body)
+        turn_id = heard[0].data["turn_id"]
+        while heard[-1].name == "turn.awaiting_choice":
+            await self.check()
+            if self.dice.random() < 0.15:
+                assert (await self.game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+                heard += await follow(self.game.client, turn_id, last_id=heard[-1].id)
+                self.done["stopped"] += 1
+                break
+            option = self.dice.choice(heard[-1].data["options"])["id"]
+            told = [self.game.choose(turn_id, option) for _ in range(self.dice.randint(1, 3))]
+            rests = await asyncio.gather(*told)
+            assert all(without_splits(rest) == without_splits(rests[0]) for rest in rests)
+            heard += rests[0]
+            self.done["chosen"] += 1
+        self.moods |= {each.data["mood"] for each in heard if each.name == "mood.changed"}
+        self.done[heard[-1].name] += 1
+        again = await follow(self.game.client, turn_id)
+        assert [(each.id, each.name) for each in again if not each.name.endswith("delta")] == [
+            (each.id, each.name) for each in heard if not each.name.endswith("delta")
+        ]
+
+    async def wander(self) -> None:
+        """Swipe, edit, go back, or delete."""
+        path = await self.game.account.messages(self.game.chat)
+        message = self.dice.choice(path[-4:])
+        url = f"/api/v1/messages/{message['id']}"
+        match self.dice.choice(["swipe", "edit", "activate", "delete", "undo"]):
+            case "swipe" if path[-1]["role"] == "assistant":
+                await self.play(regenerate_of=path[-1]["id"])
+                self.done["swiped"] += 1
+            case "edit":
+                ok(await self.game.client.patch(url, json={"text": f"{self.dice.random()}"}))
+                self.done["edited"] += 1
+            case "activate":
+                for each in reversed(path[-12:]):
+                    url = f"/api/v1/messages/{each['id']}/siblings"
+                    others = ok(await self.game.client.get(url))["items"]
+                    if len(others) > 1:
+                        other = self.dice.choice(others)["id"]
+                        ok(await self.game.client.post(f"/api/v1/messages/{other}/activate"))
+                        self.done["activated"] += 1
+                        break
+            case "delete" if len(path) > 6:
+                ok(await self.game.client.delete(url))
+                self.done["deleted"] += 1
+            case "undo":
+                changes = [each for each in await self.game.changes() if each["counts"]]
+                if changes:
+                    await self.game.client.post(
+                        f"{self.game.path}/changes/{self.dice.choice(changes[:5])['id']}/undo"
+                    )
+                    self.done["undone"] += 1
+            case _:
+                pass
+
+    async def check(self) -> None:
+        """The stored state of every item is the fold of the changes that count."""
+        sealer = self.identity.sealer
+        on_path = exists().where(
+            ChangeSource.change_id == CampaignChange.id,
+            ChangeSource.message_id == Message.id,
+            Message.is_active,
+        )
+        sourced = exists().where(ChangeSource.change_id == CampaignChange.id)
+        campaign_id = UUID(self.game.campaign["id"])
+        async with self.server.parts.database.read() as session:
+            rows = (
+                await session.execute(
+                    select(CampaignChange, on_path.label("told"), sourced.label("sourced"))
+                    .where(CampaignChange.campaign_id == campaign_id)
+                    .order_by(CampaignChange.seq)
+                )
+            ).all()
+            items = list(
+                await session.scalars(
+                    select(CampaignItem).where(CampaignItem.campaign_id == campaign_id)
+                )
+            )
+            turns = {
+                row.id: row.state
+                for row in await session.execute(
+                    select(Turn.id, Turn.state).where(Turn.chat_id == UUID(self.game.chat))
+                )
+            }
+        counting: defaultdict[UUID, list[Operations]] = defaultdict(list)
+        for change, told, is_sourced in rows:
+            assert change.is_on_path == (told or not is_sourced)
+            if change.is_on_path and not change.is_undone:
+                counting[change.item_id].append(
+                    read_operations(sealer, change.id, change.sealed_operations)
+                )
+            # What was stopped, failed, or waits has written nothing.
+            if change.turn_id is not None and change.actor == "tool":
+                assert turns[change.turn_id] == "completed"
+        for item in items:
+            state = read_state(sealer, item.id, item.sealed_state)
+            assert state == fold(item.kind, counting[item.id])
+        assert set(turns.values()) <= set(get_args(TurnState))
+        await check_tree(self.server.parts.database, self.game.chat)
+
+
+def without_splits(events: list[Event]) -> list[Any]:
+    """Events as a client that comes late gets them: deltas in one piece, none that was dropped."""
+    joined: list[Any] = []
+    for each in events:
+        if each.name == "text.reset":
+            joined = [one for one in joined if one[0] != "text.delta"]
+        if each.name.endswith(".delta") and joined and joined[-1][0] == each.name:
+            joined[-1] = (each.name, joined[-1][1] + each.data["text"])
+        else:
+            is_delta = each.name.endswith(".delta")
+            joined.append((each.name, each.data["text"] if is_delta else each.data))
+    return joined
+
+
+@pytest.mark.parametrize("seed", [1])
+async def test_thirty_turns_through_all_moods(
+    ada: Account, server: Running, master: GameMaster, seed: int
+) -> None:
+    game = await new_game(ada, rules="blades")
+    await game.add("entities", kind="pc", name="Jake", attributes={"stress": 0})
+    await game.add("clocks", name="Alarm", segments=6)
+    master.dice.seed(seed)
+    evening = Evening(game, server, await identity_of(server, ada), seed)
+    for number in range(TURNS):
+        master.failing = 0.5 if number % 5 == 4 else 0.0
+        await evening.play(text=f"I go on, for the {number}th time.")
+        await evening.check()
+        await evening.wander()
+        await evening.check()
+    master.failing = 0.0
+    assert evening.moods >= {"scene", "action", "aftermath"}
+    done = evening.done
+    wanted = ("chosen", "stopped", "swiped", "edited", "activated", "deleted", "undone")
+    assert {each for each in wanted if not done[each]} == set(), dict(done)
+    assert done["turn.completed"] > TURNS // 2
+    assert done["turn.failed"] >= 1
