@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,39 +53,77 @@ class Load:
     turns_per_second: float
     first_p50: float
     first_p95: float
+    stages: Mapping[str, float] = field(default_factory=dict[str, float])
+    """CPU a turn of each stage, where it was asked for."""
 
 
-async def bench_load(url: str, *, bare: bool, players: int, turns: int) -> Load:
-    """Have players take turns, one right after the other."""
+async def bench_load(
+    url: str, *, bare: bool, players: int, turns: int, by_stage: bool = False
+) -> Load:
+    """Have players take turns, one right after the other.
+
+    `by_stage` counts the server's CPU by the stages of a turn as well, which costs it some 2%.
+    """
     with TemporaryDirectory(prefix="bench-") as folder:
         async with _process(sys.executable, "-m", "scripts._load", "model") as (_, model):
             environment = _bare(url, model) if bare else _talekeeper(url, model, folder)
             command = [sys.executable, "-m", "scripts._load", "bare"]
             if not bare:
-                command = [str(SERVE), "serve", "--port", "0"]
+                server = [sys.executable, "-m", "scripts._stages"] if by_stage else [str(SERVE)]
+                command = [*server, "serve", "--port", "0"]
+            stages = Path(folder) / "stages.json" if by_stage else None
+            environment["BENCH_STAGES"] = str(stages or "")
             async with _process(*command, **environment) as (pid, port):
                 make = _no_players if bare else _make_players
                 chats = await make(port, players)
-                return await _measured(pid, port, chats, turns)
+                return await _measured(pid, port, chats, turns, stages)
 
 
-async def _measured(pid: int, port: int, chats: list[tuple[str, str]], turns: int) -> Load:
+async def _measured(
+    pid: int, port: int, chats: list[tuple[str, str]], turns: int, stages: Path | None
+) -> Load:
     first: list[float] = []
     await asyncio.gather(*(_play(port, *chat, WARM_UP, []) for chat in chats))
     await asyncio.sleep(SETTLE)
+    before = await _stage_seconds(pid, stages)
     cpu, begun = _cpu_seconds(pid), time.perf_counter()
     await asyncio.gather(*(_play(port, *chat, turns, first) for chat in chats))
     took = time.perf_counter() - begun
     await asyncio.sleep(SETTLE)
     count = len(chats) * turns
     first.sort()
+    spent = _cpu_seconds(pid) - cpu
+    after = await _stage_seconds(pid, stages)
+    seconds = {stage: total - before.get(stage, 0.0) for stage, total in after.items()}
+    if seconds:
+        seconds["the rest: event loop, HTTP, sockets"] = spent - sum(seconds.values())
     return Load(
         players=len(chats),
-        cpu=round((_cpu_seconds(pid) - cpu) / count * 1000, 1),
+        cpu=round(spent / count * 1000, 1),
         turns_per_second=round(count / took, 1),
         first_p50=round(first[count // 2] * 1000),
         first_p95=round(first[int(count * 0.95)] * 1000),
+        stages={stage: round(spent / count * 1000, 1) for stage, spent in seconds.items()},
     )
+
+
+async def _stage_seconds(pid: int, target: Path | None) -> dict[str, float]:
+    """What `scripts._stages` counts in a process; nothing where it is not asked."""
+    if target is None:
+        return {}
+    os.kill(pid, signal.SIGUSR1)
+    while (found := _taken(target)) is None:
+        await asyncio.sleep(0.05)
+    return found
+
+
+def _taken(target: Path) -> dict[str, float] | None:
+    """What was written to a file, which goes; None while there is nothing."""
+    if not target.exists():
+        return None
+    found: dict[str, float] = json.loads(target.read_text())
+    target.unlink()
+    return found
 
 
 async def _play(port: int, key: str, chat_id: str, turns: int, first: list[float]) -> None:

@@ -1,7 +1,7 @@
 """`talekeeper`, with its processor time counted by the stages of a turn.
 
 `python -m scripts._stages serve --port 0` serves as `talekeeper serve` does. At SIGUSR1 it writes a
-JSON object to `BENCH_STAGES`: seconds of processor time by stage since it started, and in all.
+JSON object to `BENCH_STAGES`: seconds of processor time by stage since it started.
 
 A coroutine is timed step by step, so that what else runs while it waits is not its own, and a stage
 within another counts for itself alone. Work in threads counts for the stage that asked for it.
@@ -152,9 +152,8 @@ def _serve() -> None:
     watch(clock)
 
     def write(*_: object) -> None:
-        found = {**clock.seconds, "": time.process_time()}
         part = target.with_suffix(".part")
-        part.write_text(json.dumps(found))
+        part.write_text(json.dumps({stage: clock.seconds[stage] for stage in STAGES}))
         part.rename(target)
 
     signal.signal(signal.SIGUSR1, write)

@@ -451,6 +451,19 @@ async def bench_players(options: argparse.Namespace) -> list[Row]:
                 note = f"first token; {load.cpu} ms of CPU a turn, {load.turns_per_second} turns/s"
                 first = load.first_p50, load.first_p95
                 rows.append(Row(name, f"{players} players, {what}", *first, note))
+    return [*rows, *await bench_stages(options)]
+
+
+async def bench_stages(options: argparse.Namespace) -> list[Row]:
+    """What each stage of a turn costs, with as few players as are asked for."""
+    rows: list[Row] = []
+    players = min(options.players)
+    async with databases(options.database) as urls:
+        for _, url in urls:
+            turns = max(2, options.turns // players)
+            load = await bench_load(url, bare=False, players=players, turns=turns, by_stage=True)
+            for stage, cpu in load.stages.items():
+                rows.append(Row(url.partition("+")[0], f"CPU a turn: {stage}", cpu, cpu))
     return rows
 
 
