@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.database.base import chunks, unindexed
+from backend.database.base import chunks, table_of, unindexed
 from backend.database.types import Id
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
@@ -119,27 +119,40 @@ async def windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
     return found
 
 
+_ROW = table_of(Message).c
 _COLUMNS = (
-    Message.id,
-    Message.chat_id,
-    Message.parent_id,
-    Message.position,
-    Message.status,
-    Message.scene_id,
-    Message.is_selected,
-    Message.created_at,
-    Message.updated_at,
-    Message.audience,
-    Message.sealed_author,
-    Message.sealed_content,
+    _ROW.id,
+    _ROW.parent_id,
+    _ROW.position,
+    _ROW.status,
+    _ROW.scene_id,
+    _ROW.is_selected,
+    _ROW.created_at,
+    _ROW.updated_at,
+    _ROW.audience,
+    _ROW.sealed_author,
+    _ROW.sealed_content,
 )
 _IDS = bindparam("ids", expanding=True, type_=Id())
-_OWNED = unindexed(Message.user_id) == bindparam("owner_id")
-_OF_A_CHAT = select(*_COLUMNS).where(unindexed(Message.chat_id) == bindparam("chat_id"), _OWNED)
-_THEMSELVES = _OF_A_CHAT.where(Message.id.in_(_IDS))
-_FOLLOWING = _OF_A_CHAT.where(Message.parent_id.in_(_IDS), Message.is_selected)
-_SCENES = _OF_A_CHAT.where(
-    Message.scene_id.in_(_IDS), Message.is_active, Message.status != "streaming"
+_OWNED = unindexed(_ROW.user_id) == bindparam("owner_id")
+_IN_CHAT = unindexed(_ROW.chat_id) == bindparam("chat_id")
+_OF_A_CHAT = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
+_THEMSELVES = _OF_A_CHAT.where(_ROW.id.in_(_IDS))
+_FOLLOWING = _OF_A_CHAT.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
+_SCENES = _OF_A_CHAT.where(_ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming")
+_FIRST, _LAST = (
+    select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
+    for end in (func.min, func.max)
+)
+_NEAR = (
+    select(*_COLUMNS)
+    .where(
+        _ROW.chat_id == bindparam("chat_id"),
+        _OWNED,
+        _ROW.position >= _FIRST - 2 * WINDOW,
+        _ROW.position <= _LAST + WINDOW,
+    )
+    .limit(_MOST_NEAR)
 )
 _COUNTING = select(
     Message.id,
@@ -155,19 +168,6 @@ _COUNTING = select(
     Message.is_active,
     ~Message.hidden,
     Message.status != "streaming",
-)
-_PLACE = (unindexed(Message.chat_id) == bindparam("chat_id"), Message.id.in_(_IDS))
-_NEAR = (
-    select(*_COLUMNS)
-    .where(
-        Message.chat_id == bindparam("chat_id"),
-        _OWNED,
-        Message.position
-        >= select(func.min(Message.position) - 2 * WINDOW).where(*_PLACE).scalar_subquery(),
-        Message.position
-        <= select(func.max(Message.position) + WINDOW).where(*_PLACE).scalar_subquery(),
-    )
-    .limit(_MOST_NEAR)
 )
 """Built once: building them costs more than running them."""
 
@@ -269,7 +269,7 @@ class _Stretch:
         row = self.rows[message_id]
         return Line(
             id=row.id,
-            container_id=row.chat_id,
+            container_id=self._chat_id,
             author=self._sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
             text=self._sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
             said_at=row.created_at,

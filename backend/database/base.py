@@ -75,7 +75,7 @@ def chunks(items: Sequence[T], size: int = PARAMETERS) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def unindexed(column: InstrumentedAttribute[T]) -> ColumnElement[T]:
+def unindexed(column: InstrumentedAttribute[T] | ColumnElement[T]) -> ColumnElement[T]:
     """A column, for a condition on rows that are looked up by their ids.
 
     SQLite prefers the index of an owner or a container to a list of ids, and reads all rows that

@@ -148,7 +148,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
         ),
         usage=read_usage(_member(body, "usage")),
         finish=_FINISHES.get(word, "other") if word else None,
-        reason=" ".join(code_words(word, secret=None)),
+        reason=" ".join(code_words(word, secret=None)) if word else "",
     )
 
 

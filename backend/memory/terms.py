@@ -18,7 +18,7 @@ import re
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -92,7 +92,7 @@ _VOTES = {
 }
 """Of which of them each word is a stop word."""
 
-_APOSTROPHES = str.maketrans(dict.fromkeys((0x2019, 0x02BC, 0xFF07, 0x60, 0xB4), "'"))
+_APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 
 DEFAULT_LANGUAGE = "english"
 """Of texts that do not say theirs."""
@@ -102,10 +102,10 @@ _here = threading.local()
 
 def document_terms(text: str) -> Counter[str]:
     """How often each term is in a document."""
-    tokens = list(_tokens(text))
+    tokens = _tokens(text)
     language = _likeliest(tokens)[0]
     counts: Counter[str] = Counter()
-    for (token, is_word), often in Counter(tokens).items():
+    for (token, is_word), often in tokens.items():
         found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
         if not is_word and len(token) > 1:
             # A word of one character is common in Chinese, and no pair stands for it.
@@ -117,7 +117,7 @@ def document_terms(text: str) -> Counter[str]:
 
 def query_terms(text: str) -> dict[str, float]:
     """The terms of a query, each with its weight; a term that is said twice counts once."""
-    tokens = list(_tokens(text))
+    tokens = _tokens(text)
     languages = _likeliest(tokens)
     if DEFAULT_LANGUAGE not in languages:
         languages.append(DEFAULT_LANGUAGE)
@@ -142,14 +142,14 @@ def sparse_vector(text: str, blinder: Blinder) -> Sparse:
     )
 
 
-def _likeliest(tokens: Iterable[tuple[str, bool]]) -> list[str]:
+def _likeliest(tokens: Collection[tuple[str, bool]]) -> list[str]:
     """Languages with as many votes as any other, the default first where it is among them.
 
     Each word votes once, however often it is said. Without a vote that is all languages.
     """
     votes = dict.fromkeys(LATIN, 0)
-    for word in {token for token, is_word in tokens if is_word}:
-        for language in _VOTES.get(word, ()):
+    for word, is_word in tokens:
+        for language in _VOTES.get(word, ()) if is_word else ():
             votes[language] += 1
     most = max(votes.values())
     found = [language for language, count in votes.items() if count == most]
@@ -168,18 +168,24 @@ def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
     )
 
 
-def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Words, and runs of characters without spaces between words; True for words."""
-    folded = normalized("NFKC", text).casefold().translate(_APOSTROPHES)
+def _tokens(text: str) -> Counter[tuple[str, bool]]:
+    """Words, and runs of characters without spaces between words, and how often; True for words.
+
+    In the order in which they come first.
+    """
+    folded = normalized("NFKC", text).casefold()
+    for each in _APOSTROPHES:  # a fifth of what `translate` takes
+        folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):
-        for word in _LATIN_WORD.findall(folded):
-            yield _counted(word), True
-        return
-    for match in _TOKEN.finditer(folded):
-        if match.lastgroup == "unspaced":
-            yield match.group(), False
-        else:
-            yield _counted(match.group()), True
+        found = Counter(_LATIN_WORD.findall(folded))
+        words = ((word, True, often) for word, often in found.items())
+    else:
+        mixed = Counter((each.group(), each.lastgroup) for each in _TOKEN.finditer(folded))
+        words = ((token, name == "word", often) for (token, name), often in mixed.items())
+    tokens: Counter[tuple[str, bool]] = Counter()
+    for token, is_word, often in words:
+        tokens[_counted(token) if is_word else token, is_word] += often
+    return tokens
 
 
 def _counted(word: str) -> str:
