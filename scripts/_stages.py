@@ -92,19 +92,19 @@ class Clock:
     @coroutine
     def steps(self, inner: Coroutine[Any, Any, Any], stage: str) -> Generator[Any, Any, Any]:
         """Run a coroutine, each of its steps on the stage's account."""
-        take, value = inner.send, None
+        step: Callable[[], Any] = functools.partial(inner.send, None)
         while True:
             self.enter(stage)
             try:
-                waits_for = take(value)
+                waits_for = step()
             except StopIteration as stop:
                 return stop.value
             finally:
                 self.leave()
             try:
-                take, value = inner.send, (yield waits_for)
+                step = functools.partial(inner.send, (yield waits_for))
             except BaseException as error:  # noqa: BLE001  # whatever it is, it is the coroutine's
-                take, value = inner.throw, error
+                step = functools.partial(inner.throw, error)
 
     def in_thread(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same work, its thread's time on the account of the stage that asks for it."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -51,6 +51,14 @@ PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
 
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
+
+
+_CHAT = (
+    select(Chat, Message, User.sealed_variables)
+    .join(User, User.id == Chat.user_id)
+    .outerjoin(Message, Message.id == Chat.leaf_id)
+    .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
+)
 
 
 class ChatLoader:
@@ -239,13 +247,8 @@ class ChatLoader:
 
     async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
         """A chat, its leaf, and the user's global variables, still sealed: one query."""
-        rows = await self._session.execute(
-            select(Chat, Message, User.sealed_variables)
-            .join(User, User.id == Chat.user_id)
-            .outerjoin(Message, Message.id == Chat.leaf_id)
-            .where(Chat.id == chat_id, Chat.user_id == self._identity.user_id)
-        )
-        row = rows.one_or_none()
+        values = {"chat_id": chat_id, "owner_id": self._identity.user_id}
+        row = (await self._session.execute(_CHAT, values)).one_or_none()
         if row is None:
             raise ChatNotFoundError
         return row[0], row[1], row[2]
