@@ -45,7 +45,7 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
     if "finish_turn" not in offered:
         return None, []
     line = last_line(prompt)
-    last = mapping(prompt.rounds[-1].results[-1]) if prompt.rounds else {}
+    last = mapping(prompt.rounds[-1].results[-1] if prompt.rounds else None)
     if "error" not in last:
         if "tier" in last and "resolve" in offered:
             return "", [_call("resolve", tier=last["tier"])]

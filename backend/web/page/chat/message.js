@@ -16,7 +16,8 @@ export function drawn(first, room) {
 
   const update = (message) => {
     const { author, role, status, hidden, created_at: when } = message;
-    const grows = status === "streaming";
+    const waits = message.id === room.waiting?.reply_id;
+    const grows = status === "streaming" && !waits;
     thoughts.hidden = !message.thinking;
     musing.textContent = message.shown_thinking ?? message.thinking;
     if (grows && text && id === message.id) return text.write(message.text);
@@ -48,9 +49,9 @@ export function drawn(first, room) {
         ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))
         : [
-            status !== "complete" && h("p.state", {}, t(`chat.${status}`)),
+            status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
             changed(message, room),
-            toolbar(message, room),
+            !waits && toolbar(message, room),
           ],
     );
     // Whoever pressed a button goes on from the same one.

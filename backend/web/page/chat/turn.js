@@ -128,6 +128,7 @@ export function turns(room) {
   /** Put what is stored in place of what was shown. */
   async function conclude(turn) {
     const view = await api.get(`/turns/${turn.id}`, { signal });
+    wait(view);
     if (view.text) room.composer.text = turn.before + view.text;
     if (view.reply) {
       path.put(view.reply);
@@ -161,7 +162,6 @@ export function turns(room) {
       occupy(null);
     }
     ended(view, turn.body);
-    wait(view);
     tell("turn");
     return view;
   }
@@ -198,10 +198,9 @@ export function turns(room) {
 
   /** Follow a turn that was begun elsewhere, or before the page was loaded. */
   function takeUp(view) {
-    if (view?.state === "running") {
+    if (view?.state === "running" || view?.state === "waiting") {
       run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
-    } else if (view?.state === "waiting") wait(view);
-    else if (view && path.last()?.id === view.user_message_id) ended(view);
+    } else if (view && path.last()?.id === view.user_message_id) ended(view);
   }
 
   /** End the turn where it is. */

@@ -1,7 +1,7 @@
 /** What replies changed in the world of their campaign: a line under each, with the way back. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
+import { fill, h, style } from "../core/dom.js";
 import { t } from "../core/words.js";
 
 const NEWEST = 200;
@@ -42,7 +42,8 @@ export function changed(message, room) {
   if (!changes?.length) return false;
   const list = h("ol.ledger");
   const unfold = async () => {
-    const [{ line }, { World }] = await Promise.all([import("../campaign/ledger.js"), import("../campaign/world.js")]);
+    const parts = [import("../campaign/ledger.js"), import("../campaign/world.js"), style("campaign")];
+    const [{ line }, { World }] = await Promise.all(parts);
     const world = new World(room.chat.campaign_id, room.signal);
     await world.read();
     fill(list, changes.map((each) => line(each, world)));

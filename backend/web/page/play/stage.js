@@ -32,8 +32,9 @@ export function stage(room) {
     const { campaign_id: id } = room.chat;
     const campaign = id && (await api.get(`/campaigns/${id}`, { signal }));
     const play = campaign?.attributes.play ?? {};
-    tune(play);
-    fill(rest, campaign?.settings.tools && (await pause(campaign, play, soon, signal)));
+    // What a turn that waits has changed counts once it is over.
+    if (!room.waiting) tune(play);
+    fill(rest, campaign?.settings.tools && !room.waiting && (await pause(campaign, play, soon, signal)));
   };
   const soon = settled(() => room.busy || read().catch(complain), 250);
   signal.addEventListener("abort", soon.drop);
@@ -70,7 +71,7 @@ export function stage(room) {
   };
   const offer = (option) => h("li", {},
     h("button.option", { type: "button", onclick: () => take(option) },
-      option.die && h("span.die", { "aria-hidden": "true" }, FACES[option.die - 1]),
+      option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
       h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
   const ask = () => {
     const { waiting } = room;
