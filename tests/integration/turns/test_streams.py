@@ -74,7 +74,7 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
 async def test_of_many_turns_at_once_each_gets_its_own_reply(
     database_url: str, tmp_path: Path
 ) -> None:
-    many = rounds(40, 100)
+    many = rounds(24, 100)
     settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": many}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 30}}

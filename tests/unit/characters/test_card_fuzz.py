@@ -62,19 +62,19 @@ def read_or_refuse(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(edits=EDITS)
 def test_a_damaged_card_is_read_or_refused(name: str, edits: Edits) -> None:
     read_or_refuse(damage(FILES[name], edits))
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(edits=EDITS)
 def test_a_damaged_yaml_card_is_read_or_refused(edits: Edits) -> None:
     read_or_refuse(damage(YAML, edits))
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(edits=EDITS)
 def test_damage_behind_the_base64_of_a_png_is_read_or_refused(edits: Edits) -> None:
     data = FILES["syn_v2_only_mixedcase_Chara.png"]
@@ -87,7 +87,7 @@ def test_damage_behind_the_base64_of_a_png_is_read_or_refused(edits: Edits) -> N
     read_or_refuse(data[: start - 14] + chunk + data[end + 4 :])
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(edits=EDITS)
 def test_damage_inside_the_headers_of_an_archive_is_read_or_refused(edits: Edits) -> None:
     data = FILES["syn_v3.charx"]
@@ -96,7 +96,7 @@ def test_damage_inside_the_headers_of_an_archive_is_read_or_refused(edits: Edits
     read_or_refuse(data[:directory] + damage(data[directory:], edits))
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(database=None)
 @given(
     data=st.binary(max_size=200), start=st.sampled_from((b"", b"\x89PNG\r\n\x1a\n", b"PK\x03\x04"))
 )
@@ -104,7 +104,7 @@ def test_random_bytes_are_refused(data: bytes, start: bytes) -> None:
     read_or_refuse(start + data)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(value=st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3)
@@ -115,7 +115,7 @@ def test_any_json_is_read_or_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["syn_v2_only_mixedcase_Chara.png", "icon"])
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(edits=EDITS)
 def test_a_damaged_picture_is_read_or_refused(name: str, edits: Edits) -> None:
     data = FILES.get(name) or unpack(FILES["syn_v3.charx"])["assets/icon/images/main.png"]

@@ -285,7 +285,7 @@ def unknown_fields(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     )
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(card=CARDS, spec=SPECS)
 def test_every_card_comes_back_from_json_as_it_was(card: Card, spec: ExportSpec) -> None:
     imported = read_card(to_json(card, {}, spec))
@@ -294,7 +294,7 @@ def test_every_card_comes_back_from_json_as_it_was(card: Card, spec: ExportSpec)
     assert imported.spec == spec
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(database=None)
 @given(card=CARDS, top=UNKNOWN, data=UNKNOWN, extensions=OBJECTS, spec=SPECS)
 def test_unknown_fields_come_back_through_any_number_of_exports(
     card: Card,
@@ -328,7 +328,7 @@ def test_every_card_comes_back_from_png_and_charx_as_it_was(
         assert {name: imported.raw[name] for name in raw} == raw
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(database=None)
 @given(data=st.dictionaries(st.sampled_from(sorted(CARD_FIELDS - {"name"})), JSON_VALUES))
 def test_whatever_the_types_were_the_card_is_sound_and_comes_back(data: dict[str, Any]) -> None:
     raw = {"spec": "chara_card_v3", "spec_version": "3.0", "data": {"name": "M", **data}}

@@ -288,7 +288,7 @@ def books(draw: st.DrawFn) -> dict[str, Any]:
 BOOK = books()
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(database=None)
 @given(value=BOOK | ODD | ENTRIES)
 def test_anything_is_read_or_refused_and_what_is_read_goes_out_and_in(value: object) -> None:
     try:
@@ -303,7 +303,7 @@ def test_anything_is_read_or_refused_and_what_is_read_goes_out_and_in(value: obj
             assert entry == before
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(database=None)
 @given(value=BOOK)
 def test_any_book_of_a_card_comes_back_as_it_was(value: dict[str, Any]) -> None:
     try:
