@@ -165,6 +165,20 @@ def made_up() -> list[tuple[str, str]]:
     ]
 
 
+def joined(lines: Sequence[tuple[str, str]], count: Callable[[str], int], size: int) -> list[str]:
+    """Utterances joined to messages of about `size` tokens."""
+    texts: list[str] = []
+    parts: list[str] = []
+    tokens = 0
+    for speaker, text in lines:
+        parts.append(f"{speaker}: {text}")
+        tokens += count(parts[-1])
+        if tokens >= size:
+            texts.append("\n".join(parts))
+            parts, tokens = [], 0
+    return texts
+
+
 def questions(lines: Sequence[tuple[str, str]], count: int) -> list[str]:
     """Different lines of at least five words, those that ask first, the same at each run."""
     long = list(dict.fromkeys(text for _, text in lines if 5 <= len(text.split()) <= 60))

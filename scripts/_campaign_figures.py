@@ -25,11 +25,13 @@ from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id
 from backend.database.engine import Database
+from backend.generation.tokens import get_tokenizer
 from scripts._bench import (
     Account,
     Watch,
     client,
     index_container,
+    joined,
     open_account,
     serving,
     until_idle,
@@ -51,6 +53,10 @@ RESTORED = 500
 """Changes that a restore takes back."""
 
 NAMES = 5_000
+MESSAGE_TOKENS = 60
+"""What a message of a played session takes, about. 5,000 of them are more than a window holds, so
+that both chats leave old ones to the search."""
+
 ROUNDS = 3
 """Stretches of turns of each chat, by turns, so that what else the machine does hits both."""
 
@@ -68,8 +74,10 @@ async def bench_figures(
                 "bench",
                 registry=StopwatchRegistry(model),
             )
+        count = get_tokenizer("o200k_base").count
+        messages = [("Mara", text) for text in joined(lines, count, MESSAGE_TOKENS)]
         began = time.perf_counter()
-        world = await make_world(database, account.identity, lines, sizes)
+        world = await make_world(database, account.identity, messages, sizes)
         made = Row(name, "campaign made", round(time.perf_counter() - began, 1), unit="s")
         async with serving(account.parts) as port, client(account, port) as api:
             for chat_id in (world.chat_id, world.plain_id):

@@ -16,7 +16,7 @@ from backend.campaigns.items import Clock, Entity, Fact, Relation, Scene, Thread
 from backend.campaigns.ledger import Operations, creation
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.records import get_campaign
-from backend.campaigns.schemas import NewCampaign
+from backend.campaigns.schemas import CampaignSettings, NewCampaign
 from backend.campaigns.service import make_campaign
 from backend.chats.models import Chat, Message
 from backend.database.base import chunks, new_id
@@ -108,7 +108,9 @@ async def make_world(
     made.append(Change("scene", new_id(), creation(Scene(title="Here", location_id=places[0]))))
 
     async with database.write() as session:
-        campaign = await make_campaign(session, identity, NewCampaign(name="Bench"))
+        campaign = await make_campaign(
+            session, identity, NewCampaign(name="Bench", settings=CampaignSettings(summaries=False))
+        )
         chat = await session.get_one(Chat, chat_id)
         chat.campaign_id = campaign.id
     for part in chunks(made, AT_ONCE):

@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice, pairwise, product
@@ -75,6 +75,7 @@ from scripts._bench import (
     client,
     import_book,
     index_container,
+    joined,
     made_up_book,
     make_chat,
     open_account,
@@ -128,20 +129,6 @@ class Row:
     p50: float
     p95: float
     note: str = ""
-
-
-def joined(lines: list[tuple[str, str]], count: Callable[[str], int], size: int) -> list[str]:
-    """Utterances joined to messages of about `size` tokens."""
-    texts: list[str] = []
-    parts: list[str] = []
-    tokens = 0
-    for speaker, text in lines:
-        parts.append(f"{speaker}: {text}")
-        tokens += count(parts[-1])
-        if tokens >= size:
-            texts.append("\n".join(parts))
-            parts, tokens = [], 0
-    return texts
 
 
 async def time_floor(
