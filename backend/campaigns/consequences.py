@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import Viewpoint
@@ -20,31 +21,48 @@ from backend.vault.sealing import Sealer
 MAX_CHANGED = 100
 """Changes that are looked at, the latest."""
 
+MAX_READ = 20
+"""Items that are read: a prompt takes half as many."""
+
 MAX_STEPS = 8
 """How often a fact may have been superseded."""
 
-_REPLIES = select(Message.id, Message.parent_id).where(
-    Message.parent_id.in_(bindparam("lines", expanding=True)),
-    Message.user_id == bindparam("owner"),
-    Message.is_active,
-    Message.role == "assistant",
-)
-_CHANGED = (
-    select(ChangeSource.message_id, CampaignChange.item_id)
-    .join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        ChangeSource.message_id.in_(bindparam("messages", expanding=True)),
-        CampaignChange.user_id == bindparam("owner"),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-        CampaignItem.kind.in_(INDEXED),
-        # Where nothing came later, the line itself says how it is.
-        CampaignItem.seq > CampaignChange.seq,
+_LINES: BindParameter[Any] = bindparam("lines", expanding=True)
+
+
+def _changed() -> Select[UUID, UUID, bool]:
+    """What lines, or the replies to them, changed: (line, item, whether the item still counts)."""
+    told = union_all(
+        select(Message.id.label("line"), Message.id.label("told_by")).where(
+            Message.id.in_(_LINES), Message.user_id == bindparam("owner")
+        ),
+        select(Message.parent_id, Message.id).where(
+            Message.parent_id.in_(_LINES),
+            Message.id.not_in(_LINES),
+            Message.user_id == bindparam("owner"),
+            Message.is_active,
+            Message.role == "assistant",
+        ),
+    ).subquery()
+    return (
+        select(told.c.line, CampaignChange.item_id, CampaignItem.is_live)
+        .join(ChangeSource, ChangeSource.message_id == told.c.told_by)
+        .join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            CampaignChange.user_id == bindparam("owner"),
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+            CampaignItem.kind.in_(INDEXED),
+            # Where nothing came later, the line itself says how it is.
+            CampaignItem.seq > CampaignChange.seq,
+        )
+        .order_by(CampaignChange.seq.desc())
+        .limit(MAX_CHANGED)
     )
-    .order_by(CampaignChange.seq.desc())
-    .limit(MAX_CHANGED)
-)
+
+
+_CHANGED = _changed()
 _SUPERSEDED = select(CampaignItem.id, CampaignItem.sealed_state).where(
     CampaignItem.id.in_(bindparam("facts", expanding=True)),
     CampaignItem.user_id == bindparam("owner"),
@@ -57,32 +75,38 @@ _SUPERSEDED = select(CampaignItem.id, CampaignItem.sealed_state).where(
 async def find_consequences(
     session: AsyncSession,
     sealer: Sealer,
-    message_ids: Collection[UUID],
+    message_ids: Sequence[UUID],
     *,
     viewpoint: Viewpoint,
+    besides: Collection[UUID] = (),
 ) -> dict[UUID, list[Recalled]]:
     """What each of some messages, or the reply to it, changed: as that is now.
 
     That is so for what was changed again since: a line that comes back from long ago tells what was
     true then, and this says what became of it. Of a fact that is the one which supersedes it.
+
+    Messages come in the order of their weight: what the first ones changed is read first. Items of
+    `besides` are left out.
     """
     if not message_ids:
         return {}
-    owner = {"owner": sealer.user_id}
-    lines = {message_id: message_id for message_id in message_ids}
-    for reply in await session.execute(_REPLIES, {"lines": list(message_ids), **owner}):
-        lines.setdefault(reply.id, reply.parent_id)
-    rows = (await session.execute(_CHANGED, {"messages": list(lines), **owner})).all()
+    asked = {"lines": message_ids, "owner": sealer.user_id}
+    rows = (await session.execute(_CHANGED, asked)).all()
+    place = {message_id: number for number, message_id in enumerate(message_ids)}
+    rows = sorted((row for row in rows if row.item_id not in besides), key=lambda x: place[x.line])
+    wanted = list(dict.fromkeys(row.item_id for row in rows))[:MAX_READ]
+    rows = [row for row in rows if row.item_id in wanted]
     if not rows:
         return {}
-    current = await _current(session, sealer, [row.item_id for row in rows])
+    current = {row.item_id: row.item_id for row in rows}
+    current |= await _current(session, sealer, [row.item_id for row in rows if not row.is_live])
     items = await CampaignSource().recall(
         session, sealer, set(current.values()), viewpoint=viewpoint
     )
     found: dict[UUID, list[Recalled]] = {}
     for row in rows:
         item = items.get(current[row.item_id])
-        told = found.setdefault(lines[row.message_id], [])
+        told = found.setdefault(row.line, [])
         if item is not None and item not in told:
             told.append(item)
     return found
@@ -93,6 +117,8 @@ async def _current(
 ) -> Mapping[UUID, UUID]:
     """What each item is now: itself, or the fact that supersedes it in the end."""
     current = {item_id: item_id for item_id in item_ids}
+    if not current:
+        return current
     for _ in range(MAX_STEPS):
         asked = {"facts": list(set(current.values())), "owner": sealer.user_id}
         later: dict[UUID, UUID] = {}

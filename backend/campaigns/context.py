@@ -130,18 +130,17 @@ class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_block(
-    line: str, now: Situation, shown: Shown, last: Shown | None, *, is_first: bool
+    now: Situation, shown: Shown, last: Shown | None, *, form: Form, why: str
 ) -> StateBlock:
     """The block of a turn.
 
     Args:
-        line: What the user says.
         now: The situation.
         shown: What a full block would say of it.
         last: What the last full block of the chat said; None where there was none.
-        is_first: The chat has no line of the user's yet.
+        form: The form that `choose_form` chose, and why.
+        why: See `form`.
     """
-    form, why = choose_form(line, last, shown, first=is_first)
     full, light = full_block(now), light_line(now)
     return StateBlock(
         form=form,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -19,6 +20,7 @@ from backend.campaigns.context import (
     Shown,
     Situation,
     StateBlock,
+    choose_form,
     state_block,
 )
 from backend.campaigns.glossary import most_terms
@@ -29,6 +31,7 @@ from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import get_campaign, open_campaign, reading, view_item
 from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignContextView, CampaignFields, StateView
+from backend.campaigns.situation_reader import SituationReader
 from backend.campaigns.viewpoints import check_viewpoint
 from backend.chats import repository as chats
 from backend.chats import tree
@@ -142,9 +145,11 @@ class SituationService:
                 leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
             if leaf is not None:
                 recent = await _recent(session, identity.sealer, leaf, viewpoint)
-            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             names = await self._names.names(session, identity.sealer, campaign)
-            block, _ = await _moment(reader, names, chat, leaf, line=text, recent=recent)
+            block, _ = await _moment(
+                reader, names, chat, leaf, line=text, recent=recent, is_preview=True
+            )
         count = get_tokenizer("o200k_base").count
         return CampaignContextView(
             form=block.form,
@@ -192,7 +197,7 @@ class SituationService:
         if until is not None:
             rewritten = await ledger_store.changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
-            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
         layers: CampaignLayers | None = None
         with contextlib.suppress(_TrialOverError):
@@ -203,7 +208,7 @@ class SituationService:
                     trial, identity.sealer, campaign, chat.id, above=until
                 )
                 names = await names.updated(trial, identity.sealer, campaign)
-                reader = CampaignReader(trial, identity.sealer, campaign, viewpoint)
+                reader = SituationReader(trial, identity.sealer, campaign, viewpoint)
                 layers = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
                 # A search would find them as they are now.
                 layers = msgspec.structs.replace(layers, told=layers.told | rewritten)
@@ -212,7 +217,7 @@ class SituationService:
 
     async def _layers(
         self,
-        reader: CampaignReader,
+        reader: SituationReader,
         names: Names,
         chat: Chat,
         leaf: Message | None,
@@ -244,34 +249,32 @@ class SituationService:
 
 
 async def _moment(
-    reader: CampaignReader,
+    reader: SituationReader,
     names: Names,
     chat: Chat | None,
     leaf: Message | None,
     *,
     line: str,
     recent: Sequence[str],
+    is_preview: bool = False,
 ) -> tuple[StateBlock, Situation]:
+    """The block of a turn, and the situation; a preview has all of the full one."""
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
+    last = await _last_injected(session, sealer, leaf) if leaf else None
+    is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
+    now = await reader.situation(names, line=line, recent=recent[-RECENT_LINES:])
+    shown, last_shown = _shown(campaign, now), last.shown if last else None
+    form, why = choose_form(line, last_shown, shown, first=is_first)
+    told = "full" if is_preview else form
+    now = await reader.with_facts(now, form=told)
     chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
-    events = (
-        await current_events(
+    if chronicle and told == "full":
+        events = await current_events(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
-        if chronicle
-        else []
-    )
-    now = await reader.situation(
-        names,
-        line=line,
-        recent=recent[-RECENT_LINES:],
-        events=[(each.fields.day or 0, each.fields.summary) for each in events],
-    )
-    last = await _last_injected(session, sealer, leaf) if leaf else None
-    is_first = last is None and (leaf is None or await chats.count_said(session, leaf, "user") == 0)
-    shown = _shown(campaign, now)
-    last_shown = last.shown if last else None
-    return state_block(line, now, shown, last_shown, is_first=is_first), now
+        today = [each.fields.summary for each in events if (each.fields.day or 0) == now.day]
+        now = replace(now, events=today)
+    return state_block(now, shown, last_shown, form=form, why=why), now
 
 
 def _shown(campaign: Campaign, now: Situation) -> Shown:
@@ -285,23 +288,26 @@ def _shown(campaign: Campaign, now: Situation) -> Shown:
     )
 
 
+_LAST_INJECTED = (
+    select(Message.id, Message.sealed_injected_context)
+    .where(
+        Message.chat_id == bindparam("chat"),
+        Message.is_active,
+        Message.position <= bindparam("leaf"),
+        Message.position > bindparam("from"),
+        Message.sealed_injected_context.is_not(None),
+    )
+    .order_by(Message.position.desc())
+    .limit(1)
+)
+
+
 async def _last_injected(
     session: AsyncSession, sealer: Sealer, leaf: Message
 ) -> InjectedContext | None:
     """What the last reply down to `leaf` had in its prompt."""
-    query = (
-        select(Message.id, Message.sealed_injected_context)
-        .where(
-            Message.chat_id == leaf.chat_id,
-            Message.is_active,
-            Message.position <= leaf.position,
-            Message.position > leaf.position - LOOK_BACK,
-            Message.sealed_injected_context.is_not(None),
-        )
-        .order_by(Message.position.desc())
-        .limit(1)
-    )
-    row = (await session.execute(query)).one_or_none()
+    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
+    row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
     if row is None or row.sealed_injected_context is None:
         return None
     data = sealer.open_bytes(MESSAGE_CONTEXT, row.id, row.sealed_injected_context)

@@ -197,6 +197,17 @@ async def count_said(session: AsyncSession, leaf: Message, role: Role) -> int:
     return await session.scalar(query) or 0
 
 
+async def has_said(session: AsyncSession, leaf: Message, role: Role) -> bool:
+    """Whether there is a message of a role on the active path, down to and with `leaf`."""
+    query = select(Message.id).where(
+        Message.chat_id == leaf.chat_id,
+        Message.is_active,
+        Message.position <= leaf.position,
+        Message.role == role,
+    )
+    return await session.scalar(query.limit(1)) is not None
+
+
 async def round_starts(session: AsyncSession, leaf: Message, *, limit: int) -> list[int]:
     """Stored tokens from the root to where each of the last rounds begins, the last one first.
 

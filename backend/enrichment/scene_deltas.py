@@ -25,8 +25,8 @@ from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, chan
 from backend.campaigns.play.references import called
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.reader import CampaignReader
 from backend.campaigns.records import open_campaign
+from backend.campaigns.situation_reader import SituationReader
 from backend.cpu_pool import unhurried
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.runs import Refused
@@ -67,9 +67,9 @@ async def scene_table(
     None of what only others know than those who may know the text.
     """
     viewpoint = GM if audience == GM else PUBLIC
-    reader = CampaignReader(session, sealer, campaign, viewpoint)
+    reader = SituationReader(session, sealer, campaign, viewpoint)
     names = await NameCache().names(session, sealer, campaign)
-    situation = await reader.situation(names, line=text, recent=(), events=())
+    situation = await reader.situation(names, line=text, recent=())
     fields = open_campaign(sealer, campaign)
     items = situation.in_play
     return Table.new(campaign.id, rules=fields.rules, dice=fields.settings.dice, items=items)

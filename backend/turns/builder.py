@@ -226,13 +226,14 @@ class PromptBuilder:
     async def _consequences(
         self, identity: Identity, context: PromptContext
     ) -> dict[UUID, list[Recalled]]:
-        found = [each.recalled for each in context.memories]
+        found, campaign = [each.recalled for each in context.memories], context.loaded.campaign
         async with self._database.read() as session:
             return await find_consequences(
                 session,
                 identity.sealer,
                 [each.source_id for each in found if each.kind == "message"],
                 viewpoint=context.loaded.viewpoint,
+                besides={each.source_id for each in found} | (campaign.told if campaign else set()),
             )
 
     async def window(

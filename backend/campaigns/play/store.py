@@ -21,9 +21,9 @@ from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import Names
 from backend.campaigns.play.table import Table, locked_fields
-from backend.campaigns.reader import CampaignReader
 from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, open_campaign
 from backend.campaigns.rules import rules_of
+from backend.campaigns.situation_reader import SituationReader
 from backend.campaigns.situations import CampaignLayers
 from backend.chats.models import Chat, Message
 from backend.chronicles.errors import ChronicleFullError
@@ -58,8 +58,8 @@ async def table_now(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, names: Names
 ) -> Table:
     """A table outside of a turn, of what is in play now, for what the player does by themselves."""
-    reader = CampaignReader(session, sealer, campaign)
-    situation = await reader.situation(names, line="", recent=(), events=())
+    reader = SituationReader(session, sealer, campaign)
+    situation = await reader.situation(names, line="", recent=())
     fields = open_campaign(sealer, campaign)
     return Table.new(
         campaign.id,

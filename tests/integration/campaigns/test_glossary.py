@@ -14,8 +14,8 @@ from sqlalchemy import select, update
 
 from backend.audience import Viewpoint
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.reader import CampaignReader
 from backend.campaigns.records import get_campaign
+from backend.campaigns.situation_reader import SituationReader
 from backend.chats.models import Message
 from backend.enrichment import glossary_task
 from backend.enrichment.models import EnrichmentRun
@@ -165,7 +165,7 @@ class Play:
         campaign_id = UUID(self.table.campaign["id"])
         async with self.server.parts.database.read() as session:
             campaign = await get_campaign(session, identity, campaign_id)
-            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return {term.term for term in await reader.terms(10)}
 
     async def section(self) -> dict[str, Any] | None:

@@ -1,0 +1,298 @@
+"""Reads where a campaign's story is, for its prompts: what every turn asks, built once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import BindParameter, Select, bindparam, select, union_all
+
+from backend.audience import GM, is_known_to, known_to
+from backend.campaigns.context import MAX_DETAILED, Form, Known, Placed, Situation, ranked
+from backend.campaigns.item_rows import read_state
+from backend.campaigns.items import (
+    Clock,
+    Echo,
+    Entity,
+    Fact,
+    Item,
+    Relation,
+    Scene,
+    Term,
+    Thread,
+    World,
+)
+from backend.campaigns.ledger import item_of
+from backend.campaigns.models import CampaignItem
+from backend.campaigns.name_cache import Names
+from backend.campaigns.reader import MAX_HOT, CampaignReader, Condition
+from backend.campaigns.records import open_campaign
+from backend.campaigns.rules import rules_of
+from backend.cpu_pool import unhurried
+
+MAX_MENTIONED = 8
+MAX_FACTS = 12
+
+CLOSED_SCENES = 2
+"""Closed scenes that a prompt tells of."""
+
+_HOT_KINDS = ("world", "thread", "clock", "scene")
+
+
+class SituationReader(CampaignReader):
+    """Reads the story's present moment, as a viewpoint may know it."""
+
+    async def situation(self, names: Names, *, line: str, recent: Sequence[str]) -> Situation:
+        """The story's present moment, but for facts and events: see `with_facts`.
+
+        Args:
+            names: The campaign's, of the version that is read.
+            line: What the user says.
+            recent: The last lines of the chat, the newest last.
+        """
+        fields = open_campaign(self.sealer, self.campaign)
+        in_view = await self._in_view(names)
+        world = next((item for *_, item in in_view if isinstance(item, World)), World())
+        _, scene_id, scene = max(
+            ((seq, item_id, item) for item_id, seq, item in in_view if isinstance(item, Scene)),
+            key=lambda each: each[0],
+            default=(0, None, None),
+        )
+        players = [
+            Placed(id=item_id, entity=item)
+            for item_id, _, item in in_view
+            if isinstance(item, Entity)
+        ]
+        place = scene.location_id if scene else None
+        place = place or next((p.entity.location_id for p in players if p.entity.location_id), None)
+
+        in_line = names.index.find(line)
+        in_lines = [names.index.find(text) for text in recent[::-1]]
+        named = list(dict.fromkeys([*in_line, *(in_lines[0] if in_lines else ())]))
+        spoke = [one for each in in_lines for one in each]
+        # Players are named in nearly every reply: only the user's line asks for them.
+        silent = {player.id for player in players}.difference(in_line)
+        asked = [one for one in named if one not in silent][:MAX_MENTIONED]
+        people, others = await self._around(place, scene.present if scene else (), asked)
+        known = {each.id: each for each in (*players, *people, *others)}
+        relations = await self._relations([each.id for each in (*players, *people)])
+        present = ranked(people, named=named, spoke=spoke, relations=relations)
+        places = await self._place_names(
+            names, [*players, *(known[one] for one in asked if one in known)]
+        )
+        echoes = sorted(
+            (each for each in in_view if isinstance(each[2], Echo)), key=lambda each: -each[1]
+        )
+        unresolved = {
+            item_id: item
+            for item_id, _, item in echoes[:MAX_HOT]
+            if isinstance(item, Echo) and not item.resolved
+        }
+        in_play = {item_id: item for item_id, _, item in in_view if not isinstance(item, Echo)}
+        in_play |= {one: placed.entity for one, placed in known.items()}
+        rules = rules_of(self.campaign.rules)
+        return Situation(
+            name=fields.name,
+            city=fields.brief.city,
+            setting=fields.brief.setting,
+            day=world.day,
+            time_of_day=world.time_of_day,
+            scene_id=scene_id,
+            stakes=scene.stakes if scene else "",
+            players=players,
+            location=known.get(place) if place else None,
+            present=present,
+            relations=relations,
+            threads=[item for *_, item in in_view if isinstance(item, Thread)],
+            clocks=[item for *_, item in in_view if isinstance(item, Clock)],
+            echoes=[echo.text for echo in unresolved.values()],
+            named=[
+                Known(id=one, entity=known[one].entity, place=places.get(one, ""))
+                for one in asked
+                if one in known
+            ],
+            player_lines=[rules.light_line(player.entity) for player in players[:2]],
+            in_play=in_play | unresolved,
+            places={player.id: places.get(player.id, "") for player in players},
+        )
+
+    async def with_facts(self, now: Situation, *, form: Form) -> Situation:
+        """A situation with the facts about whom the last lines name.
+
+        For a full block also with those about the players, who is near them, and the place.
+        """
+        about: list[UUID] = []
+        if form == "full":
+            about = [each.id for each in (*now.players, *now.present[:MAX_DETAILED])]
+            about += [now.location.id] if now.location else []
+        facts = await self._facts([*about, *(each.id for each in now.named)])
+        told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
+        here = (each.id for each in (*now.players, *now.present))
+        return replace(
+            now,
+            facts=[text for _, text in told],
+            named=[replace(each, facts=facts.get(each.id, [])) for each in now.named],
+            told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
+        )
+
+    async def _in_view(self, names: Names) -> list[tuple[UUID, int, Item]]:
+        """The items that every turn reads, the oldest first: (id, its last change, item)."""
+        if names.in_view is not None:
+            return sorted(
+                (
+                    (each.id, each.seq, each.item)
+                    for each in names.in_view.values()
+                    if is_known_to(self.viewpoint, each.audience)
+                ),
+                key=lambda each: each[0],
+            )
+        is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
+        is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
+        rows = await self.any_of(is_player, is_hot, limit=4 * MAX_HOT)
+        rows += await self.of_kind("echo", limit=MAX_HOT, newest=True)
+        return [(row.id, row.seq, item) for row, item in rows]
+
+    async def _around(
+        self, place: UUID | None, in_scene: Sequence[UUID], asked: Sequence[UUID]
+    ) -> tuple[list[Placed], list[Placed]]:
+        """Who is in the scene, or else at its place; and the place, and entities asked for."""
+        ids = [*in_scene, *asked, *([place] if place else [])]
+        values = {"place": None if in_scene else place, "ids": ids}
+        people: list[Placed] = []
+        others: list[Placed] = []
+        for row, item in await self._found(_AROUND, values):
+            assert isinstance(item, Entity)  # noqa: S101
+            is_here = row.id in in_scene if in_scene else place and row.place_id == place
+            is_person = is_here and row.subkind == "npc"
+            (people if is_person else others).append(Placed(id=row.id, entity=item))
+        return people, others
+
+    async def _found(
+        self, query: Select[*tuple[Any, ...]], values: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[tuple[Any, Item]]:
+        """Rows of a query that is built already, and their items."""
+        if self.viewpoint != GM:
+            query = query.where(known_to(self.viewpoint, CampaignItem.audience))
+        rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
+        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        read = partial(read_state, self.sealer)
+        return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+
+    async def _entities(self, ids: Sequence[UUID]) -> dict[UUID, Placed]:
+        if not ids:
+            return {}
+        rows = await self._found(_ENTITIES, {"ids": ids})
+        return {
+            row.id: Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
+        }
+
+    async def _place_names(self, names: Names, entities: Sequence[Placed]) -> dict[UUID, str]:
+        """What the places are called where entities are, by entity."""
+        places = {
+            each.id: where for each in entities if (where := each.entity.location_id) is not None
+        }
+        hidden: set[UUID] = set()
+        if self.viewpoint != GM:
+            hidden = set(places.values()) - (await self._entities(list(places.values()))).keys()
+        return {
+            one: names.by_id[where][0]
+            for one, where in places.items()
+            if where in names.by_id and where not in hidden
+        }
+
+    async def _facts(self, about: Sequence[UUID]) -> dict[UUID, list[tuple[UUID, str]]]:
+        """Facts by the entity that they are about, each with its id, the newest last."""
+        facts: dict[UUID, list[tuple[UUID, str]]] = {}
+        if not about:
+            return facts
+        for row, item in (await self._found(_FACTS, {"ids": about}))[::-1]:
+            if isinstance(item, Fact) and item.about_id is not None:
+                facts.setdefault(item.about_id, []).append((row.id, item.text))
+        return facts
+
+    async def _relations(self, ids: Sequence[UUID]) -> list[Relation]:
+        """Relations from and to entities, the oldest first."""
+        if not ids:
+            return []
+        rows = await self._found(_RELATIONS, {"ids": ids})
+        rows.sort(key=lambda each: each[0].id)
+        return [item for _, item in rows if isinstance(item, Relation)]
+
+    async def closed_scenes(self) -> list[Scene]:
+        """The last scenes that are over and summed up, the older one first."""
+        rows = await self._found(_CLOSED_SCENES)
+        scenes = [item for _, item in rows[::-1] if isinstance(item, Scene)]
+        return [scene for scene in scenes if scene.summary or scene.key_moments]
+
+    async def terms(self, limit: int) -> list[Term]:
+        """Terms that a prompt may explain, the most used first."""
+        if not limit:
+            return []
+        rows = await self._found(_TERMS, {"limit": limit})
+        return [item for _, item in rows if isinstance(item, Term)]
+
+
+_COLUMNS = (
+    CampaignItem.id,
+    CampaignItem.kind,
+    CampaignItem.subkind,
+    CampaignItem.place_id,
+    CampaignItem.sealed_state,
+)
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_LATEST = CampaignItem.seq.desc()
+
+
+def _own(*conditions: Condition, columns: Sequence[Any] = _COLUMNS) -> Select[*tuple[Any, ...]]:
+    is_own = CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.exists
+    return select(*columns).where(*is_own, *conditions)
+
+
+def _any(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+    """Each query has an index of its own: for an OR SQLite reads all items of the campaign."""
+    return _own(CampaignItem.id.in_(union_all(*queries)))
+
+
+# What every turn reads is built once: building a statement costs more than running it.
+_ENTITY, _RELATION = CampaignItem.kind == "entity", CampaignItem.kind == "relation"
+_AROUND = _any(
+    _own(_ENTITY, CampaignItem.id.in_(_IDS), columns=[CampaignItem.id]),
+    select(
+        _own(
+            _ENTITY,
+            CampaignItem.subkind == "npc",
+            CampaignItem.place_id == bindparam("place"),
+            columns=[CampaignItem.id],
+        )
+        .order_by(_LATEST)
+        .limit(MAX_HOT)
+        .subquery()
+        .c.id
+    ),
+).order_by(_LATEST)
+_ENTITIES = _own(_ENTITY, CampaignItem.id.in_(_IDS))
+_RELATIONS = (
+    _any(
+        _own(_RELATION, CampaignItem.about_id.in_(_IDS), columns=[CampaignItem.id]),
+        _own(_RELATION, CampaignItem.place_id.in_(_IDS), columns=[CampaignItem.id]),
+    )
+    .order_by(_LATEST)
+    .limit(MAX_HOT)
+)
+_FACTS = (
+    _own(CampaignItem.kind == "fact", CampaignItem.is_live, CampaignItem.about_id.in_(_IDS))
+    .order_by(_LATEST)
+    .limit(MAX_HOT)
+)
+_CLOSED_SCENES = (
+    _own(CampaignItem.kind == "scene", ~CampaignItem.is_live).order_by(_LATEST).limit(CLOSED_SCENES)
+)
+_TERMS = (
+    _own(CampaignItem.kind == "term", CampaignItem.is_live)
+    .order_by(CampaignItem.uses.desc(), CampaignItem.id)
+    .limit(bindparam("limit"))
+)

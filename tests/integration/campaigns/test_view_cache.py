@@ -1,0 +1,82 @@
+"""What is kept of a campaign between turns: the same as is read anew, whatever changed since."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from backend.audience import GM, PUBLIC
+from backend.campaigns import name_cache
+from backend.campaigns.name_cache import NameCache, Names
+from backend.campaigns.records import get_campaign
+from backend.campaigns.situation_reader import SituationReader
+from tests.integration.campaigns.seagate import Table, seagate
+from tests.integration.turns.seeding import identity_of
+from tests.support.server import Running, ok
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+
+async def test_what_is_kept_follows_each_change(server: Running, table: Table) -> None:
+    cache, town = NameCache(), await seagate(table)
+    await table.add("echoes", text="Somebody saw her.", audience="gm")
+    thread = await table.add("threads", title="The Muffle")
+    clock = await table.add("clocks", name="Watch", segments=4)
+    scene = await table.add("scenes", title="Inside", location_id=town["shop"])
+    await _compare(server, table, cache)
+    await table.change(f"/entities/{town['jake']}", attributes={"hp": 3})
+    await table.change(f"/clocks/{clock['id']}", filled=2)
+    await _compare(server, table, cache)
+    await table.change(f"/threads/{thread['id']}", status="resolved")
+    await table.change(f"/scenes/{scene['id']}", status="closed")
+    await table.change("", day=6)
+    await _compare(server, table, cache)
+    ok(await table.ask("DELETE", f"/clocks/{clock['id']}"), 204)
+    changes = (await table.get("/changes"))["items"]
+    await table.ask("POST", f"/changes/{changes[0]['id']}/undo")
+    await table.change(f"/entities/{town['jake']}", location_id=town["hills"])
+    await _compare(server, table, cache)
+
+
+async def test_what_is_too_much_is_not_kept(
+    server: Running, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, town = NameCache(), await seagate(table)
+    for number in range(3):
+        await table.add("threads", title=f"Thread {number}")
+    monkeypatch.setattr(name_cache, "MOST_IN_VIEW", 2)
+    kept = await _compare(server, table, cache)
+    assert kept.in_view is None
+    await table.change(f"/entities/{town['jake']}", status="asleep")
+    assert (await _compare(server, table, cache)).in_view is None
+
+
+async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Table) -> None:
+    cache = NameCache()
+    await seagate(table)
+    first = await _compare(server, table, cache)
+    assert await _compare(server, table, cache) is first
+    cache.user_signed_out(first.user_id)
+    assert await _compare(server, table, cache) is not first
+
+
+async def _compare(server: Running, table: Table, cache: NameCache) -> Names:
+    """What is kept, once it tells every viewpoint the same as what is read without it."""
+    identity = await identity_of(server, table.account)
+    async with server.parts.database.read() as session:
+        campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
+        kept = await cache.names(session, identity.sealer, campaign)
+        read = await Names(identity.user_id).updated(session, identity.sealer, campaign)
+        read.in_view = None
+        for viewpoint in (GM, PUBLIC):
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
+            one, other = [
+                await reader.with_facts(
+                    await reader.situation(names, line="Where is Holt?", recent=["Marlena nods."]),
+                    form="full",
+                )
+                for names in (kept, read)
+            ]
+            assert one == other
+    return kept
