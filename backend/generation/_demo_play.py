@@ -22,6 +22,7 @@ _RISKY = {
     domain: re.compile(rf"\b(?:{words})\w*", re.IGNORECASE) for domain, words in _RISKS.items()
 }
 _FIXED = re.compile(r"^What happened is fixed: (\w+), (.+)$", re.MULTILINE)
+_LATER = "This follows from the last turn with:"
 _OUTCOMES: Sequence[dict[str, Any]] = (
     {"tier": "critical", "hint": "it goes better than you dared to hope"},
     {"tier": "success", "hint": "it works, and nobody is the wiser"},
@@ -45,6 +46,11 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
     if "finish_turn" not in offered:
         return None, []
     line = last_line(prompt)
+    system = "\n".join(each.text for each in prompt.messages if each.role == "system")
+    fixed = _FIXED.search(system)
+    can_accept = "accept" in offered and "engage" not in offered
+    if fixed or can_accept:
+        return _aftermath(fixed, is_over=can_accept and _LATER in system)
     last = mapping(prompt.rounds[-1].results[-1] if prompt.rounds else None)
     if "error" not in last:
         if "tier" in last and "resolve" in offered:
@@ -56,17 +62,12 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
         if "engage" in offered and domain and not prompt.rounds:
             risk = {"position": "risky", "effect": "standard", "clock": _CLOCK}
             return "", [_call("engage", domain=domain, stakes="Being caught.", **risk)]
-        if "accept" in offered and "engage" not in offered:
-            return _aftermath(prompt)
     return None, [_call("finish_turn", suggested_actions=_NEXT)]
 
 
-def _aftermath(prompt: Prompt) -> tuple[str | None, list[ToolCall]]:
-    """Tell what the die has fixed; once it is told, go on."""
-    system = "\n".join(each.text for each in prompt.messages if each.role == "system")
-    told = next((each.text for each in reversed(prompt.messages) if each.role == "assistant"), "")
-    fixed = _FIXED.search(system)
-    if fixed is None or fixed[2] in told:
+def _aftermath(fixed: re.Match[str] | None, *, is_over: bool) -> tuple[str | None, list[ToolCall]]:
+    """Tell what the die has fixed; in a later turn, go on."""
+    if fixed is None or is_over:
         return "", [_call("accept", variant="opportunity")]
     is_free = fixed[1] in {"critical", "success"}
     price = "Only time has passed." if is_free else "It has its price, and you have paid it."

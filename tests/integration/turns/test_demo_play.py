@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.turns.playing import Game, named, new_game
-from tests.support.server import Account, ok
+from tests.support.server import Account, ok, text_of
 
 pytestmark = [pytest.mark.anyio]
 
@@ -49,7 +49,8 @@ async def test_swiping_the_reply_undoes_all_of_it_and_another_can_be_played(ada:
     state = await game.state()
     assert (state["clocks"], state["entities"]) == ([], [])
     ok(await ada.client.post(f"/api/v1/turns/{again[0].data['turn_id']}/stop"), 202)
-    assert (await game.state())["precarity"]["score"] == 0
+    # The reply that has nothing to say is gone, and the one before it is told again.
+    assert len((await game.state())["clocks"]) == 1
 
 
 async def test_what_is_not_risky_is_told_and_the_aftermath_passes(ada: Account) -> None:
@@ -60,3 +61,27 @@ async def test_what_is_not_risky_is_told_and_the_aftermath_passes(ada: Account) 
     assert events[-1].name == "turn.completed"
     state = await game.state()
     assert state["attributes"]["play"]["mood"] == "scene"
+
+
+async def test_each_of_two_risks_in_a_row_is_told_to_its_end(ada: Account) -> None:
+    game, turn_id, options = await started(ada)
+    first = await game.choose(turn_id, str(options[0]["id"]))
+    # With the same outcome, where the dice allow it.
+    events = await game.say("I climb the stairs.")
+    assert [each["mood"] for each in named(events, "mood.changed")] == ["scene", "action"]
+    again = events[-1].data["options"]
+    same = [each for each in again if each["detail"] == options[0]["detail"]]
+    choice = str((same or again)[0]["id"])
+    events = await game.choose(str(events[0].data["turn_id"]), choice)
+    assert [each["mood"] for each in named(events, "mood.changed")][-1] == "aftermath"
+    assert text_of(first).startswith("You try, and ")
+    assert text_of(events).startswith("You try, and ")
+    (clock,) = (await game.state())["clocks"]
+    assert clock["filled"] == 2
+
+
+async def test_a_game_without_moods_is_told_and_has_suggestions(ada: Account) -> None:
+    game = await new_game(ada)
+    events = await game.say(LINE)
+    assert events[-1].name == "turn.completed"
+    assert len(named(events, "suggestions")[0]["items"]) == 3
