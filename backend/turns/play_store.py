@@ -47,7 +47,7 @@ async def commit_play(
     """
     table, events = play.table, list[PlayEvent]()
     campaign = None
-    if chat.campaign_id == table.state.campaign_id:
+    if chat.campaign_id is not None and chat.campaign_id == table.state.campaign_id:
         campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
     if campaign is not None:
         wanted = len(table.ledger)

@@ -78,7 +78,8 @@ class Transcript:
             end = self._ends[places[-1]]
             if kind == "event":
                 for place in map(self._ends.__getitem__, places):
-                    yield (*self._events[place], place)
+                    event = self._events[place]
+                    yield event.name, event.data, place
             elif kind != "dropped":
                 begin = self._ends[places[0]] - len(self._texts[places[0]])
                 text = "".join(self._texts[places[0] : places[-1] + 1])
