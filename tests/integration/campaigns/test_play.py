@@ -20,7 +20,7 @@ from tests.integration.turns.seeding import identity_of, seed
 from tests.support.play import choose_die, commit_to, engage, use
 from tests.support.server import Account, Running, ok
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 API = "/api/v1"
 CLOCK = {"clocks": [{"clock": "The Watch"}]}
 
@@ -129,6 +129,7 @@ async def test_what_a_user_locked_or_deleted_meanwhile_is_left_out(evening: Even
     assert after["clocks"] == []
 
 
+@pytest.mark.every_database
 async def test_what_a_hidden_reply_makes_is_hidden_as_well(evening: Evening) -> None:
     lines = await seed(evening.server, evening.ada, evening.chat, ["I pick it.", "Click."])
     ok(await evening.ada.client.patch(f"{API}/messages/{lines[-1].id}", json={"audience": "gm"}))

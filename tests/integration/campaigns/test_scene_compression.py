@@ -21,7 +21,7 @@ from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 DEBT = {"title": "The watchman's debt", "summary": "He wants his lantern back.", "kind": "threat"}
@@ -224,6 +224,7 @@ async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
     assert "- The counting house: They broke in and got away.\n  - They ran." in texts[0]
 
 
+@pytest.mark.every_database
 async def test_a_compressed_scene_is_not_compressed_again(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     for _ in range(3):
@@ -293,6 +294,7 @@ async def test_a_scene_that_a_message_ends_is_open_again_without_it(
     assert (scene["status"], scene["summary"], scene["beats"]) == ("open", "", 1)
 
 
+@pytest.mark.every_database
 async def test_what_moves_while_the_model_works_is_read_again(play: Play, model: Recorder) -> None:
     await play.turn("I whistle.")
     line = (await play.ada.messages(play.chat))[0]
@@ -306,6 +308,7 @@ async def test_what_moves_while_the_model_works_is_read_again(play: Play, model:
     assert len(await play.changes()) == 1
 
 
+@pytest.mark.every_database
 async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
     play: Play, model: Recorder, server: Running
 ) -> None:
@@ -360,6 +363,7 @@ async def test_without_summaries_nothing_is_compressed(play: Play, model: Record
     assert (await play.scene())["beats"] == 3
 
 
+@pytest.mark.every_database
 async def test_a_locked_summary_stays(play: Play) -> None:
     await play.table.change(f"/scenes/{play.scene_id}", summary="Mine.", locked=["summary"])
     await play.turn()
@@ -368,6 +372,7 @@ async def test_a_locked_summary_stays(play: Play) -> None:
     assert (scene["summary"], scene["key_moments"]) == ("Mine.", ["The lock gave."])
 
 
+@pytest.mark.every_database
 async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
     play: Play, model: Recorder
 ) -> None:
@@ -408,6 +413,7 @@ def delta(item: str, field: str, value: str = "", **more: Any) -> dict[str, Any]
     return {"item": item, "field": field, "value": value, **more}
 
 
+@pytest.mark.every_database
 async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
     play: Play, model: Recorder
 ) -> None:
@@ -500,6 +506,7 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
     assert run["refused"][0]["reason"].endswith("not for all who know of it.")
 
 
+@pytest.mark.every_database
 async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
     play: Play, model: Recorder
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.campaigns.seagate import Table
 from tests.support.server import Account, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 
@@ -58,6 +58,7 @@ async def test_a_finished_turn_is_a_beat_of_the_open_scene(play: Play) -> None:
     assert await play.beats() == 2
 
 
+@pytest.mark.every_database
 async def test_beats_follow_the_story(play: Play) -> None:
     first = await play.turn()
     second = await play.turn()
