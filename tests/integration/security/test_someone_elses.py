@@ -36,6 +36,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putCharacterScripts": {"json": {"allowed": True}},
+    "beginDowntime": {"json": {"activity": "recovery"}},
+    "choose": {"json": {"option": "1.0"}},
     "putChatLorebook": {"json": {"state": "off"}},
     "orderLoreEntries": {"json": {"entry_ids": []}},
     "testLorebook": {"json": {"texts": ["Who lit the lamp?"]}},
