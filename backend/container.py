@@ -21,6 +21,7 @@ from backend.campaigns.history import HistoryService
 from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
+from backend.campaigns.scene_audiences import SceneAudiences
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
@@ -174,6 +175,7 @@ class Services:
             ChatSummaries(),
             CampaignSessions(),
             CampaignAudiences(),
+            SceneAudiences(),
             names,
             memory,
             self.lore,

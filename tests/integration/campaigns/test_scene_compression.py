@@ -522,3 +522,22 @@ async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
     await play.turn("", regenerate_of=said)
     scene = await play.scene()
     assert (scene["status"], scene["beats"], scene["summary"]) == ("open", 2, "")
+
+
+async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
+    play: Play, model: Recorder
+) -> None:
+    model.kept["seeds"] = [DEBT]
+    before = await play.turn("Before the scene.")
+    await play.close()
+    later = await play.table.add("scenes", title="The roof")
+    said = await play.turn("Now.")
+    await play.table.ask("POST", f"/scenes/{later['id']}/close")
+    await play.at_rest()
+    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    assert (await play.table.get(f"/scenes/{later['id']}"))["audience"] == "gm"
+    assert (await play.scene())["audience"] == "public"
+    assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["public"]
+    ok(await play.ada.client.patch(f"{API}/messages/{before}", json={"audience": "gm"}))
+    assert (await play.scene())["audience"] == "gm"
+    assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["gm"]
