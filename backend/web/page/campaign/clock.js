@@ -14,8 +14,13 @@ function wedge(at, count) {
   return `M0 0L${point(at)}A${RADIUS} ${RADIUS} 0 0 1 ${point(at + 1)}Z`;
 }
 
-/** A clock that can be turned; `turn(filled)` hears how far. */
-export function dial({ name, segments, filled, kind }, turn) {
+/** How far clocks were when they were drawn last, by their ids. */
+const drawn = new Map();
+
+/** A clock that can be turned; `turn(filled)` hears how far. What is newly filled ticks. */
+export function dial({ id, name, segments, filled, kind }, turn) {
+  const before = drawn.get(id) ?? filled;
+  drawn.set(id, filled);
   const to = (count) => {
     const next = Math.max(0, Math.min(segments, count));
     if (next !== filled) turn(next);
@@ -29,7 +34,7 @@ export function dial({ name, segments, filled, kind }, turn) {
   };
   const part = (_, at) => svg("path", {
     d: wedge(at, segments),
-    class: at < filled ? "full" : "free",
+    class: at >= filled ? "free" : at < before ? "full" : "full new",
     // Pressed again, the last full one is empty.
     onclick: () => to(at + 1 === filled ? at : at + 1),
   });
