@@ -407,6 +407,10 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
 
 
 @pytest.mark.every_database
+def in_an_hour(*_: object) -> timedelta:
+    return timedelta(hours=1)
+
+
 async def test_a_fault_of_ours_leaves_a_failed_run_too(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,7 +418,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "References", None)
-        broken.setattr(running, "delay_after", lambda *_: timedelta(hours=1))
+        broken.setattr(running, "delay_after", in_an_hour)
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)
