@@ -109,7 +109,7 @@ class HistoryService:
                 campaign.updated_at = now()
                 await session.flush()
                 item = await session.get_one(CampaignItem, change.item_id)
-                kinds = {item.id: item.kind}
+                kinds: dict[UUID, Kind] = {item.id: item.kind}
                 await ledger_store.refold(session, identity.sealer, campaign, kinds)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
             sources = await _first_sources(session, [change.id])
