@@ -39,9 +39,12 @@ from scripts.torture.installation import (
 from scripts.torture.ledger import Ledger
 from scripts.torture.model import TaggedModel
 from scripts.torture.players import Player
+from scripts.torture.playing import RULES, check_campaigns
 from scripts.torture.report import Progress, Row
 
 CANARY = "zanzibarquagga"
+PLAYS = 1
+"""The account whose chats belong to a campaign that is played."""
 IDLE_WITHIN = 30.0
 ANSWERED_WITHIN = 40.0
 """Seconds within which a request that is sent again with its key has to be answered."""
@@ -137,6 +140,9 @@ class Campaign:
             events, count = await store_checks.check_events(self.database, account.sealer)
             found += events
             figures["events"] = figures.get("events", 0) + count
+            states, count = await check_campaigns(self.database, account.sealer)
+            found += states
+            figures["items"] = figures.get("items", 0) + count
         await self.check_touched(everything=True)
         found += await store_checks.check_rows(self.database)
         found += [f"gone: {each.last_words()}" for each in self.made.processes if not each.is_alive]
@@ -263,6 +269,13 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
         stack.push_async_callback(client.aclose)
         ledger = Ledger(numbers=numbers)
         sealer = await store_checks.sealer_of(run.database, run.made, client)
+        played = ""
+        if number == PLAYS:
+            # The model of these campaigns writes no summaries.
+            settings = {"summaries": False}
+            body = {"name": f"campaign {CANARY}", "rules": RULES, "settings": settings}
+            made = await client.ask("setup", "make campaign", "POST", "/campaigns", json=body)
+            played = made.body["id"]
         run.accounts.append(Account(client, ledger, sealer))
         run.players += [
             Player(
@@ -272,6 +285,7 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
                 run.model,
                 _draw(options, number, each),
                 keeps_chronicle=number == 0,
+                campaign_id=played,
             )
             for each in range(options.workers)
         ]

@@ -19,6 +19,7 @@ from scripts.torture.ledger import Ledger, Line, Thing
 from scripts.torture.model import FLOOD, LINE_MARK, REPLY_MARK
 
 LEAST_FLOOD = 1_000
+PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def is_said(text: str, sent: Collection[str], outputs: Mapping[str, str]) -> boo
     ends = [*(each.start() for each in marks[1:]), len(text)][: len(marks)]
     start = _without_flood(text[: marks[0].start()] if marks else text)
     return (not start or start in sent) and all(
-        outputs.get(mark[0], "").startswith(_without_flood(text[mark.start() : end]))
+        # What is said after a choice begins a paragraph of its own.
+        outputs.get(mark[0], "").startswith(
+            _without_flood(text[mark.start() : end]).removesuffix(PARAGRAPH)
+        )
         for mark, end in zip(marks, ends, strict=True)
     )
 

@@ -43,6 +43,7 @@ class HeardTurn:
     slug: str = ""
     started: dict[str, Any] | None = None
     text: str = ""
+    waiting: dict[str, Any] | None = None
     is_saved: bool = False
     is_over: bool = False
     problem: str = ""
@@ -110,12 +111,22 @@ class Client:
 
     async def turn(self, who: str, chat_id: str, body: dict[str, Any]) -> HeardTurn:
         """Take a turn, and listen to its end or until the connection breaks."""
-        heard = HeardTurn()
         name = next(
             (each for each in ("regenerate_of", "continue") if each in body), "turn"
         ).removesuffix("_of")
+        return await self._heard(who, name, chat_id, f"/chats/{chat_id}/turns", body)
+
+    async def choose(self, who: str, chat_id: str, turn_id: str, option: str) -> HeardTurn:
+        """Answer what a turn waits for, and listen as to a turn."""
+        path = f"/turns/{turn_id}/choice"
+        return await self._heard(who, "choose", chat_id, path, {"option": option})
+
+    async def _heard(
+        self, who: str, name: str, chat_id: str, path: str, body: dict[str, Any]
+    ) -> HeardTurn:
+        heard = HeardTurn()
         with self.history.invocation(f"{self.name}/{who}", name, chat=chat_id, **body) as made:
-            url = self._url(f"/chats/{chat_id}/turns")
+            url = self._url(path)
             try:
                 async with asyncio.timeout(PATIENCE):
                     await self._listen(url, body, heard)
@@ -139,6 +150,9 @@ class Client:
             if answer.status_code != 200:
                 problem = json.loads(await answer.aread() or b"{}")
                 heard.slug = str(problem.get("type", "")).rpartition(":")[2]
+                if heard.slug == "turn-waiting":
+                    heard.waiting = problem["waiting"]
+                    heard.started = {"turn_id": problem["turn_id"]}
                 return
             event = ""
             async for line in answer.aiter_lines():
@@ -154,6 +168,12 @@ class Client:
                 heard.started = data
             case "text.delta":
                 heard.text += data["text"]
+            case "text.reset":
+                heard.text = ""
+            case "turn.awaiting_choice":
+                heard.waiting = data
+            case "turn.choice_made":
+                heard.waiting = None
             case "message.saved":
                 heard.is_saved = True
             case "turn.completed" | "turn.failed":

@@ -21,6 +21,7 @@ import numpy as np
 
 from scripts._enrichment_model import new_lines
 from scripts._enrichment_wire import CUT, Answer, CutError, call, chunk, said, tokens_of, usage
+from scripts.torture.playing import table_calls
 
 DIMENSION = 64
 REPLY_MARK = re.compile(r"\[R\d{7}\]")
@@ -97,7 +98,8 @@ class TaggedModel:
         if broken := await _broken(self.fault):
             return broken
         if kind == "reply":
-            return Answer(pieces=self._reply(tokens_of(body["messages"])))
+            says, calls = table_calls(body, self._draw)
+            return Answer(pieces=self._reply(tokens_of(body["messages"]), calls, says=says))
         if kind == "triage":
             value = {"why": "Something happens.", "significant": True, "kinds": ["event"]}
             return said(json.dumps(value), tokens_of(body["messages"]))
@@ -108,9 +110,11 @@ class TaggedModel:
             return Answer(body=b"[" + b"0," * 5_000_000 + b"0]")
         return await _broken(self.embedding_fault) or embeddings(body)
 
-    async def _reply(self, prompt_tokens: int) -> AsyncIterator[str]:
-        """A reply as it is streamed, with the fault of the moment in it."""
-        fault, text = self.fault, self._text()
+    async def _reply(
+        self, prompt_tokens: int, calls: Sequence[Any] = (), *, says: bool = True
+    ) -> AsyncIterator[str]:
+        """A reply as it is streamed, its calls last, with the fault of the moment in it."""
+        fault, text = self.fault, self._text() if says else ""
         pieces = [text] if self.literal is not None else _pieces(text, self._draw)
         if fault == "10 MB at once":
             # One piece; what comes of it is a reply that is cut short or a failure, no crash.
@@ -125,7 +129,9 @@ class TaggedModel:
             if self.pace:
                 slow = 20 if fault == "slow drip" else 1
                 await asyncio.sleep(self._draw.uniform(0, self.pace * slow))
-        yield json.dumps(chunk({}, finish="stop"))
+        for index, each in enumerate(calls):
+            yield json.dumps(chunk({"tool_calls": [{**each, "index": index}]}))
+        yield json.dumps(chunk({}, finish="tool_calls" if calls else "stop"))
         counts = usage(prompt_tokens, tokens_of(text))
         yield json.dumps({**chunk({}), "choices": [], "usage": counts})
         yield "[DONE]"

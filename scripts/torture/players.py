@@ -23,6 +23,10 @@ MOST_THINGS = 12
 SENDS_AGAIN = 0.4
 """How often a worker with unanswered requests sends one of them again, and does not go on."""
 
+MOST_CHOICES = 4
+GIVES_UP, CHOOSES_TWICE = 0.15, 0.3
+"""How often a turn that waits is given up, and a choice sent twice."""
+
 Action = Callable[[], Awaitable[None]]
 
 
@@ -36,6 +40,7 @@ class Player:
     model: TaggedModel
     draw: random.Random
     keeps_chronicle: bool = False
+    campaign_id: str = ""
     pending: list[Action] = field(default_factory=list[Action])
     is_busy: bool = False
 
@@ -109,7 +114,9 @@ class Player:
         self.ledger.touched.add(chat)
         heard = await self.client.turn(self.name, chat, body)
         self.ledger.touched.add(chat)
-        if heard.started is not None:
+        if heard.slug == "turn-waiting" and heard.started is not None:
+            await self._answer(chat, heard.started["turn_id"], heard.waiting)
+        elif heard.started is not None:
             if "text" in body:
                 line_id = heard.started["user_message_id"]
                 line = Line(line_id, chat, body["text"], since=began)
@@ -117,9 +124,30 @@ class Player:
                 self.ledger.parents[heard.started["reply_id"]] = line_id
             if heard.is_saved:
                 self._saved(chat, heard.started, heard.text, continues, began)
+            elif heard.waiting is not None:
+                await self._answer(chat, heard.started["turn_id"], heard.waiting)
         if heard.status is None and retries and self.draw.random() < 0.7:
             # The same turn once more: it must not be taken twice.
             self.pending.append(lambda: self._hear(chat, body, continues, retries - 1))
+
+    async def _answer(self, chat: str, turn_id: str, waiting: dict[str, Any] | None) -> None:
+        """Choose what a turn waits for, now and then twice at once; or give the turn up."""
+        for _ in range(MOST_CHOICES):
+            if waiting is None:
+                return
+            if self.draw.random() < GIVES_UP:
+                await self.client.ask(self.name, "stop", "POST", f"/turns/{turn_id}/stop")
+                return
+            began = self.client.history.clock
+            option = self.draw.choice(waiting["options"])["id"]
+            times = 2 if self.draw.random() < CHOOSES_TWICE else 1
+            heard, *_ = await asyncio.gather(
+                *(self.client.choose(self.name, chat, turn_id, option) for _ in range(times))
+            )
+            self.ledger.touched.add(chat)
+            if heard.is_saved and heard.started is not None:
+                self._saved(chat, heard.started, heard.text, "", began)
+            waiting = heard.waiting
 
     def _saved(
         self, chat: str, started: dict[str, Any], text: str, continues: str, began: float
@@ -183,7 +211,9 @@ class Player:
         characters = [str(each.id) for each in self.ledger.usable("character")]
         chosen = self.draw.sample(characters, k=min(len(characters), self.draw.randint(0, 1)))
         title = self.unique("chat")
-        body = {"title": title, "character_ids": chosen}
+        body: dict[str, Any] = {"title": title, "character_ids": chosen}
+        if self.campaign_id:
+            body["campaign_id"] = self.campaign_id
         await self._make("chat", title, "/chats", json=body, after=self._opened)
 
     async def _opened(self, answer: Answer) -> None:
