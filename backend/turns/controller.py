@@ -1,7 +1,5 @@
 """Turns and their contexts: `/chats/{chat_id}/turns`, `/turns`, `/messages/{id}/context`."""
 
-import time
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -9,7 +7,6 @@ from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
-from litestar.response import Stream
 
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
@@ -25,7 +22,6 @@ from backend.chats.errors import (
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
 from backend.context.record import RecordError
-from backend.errors import BadRequestError, UnauthenticatedError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
@@ -42,7 +38,7 @@ from backend.turns.errors import (
     TurnNotWaitingError,
     TurnWaitingError,
 )
-from backend.turns.events import EVENTS, KEEP_ALIVE, TurnEvent
+from backend.turns.events import EVENTS
 from backend.turns.models import TurnState
 from backend.turns.schemas import (
     ChoiceRequest,
@@ -54,17 +50,10 @@ from backend.turns.schemas import (
     TurnView,
 )
 from backend.turns.service import TurnService
+from backend.turns.streaming import answer, last_event_id, stream
 from backend.wire import EXAMPLE, PREVIEWS, RAISES, STORES, STREAMS, Page, PageSize
 
 AnyRequest = Request[Any, Any, Any]
-
-KEEP_ALIVE_SECONDS = 15.0
-
-LONGEST_EVENT_ID = 18
-"""Digits; ids count characters."""
-
-BEAT_SECONDS = 2.0
-"""How often a stream looks whether its session is still open."""
 
 
 PREPARING = (
@@ -124,7 +113,7 @@ class TurnController(Controller):
         `/turns/{turn_id}/events`.
         """
         turn_id = await turns.take(identity, chat_id, data)
-        return await _answer(request, turns, watch, identity, turn_id, last_id=0)
+        return await answer(request, turns, watch, identity, turn_id, last_id=0)
 
     @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
@@ -240,8 +229,8 @@ class RunningTurnController(Controller):
     ) -> Response[Any]:
         """The turn's events after `Last-Event-ID`, from whichever process has them."""
         await turns.get(identity, turn_id)
-        last_id = _last_event_id(request)
-        return _stream(turns, watch, identity, turn_id, last_id=last_id)
+        last_id = last_event_id(request)
+        return stream(turns, watch, identity, turn_id, last_id=last_id)
 
     @post(
         "/stop",
@@ -294,7 +283,7 @@ class RunningTurnController(Controller):
         `Accept: application/json` the answer is the turn once it is over, or waits again.
         """
         last_id = await turns.choose(identity, turn_id, data.option)
-        return await _answer(request, turns, watch, identity, turn_id, last_id=last_id)
+        return await answer(request, turns, watch, identity, turn_id, last_id=last_id)
 
 
 class MessageContextController(Controller):
@@ -319,73 +308,3 @@ class MessageContextController(Controller):
         `diff=previous` adds how it differs from the prompt of the reply before it.
         """
         return await contexts.stored(identity, message_id, with_difference=diff is not None)
-
-
-def _wants_json(request: AnyRequest) -> bool:
-    accepted = request.headers.get("accept", "")
-    return "application/json" in accepted and "text/event-stream" not in accepted
-
-
-async def _answer(
-    request: AnyRequest,
-    turns: TurnService,
-    watch: SessionWatch,
-    identity: Identity,
-    turn_id: UUID,
-    *,
-    last_id: int,
-) -> Response[Any]:
-    """A turn's events after `last_id`, or, where JSON is asked for, the turn once no more come."""
-    if not _wants_json(request):
-        return _stream(turns, watch, identity, turn_id, last_id=last_id)
-    async for _ in _watched(turns, watch, identity, turn_id, last_id=last_id):
-        pass
-    return Response(await turns.get(identity, turn_id))
-
-
-def _last_event_id(request: AnyRequest) -> int:
-    text = request.headers.get("last-event-id", "").strip()
-    if not text:
-        return 0
-    if not text.isdecimal() or len(text) > LONGEST_EVENT_ID:
-        raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
-    return int(text)
-
-
-def _stream(
-    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
-) -> Response[Any]:
-    return Stream(
-        _body(_watched(turns, watch, identity, turn_id, last_id=last_id)),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
-    )
-
-
-async def _watched(
-    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
-) -> AsyncIterator[list[TurnEvent]]:
-    """A turn's events, for as long as the session that asked is open.
-
-    Raises `UnauthenticatedError` once it is not: in a stream the connection just ends.
-    """
-    with watch.watching(identity.slot_id):
-        async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
-            if not watch.is_open(identity.slot_id):
-                raise UnauthenticatedError("The session has ended; the turn goes on.")
-            yield batch
-
-
-async def _body(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
-    """Events on the wire, until the turn is over or the session has ended."""
-    spoke_at = time.monotonic()
-    try:
-        async for batch in events:
-            if batch:
-                spoke_at = time.monotonic()
-                yield b"".join(event.encode() for event in batch)
-            elif time.monotonic() - spoke_at >= KEEP_ALIVE_SECONDS:
-                spoke_at = time.monotonic()
-                yield KEEP_ALIVE
-    except UnauthenticatedError:
-        return

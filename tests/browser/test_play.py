@@ -88,3 +88,16 @@ def test_downtime_is_the_players_call(
     assert account.get(f"{doskvol['path']}/entities")["items"][0]["attributes"]["stress"] < 5
     page.get_by_role("button", name="End downtime").click()
     expect(page.locator(".mood")).to_contain_text("Scene")
+
+
+def test_a_scene_is_ended_from_its_card(
+    page: Page, account: Account, doskvol: dict[str, Any]
+) -> None:
+    scene = account.post(f"{doskvol['path']}/scenes", {"title": "The counting house"})
+    page.goto(f"/#/chats/{doskvol['chat']}?panel=world")
+    card = page.locator(".thing.scene")
+    card.get_by_role("button", name="More for The counting house").click()
+    page.get_by_role("menuitem", name="End the scene").click()
+    expect(card).to_have_count(0)
+    ended = account.get(f"{doskvol['path']}/scenes/{scene['id']}")
+    assert ended["status"] == "closed"

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from backend.accounts import sessions
-from backend.turns import controller as turns_controller
+from backend.turns import streaming
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.models import asking, held_back
@@ -41,7 +41,7 @@ async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     async with (
         OpenAIServer() as model,
         running(sqlite_url, tmp_path, **asking(model)) as server,

@@ -16,7 +16,7 @@ from backend.accounts.identity import Identity, TokenKind
 from backend.accounts.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
 from backend.accounts.models import KeySlot
 from backend.accounts.sessions import SessionService
-from backend.turns import controller as turns_controller
+from backend.turns import streaming
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.clock import Clock
@@ -121,14 +121,14 @@ async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
 
 
 def test_streams_look_around_often_enough_to_close_within_five_seconds() -> None:
-    assert sessions.LOOK_EVERY + turns_controller.BEAT_SECONDS < 5
+    assert sessions.LOOK_EVERY + streaming.BEAT_SECONDS < 5
 
 
 async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (
         OpenAIServer() as model,
@@ -170,7 +170,7 @@ async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(turns_controller, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (
         OpenAIServer() as model,

@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text
 
 from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
-from backend.turns import controller, runs
+from backend.turns import runs, streaming
 from backend.turns.models import ContextText, StoredContextRecord, Turn
 from tests.integration.turns.following import (
     TURN,
@@ -352,8 +352,8 @@ async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
 async def test_silence_is_filled_with_comments(
     ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(controller, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     async with ada.client.stream(
         "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo slow"}
     ) as response:

@@ -99,6 +99,9 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
   const menu = () => more(c("acts", { name: called(item) }), [
     { label: t("common.edit"), icon: "edit", act: edit },
     ...presence(),
+    ...(kind === "scene" && item.status === "open"
+      ? [{ label: c("end_scene"), icon: "check", act: () => attempt(() => world.close(item)) }]
+      : []),
     deleting(() => attempt(() => world.remove(kind, item))),
   ]);
   /** Who comes and goes while a scene is open. */

@@ -152,6 +152,13 @@ export class World extends EventTarget {
     toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
   }
 
+  /** End a scene: what happened in it is summed up after that. */
+  async close(scene) {
+    const query = { message_id: this.message() };
+    await api.post(`${this.path}/scenes/${scene.id}/close`, undefined, { ifMatch: scene.revision, query });
+    await this.#again();
+  }
+
   /** Let a change of the ledger count no longer. */
   async undo(id) {
     const change = await api.post(`${this.path}/changes/${id}/undo`);
