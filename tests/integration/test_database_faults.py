@@ -162,6 +162,7 @@ async def test_who_said_to_read_cannot_write_and_the_next_one_can(postgres_url: 
     with pytest.raises(DBAPIError, match="read-only"):
         async with database.read() as session:
             session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
+            await session.flush()
     async with database.write() as session:
         session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
         assert await session.scalar(text("SHOW transaction_isolation")) == "read committed"

@@ -16,6 +16,7 @@ BOUNDED_OTHERWISE = {
     "getContext": "the parts of one prompt",
     "previewContext": "as above",
     "listModels": "as many as settings name",
+    "listRules": "as many as are installed",
     "search": "has a limit of its own, and no second page",
     "listChatLorebooks": "links, limited when they are made",
     "listCharacterLorebooks": "as above",

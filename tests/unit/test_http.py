@@ -36,6 +36,7 @@ async def answer(path: str, body: dict[str, Any], *, dependency: Any = "Mara") -
         dependencies={"messages": Provide(lambda: dependency, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         openapi_config=None,
+        logging_config=None,
     )
     async with AsyncTestClient(app) as client:
         found = await client.post(path, json=body)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -42,6 +43,14 @@ class WordEmbedder:
 
     async def aclose(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def unlogged() -> Generator[None]:
+    """Whatever logs requests in a test's process, and has pytest keep its lines, is silent."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import Turn
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
 from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser, until
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.support.server import Account, Running, ok, problem, running, text_of
@@ -295,9 +295,7 @@ class TestChoosing:
     ) -> None:
         vendor.script(called(DAYS, QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
-        from tests.fakes.openai_server import error
-
-        vendor.script(error(400, message="no"))
+        vendor.script(error(401, message="no"))
         events = await game.choose(turn_id, "1.0")
         assert events[-1].name == "turn.failed"
         assert (await game.state())["day"] == 1
