@@ -113,6 +113,22 @@ class Evening:
             case _:
                 pass
 
+    async def rest(self) -> None:
+        """A turn of downtime, unless something is under way."""
+        path = f"{self.game.path}/downtime"
+        body = {"activity": "recovery", "target": "Jake"}
+        begun = await self.game.client.post(path, json=body)
+        if begun.status_code == 409:
+            return
+        assert begun.is_success, begun.text
+        state = await self.game.state()
+        self.moods.add(state["attributes"]["play"]["mood"])
+        await self.check()
+        await self.play(text="I rest.")
+        await self.check()
+        ok(await self.game.client.delete(path), 204)
+        self.done["rested"] += 1
+
     async def check(self) -> None:
         """The stored state of every item is the fold of the changes that count."""
         sealer = self.identity.sealer
@@ -188,10 +204,12 @@ async def test_thirty_turns_through_all_moods(
         await evening.check()
         await evening.wander()
         await evening.check()
+        if number % 3 == 2:
+            await evening.rest()
     master.failing = 0.0
-    assert evening.moods >= {"scene", "action", "aftermath"}
+    assert evening.moods >= {"scene", "action", "aftermath", "downtime"}
     done = evening.done
-    wanted = ("chosen", "stopped", "swiped", "edited", "activated", "deleted", "undone")
+    wanted = ("chosen", "stopped", "swiped", "edited", "activated", "deleted", "undone", "rested")
     assert {each for each in wanted if not done[each]} == set(), dict(done)
     assert done["turn.completed"] > TURNS // 2
     assert done["turn.failed"] >= 1
