@@ -84,41 +84,53 @@ async def bench_figures(
                 await index_container(account, "message", chat_id)
             return [
                 made,
-                *await _turns(name, account, port, model, world, turns),
+                *await _turns(name, account, port, api, model, world, turns),
                 *await _swipes(name, account, api, world, turns),
                 *await _restores(name, account, api, world, min(turns, 20)),
             ]
 
 
 async def _turns(
-    name: str, account: Account, port: int, model: StopwatchModel, world: World, turns: int
+    name: str,
+    account: Account,
+    port: int,
+    api: httpx.AsyncClient,
+    model: StopwatchModel,
+    world: World,
+    turns: int,
 ) -> list[Row]:
     async def settle() -> None:
         await until_idle(account)
 
     said = [f"What does {each} say of it?" for each in world.names[100 : 100 + turns]]
-    times: dict[UUID, list[float]] = {world.plain_id: [], world.chat_id: []}
+    plainly = "turn: plain chat"
+    told, played = "  told, not played", "turn: campaign"
+    times: dict[str, list[float]] = {plainly: [], told: [], played: []}
     watched = (SituationService, "_layers")
     with Watch(watched) as watch:
         for start in range(ROUNDS):
-            for chat_id, found in times.items():
+            for what, found in times.items():
+                chat_id = world.plain_id if what == plainly else world.chat_id
+                if what != plainly:
+                    settings = {"settings": {"tools": what == played}}
+                    changed = await api.patch(f"/campaigns/{world.campaign_id}", json=settings)
+                    changed.raise_for_status()
                 texts = said[start::ROUNDS]
                 timed = await time_turns(
                     port, account.token, chat_id, model, len(texts), texts, settle
                 )
                 found.extend(timed.times)
     own = [1000 * call.seconds for call in watch.calls[watched]]
-    plain, campaign = (
-        spread(name, what, found, unit="ms")
-        for what, found in [
-            ("turn: plain chat", times[world.plain_id]),
-            ("turn: campaign", times[world.chat_id]),
-        ]
+    plain, unplayed, campaign = (
+        spread(name, what, found, unit="ms") for what, found in times.items()
     )
     more = round(campaign.value - plain.value, 2)
+    table = round(campaign.value - unplayed.value, 2)
     return [
         plain,
         campaign,
+        unplayed,
+        Row(name, "  more where it is played", table, unit="ms", note="aim: 5"),
         spread(name, "  of it: what the campaign says", own, unit="ms"),
         Row(name, "  more than in a plain chat", more, unit="ms", note="aim: 5"),
     ]

@@ -82,10 +82,11 @@ class JobKeys:
 
     def _user_key(self, job: Claimed, people: _People, at: datetime) -> bytes | None:
         user = people.users[job.share]
-        if (lent := people.lent.get(job.id)) is not None:
-            return unwrap_lent("job", job.id, user.id, lent, root=self._root)
+        # First: a turn that ran while the user's key was changed has lent the one from before.
         if (here := people.here.get(user.id)) is not None:
             return here.sealer.user_key
+        if (lent := people.lent.get(job.id)) is not None:
+            return unwrap_lent("job", job.id, user.id, lent, root=self._root)
         slot = people.standing.get(user.id)
         if slot is None or user.key_mode != "managed":
             return None
@@ -136,7 +137,7 @@ class _People:
         *,
         at: datetime,
     ) -> _People:
-        """One query for people, and one each for lent keys and slots where jobs need them.
+        """One query for people, one for slots, and one for lent keys where jobs carry them.
 
         A key in memory counts while the session that it came with is open and the user's key is
         the same.
@@ -153,8 +154,7 @@ class _People:
         if carrying := [job.id for job in jobs if job.wrapped_key]:
             lent = await session.execute(_LENT, {"job_ids": carrying, "at": at})
             people.lent = {row.id: Wrapped(row.root_version, row.wrapped_key) for row in lent}
-        if without := {job.share for job in jobs if job.id not in people.lent}:
-            await people._load_slots(session, without)
+        await people._load_slots(session, user_ids)
         return people
 
     async def _load_slots(self, session: AsyncSession, user_ids: set[UUID]) -> None:

@@ -233,6 +233,20 @@ async def test_a_sealed_users_job_waits_until_a_process_has_the_key_in_memory(
     assert reader.read == ["a letter"]
 
 
+async def test_a_key_in_memory_goes_before_one_that_was_lent_before_the_users_key_was_changed(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database, reader, keys = queue.database, Reader(ada), OpenKeys()
+    keys.seen(await identity_of(database, ada, mode="per_job"))
+    job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
+    async with database.write() as session:
+        job = await session.get_one(Job, job_id)
+        job.wrapped_key = b"of the key before"
+    workshop.worker(reader.kinds, open_keys=keys)
+    await until(lambda: is_empty(database))
+    assert reader.read == ["a letter"]
+
+
 async def test_a_key_in_memory_counts_only_while_its_session_is_open(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
