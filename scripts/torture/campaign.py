@@ -133,6 +133,7 @@ class Campaign:
         self.progress.tell("checking", always=True)
         await self._finish_pending()
         await self.pause()
+        await self._give_up_waiting()
         figures: dict[str, Any] = {"jobs tried again": await self._retry_dead_jobs()}
         found = await store_checks.settle(self.database)
         for account in self.accounts:
@@ -169,6 +170,15 @@ class Campaign:
                 await account.client.ask("retry", "retry job", "POST", path)
                 tried += 1
         return tried
+
+    async def _give_up_waiting(self) -> None:
+        """Stop the turns that wait for a choice: nobody will make it."""
+        for account in self.accounts:
+            for chat in account.ledger.usable("chat"):
+                path, waiting = f"/chats/{chat.id}/turns", {"state": "waiting"}
+                page = await account.client.ask("end", "turns", "GET", path, params=waiting)
+                for turn in page.body["items"] if page.outcome == "ok" else ():
+                    await account.client.ask("end", "stop", "POST", f"/turns/{turn['id']}/stop")
 
     async def _finish_pending(self) -> None:
         """Send again what was never answered, until it is."""
