@@ -44,10 +44,7 @@ from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
-    BLOCKED_ATTEMPTS,
-    PASSED_OVER,
     PathChangedError,
-    Recovery,
     Task,
     Work,
 )
@@ -55,12 +52,10 @@ from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import readable
 from backend.generation.model import (
     ChatModel,
-    ModelError,
     ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
-from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import get_tokenizer
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
@@ -224,23 +219,6 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             why=", ".join(proposed),
             note=proposal.note,
         )
-
-    async def recover(
-        self,
-        session: AsyncSession,  # noqa: ARG002  # nothing is written
-        work: GlossaryWork,  # noqa: ARG002  # every reply is treated alike
-        error: Exception,
-    ) -> Recovery:
-        """Another attempt where that may help. Nothing is lost: a term is found when said again."""
-        match error:
-            case PathChangedError():
-                return Recovery()
-            case UnknownModelError() | ModelError(retryable=False):
-                return Recovery(is_over=True)
-            case _ if isinstance(error, PASSED_OVER) and self.job.attempt >= BLOCKED_ATTEMPTS:
-                return Recovery(is_over=True)
-            case _:
-                return Recovery(raises=error)
 
     async def _cast(
         self, session: AsyncSession, chat: Chat, message: Message

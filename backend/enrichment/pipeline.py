@@ -41,10 +41,11 @@ from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
     ModelEmptyReplyError,
+    ModelError,
     ModelMalformedAnswerError,
     ModelRateLimitError,
 )
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED, RunningJob
@@ -146,9 +147,25 @@ class Task(ABC, Generic[W, P]):
     async def apply(self, session: AsyncSession, chat: Chat, work: W, proposal: P) -> RunDetail:
         """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
 
-    @abstractmethod
-    async def recover(self, session: AsyncSession, work: W, error: Exception) -> Recovery:
-        """What comes after a failure, in the transaction that records it."""
+    async def recover(
+        self,
+        session: AsyncSession,  # noqa: ARG002  # for kinds of work that write something
+        work: W,  # noqa: ARG002  # for kinds of work that divide it
+        error: Exception,
+    ) -> Recovery:
+        """What comes after a failure, in the transaction that records it.
+
+        Another attempt, where that may help; else the work is over.
+        """
+        match error:
+            case PathChangedError():
+                return Recovery()
+            case UnknownModelError() | ModelError(retryable=False):
+                return Recovery(is_over=True)
+            case _ if isinstance(error, PASSED_OVER) and self.job.attempt >= BLOCKED_ATTEMPTS:
+                return Recovery(is_over=True)
+            case _:
+                return Recovery(raises=error)
 
     async def run(self) -> None:
         """Go on until nothing is left. What was written stays when it is broken off.

@@ -32,10 +32,7 @@ from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.lines import Version, is_as_read, read_lines, told
 from backend.enrichment.pipeline import (
-    BLOCKED_ATTEMPTS,
-    PASSED_OVER,
     PathChangedError,
-    Recovery,
     Task,
     Work,
 )
@@ -44,12 +41,10 @@ from backend.enrichment.scene_consequences import Seed, new_threads
 from backend.enrichment.scene_deltas import compared, scene_table, shown_items, told_since
 from backend.enrichment.summary_task import plain
 from backend.generation.model import (
-    ModelError,
     ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
-from backend.generation.registry import UnknownModelError
 from backend.generation.tool_arguments import InvalidCallError, plain_schema, read_arguments
 
 WORDS = 150
@@ -255,23 +250,6 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             refused=[*proposal.refused, *refused, *others],
             note=proposal.note,
         )
-
-    async def recover(
-        self,
-        session: AsyncSession,  # noqa: ARG002  # nothing is written
-        work: SceneWork,  # noqa: ARG002  # every scene is treated alike
-        error: Exception,
-    ) -> Recovery:
-        """Another attempt where that may help. What is left is read when the scene is next due."""
-        match error:
-            case PathChangedError():
-                return Recovery()
-            case UnknownModelError() | ModelError(retryable=False):
-                return Recovery(is_over=True)
-            case _ if isinstance(error, PASSED_OVER) and self.job.attempt >= BLOCKED_ATTEMPTS:
-                return Recovery(is_over=True)
-            case _:
-                return Recovery(raises=error)
 
     async def _changes(
         self,
