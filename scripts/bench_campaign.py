@@ -6,7 +6,8 @@
 **Figures**: a campaign of 2,000 entities, 10,000 facts and 20,000 changes, told in a chat of 5,000
 messages. Turns are timed from the request to the call of the model, beside those of a plain chat
 with the same messages; then choosing a swipe that toggles 50 changes (the floor: a plain chat's),
-restoring a version, and finding 5,000 names in a line (the peer: a regular expression).
+restoring a version, what 100 turns take that wait for their player (the floor: turns that are
+over), and finding 5,000 names in a line (the peer: a regular expression).
 
 **Continuity**: 40 rounds of CRD3's transcripts with 60 things planted in them, and 120 questions:
 does the prompt say what the answer needs, does it tell as current what is over, does it tell what
@@ -29,6 +30,7 @@ from scripts._bench import SHARED, made_up, utterances
 from scripts._bench_table import DatabaseName, Row, print_rows
 from scripts._campaign_continuity import ROUNDS, WINDOWS, bench_continuity
 from scripts._campaign_figures import bench_figures, bench_names
+from scripts._campaign_waiting import bench_waiting
 from scripts._campaign_world import Sizes
 
 SMALL = Sizes(entities=150, facts=200, changes=1_200, messages=200)
@@ -44,6 +46,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
             if options.database in {None, name}:
                 with tempfile.TemporaryDirectory(prefix="bench-") as folder:
                     rows += await bench_figures(name, Path(folder), lines, sizes, options.turns)
+                with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                    rows += await bench_waiting(name, Path(folder))
         rows += bench_names(lines)
     if options.only in {None, "continuity"}:
         rows += await _continuity(options)

@@ -45,7 +45,7 @@ _BEGUN = select(func.min(ChangeSource.position)).where(
 
 
 class SceneAudiences(AudienceChanged):
-    """Keeps what scenes left behind from those who may no longer know where it comes from."""
+    """Narrows scenes and their threads to the audience of the messages that they come from."""
 
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message

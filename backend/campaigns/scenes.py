@@ -1,7 +1,7 @@
 """Scenes as they are played: their beats, and where in a chat they are told.
 
 A beat is a finished turn of the open scene. It is a change of the reply's, so that it counts while
-the reply is told: one that is written anew takes its own beat with it. Nothing here commits.
+the reply is told: a regenerated one has a beat of its own. Nothing here commits.
 """
 
 from __future__ import annotations

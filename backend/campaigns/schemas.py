@@ -26,7 +26,7 @@ class Brief(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a campaign is remembered. Intervals count rounds.
 
-    With `summaries`, its chats have a rolling summary, written anew every `memory_interval` rounds,
+    With `summaries`, its chats have a rolling summary, renewed every `memory_interval` rounds,
     and its scenes are compressed, every `scene_beats` finished turns and at their end.
     With `tools`, the model plays: it has the tools of the campaign's rules. `dice` says how dice
     fall, where the rules know both ways: a `pool` that the player sees and spends from, or a roll

@@ -140,7 +140,7 @@ class MessageService:
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
-            # Read here, and not again after it: the work behind it begins with the commit.
+            # Read before the commit: jobs that follow from the change begin with it.
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             (view,) = await view_messages(session, identity.sealer, [message])
         await self._scripts.show(identity, [view])

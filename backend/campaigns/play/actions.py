@@ -87,7 +87,7 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def engage(table: Table, asked: Engage) -> Outcome:
     """Fix position and effect, and go into the action."""
     if not table.players:
-        # A campaign that nobody has set up can be played, too.
+        # A campaign can be played before its user has added a character.
         table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
     name = table.get(_player(table, asked.character))["name"]
     clocks = {called(state).casefold() for state in table.of_kind("clock").values()}
@@ -109,7 +109,7 @@ def engage(table: Table, asked: Engage) -> Outcome:
 
 
 def fill_pool(table: Table) -> None:
-    """Roll the player's dice anew."""
+    """Roll a new pool of dice."""
     dice = sorted(table.roll(POOL_SIZE), reverse=True)
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": dice}))
 

@@ -111,7 +111,7 @@ def changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
 
 
 def paid_key(reference: Reference, key: str) -> str:
-    """What stands in a table's `paid` for a field that a cost has changed in this turn."""
+    """The entry of a table's `paid` for a field that a cost of this turn has changed."""
     return f"{reference.id} {key}"
 
 

@@ -1,4 +1,4 @@
-"""Dice that the server rolls, from a seed that is kept: whoever has it can roll them again."""
+"""Dice that the server rolls from a stored seed: with the seed, a roll can be repeated."""
 
 from __future__ import annotations
 
