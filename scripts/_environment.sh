@@ -43,7 +43,8 @@ environment() {
 # keep_bytecode ROOT
 #
 # For scripts that start Python a hundred times: where bytecode is not to be kept beside the sources
-# (PYTHONDONTWRITEBYTECODE), it goes into .venv. Compiling all anew takes 2 s at each start.
+# (PYTHONDONTWRITEBYTECODE), it goes into .venv. Compiling all anew takes 2 s at each start. Called
+# after `environment`: uv makes no .venv where a folder of that name holds something else.
 keep_bytecode() {
     [ -n "${PYTHONDONTWRITEBYTECODE-}" ] || return 0
     unset PYTHONDONTWRITEBYTECODE
