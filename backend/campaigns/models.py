@@ -132,3 +132,58 @@ class ChangeSource(Base):
     message_id: Mapped[UUID] = mapped_column(primary_key=True, index=True)
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     position: Mapped[int]
+
+
+class CampaignMark(Base):
+    """A message (`id`) that was read for its campaign: what follows from it is in the ledger.
+
+    It counts while the message is on its chat's active path.
+    """
+
+    __tablename__ = "campaign_marks"
+    __table_args__ = (Index(None, "chat_id", "position"),)
+
+    id: Mapped[UUID] = mapped_column(
+        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    )
+    user_id: Mapped[OwnerId]
+    campaign_id: Mapped[UUID] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="CASCADE"), index=True
+    )
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
+    position: Mapped[int]
+
+
+ProposalReason = Literal["locked", "changed", "contradicts", "uncertain"]
+ProposalState = Literal["open", "accepted", "refused"]
+
+
+class CampaignProposal(Base):
+    """A change that was read out of a message and waits for the user, sealed with both sides.
+
+    It is about an item of a kind, which it may be the first to make (`item_id` is then its id to
+    be). It is shown while its message is on the active path.
+    """
+
+    __tablename__ = "campaign_proposals"
+    __table_args__ = (
+        Index(None, "campaign_id", "state", "id"),
+        Index(None, "message_id"),
+    )
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    campaign_id: Mapped[UUID] = mapped_column(ForeignKey("campaigns.id", ondelete="CASCADE"))
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)
+    message_id: Mapped[UUID]
+    item_id: Mapped[UUID | None]
+    kind: Mapped[Kind] = mapped_column(String)
+    reason: Mapped[ProposalReason] = mapped_column(String)
+    state: Mapped[ProposalState] = mapped_column(String, default="open")
+    audience: Mapped[str] = mapped_column(default="public")
+    sealed_proposal: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+PROPOSAL = Column("campaign_proposals", "sealed_proposal")

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
-RunKind = Literal["turn", "rebuild", "summary", "glossary", "scene"]
+RunKind = Literal["turn", "rebuild", "summary", "glossary", "scene", "compaction", "chapter"]
 RunState = Literal["done", "failed", "undone"]
 
 
@@ -34,9 +34,7 @@ class EnrichmentMark(Base):
 
 
 class EnrichmentRun(Base):
-    """One run of the agent, the summary, the glossary or a scene: what it cost.
-
-    Sealed, also what it read and wrote.
+    """One run of the work behind the reply: what it cost, and, sealed, what it read and wrote.
 
     It read the path from `from_position` to `to_position`. Tokens are as the provider reported
     them. `error` is the slug of what went wrong. A run that failed has written nothing.
