@@ -1,13 +1,18 @@
-"""An OpenAI-compatible server that plays: it calls what the mood offers, as a seed has it."""
+"""Servers of models that play: they call what the mood offers, as a seed has it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from tests.fakes.openai_server import OpenAIServer, called, error, reply
+from tests.fakes import gemini_server, openai_server
+from tests.fakes.gemini_server import GeminiServer
+from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
+
+Call = tuple[str, Mapping[str, Any]]
 
 ENGAGE = {"domain": "infiltration", "position": "risky", "effect": "standard", "stakes": "noise"}
 OUTCOMES: list[dict[str, Any]] = [
@@ -20,7 +25,7 @@ QUESTIONS, RETURNS = 0.4, 0.5
 """How often it asks the player something, and goes back to the scene after an action."""
 
 
-class GameMaster(OpenAIServer):
+class GameMaster:
     """Tells a story in any mood of `blades`. `failing` is how often it breaks off, 0 to 1."""
 
     def __init__(self, seed: int = 1) -> None:
@@ -29,26 +34,21 @@ class GameMaster(OpenAIServer):
         self.failing = 0.0
         self.likes_danger = 0.5
 
-    def usual(self, request: Request) -> Answer:
-        if request.path.endswith("/embeddings"):
-            return super().usual(request)
-        offered = {each["function"]["name"] for each in request.body.get("tools", ())}
-        if not offered:
-            return reply("The rain goes on.")
-        if self.dice.random() < self.failing:
-            return error(401, message="no")
-        text = f"The lamp flickers {self.dice.randint(2, 99)} times."
-        return called(self._call(offered, request.body["messages"]), text=text)
+    def tells(self) -> str:
+        return f"The lamp flickers {self.dice.randint(2, 99)} times."
 
-    def _call(self, offered: set[str], messages: list[dict[str, Any]]) -> tuple[str, Any]:
+    def fails(self) -> bool:
+        return self.dice.random() < self.failing
+
+    def calls(self, offered: set[str], results: Sequence[Mapping[str, Any]]) -> Call:
+        """What it calls of the tools on offer, after the results of its calls in this phase."""
+        if "spend_die" in offered:
+            return self._act(results)
         finish = (
             "finish_turn",
             {"threat": f"Steps, {self.dice.randint(2, 99)} of them.", "suggested_actions": ["Run"]},
         )
-        last = messages[-1]
-        if "spend_die" in offered:
-            return self._act(messages)
-        if last["role"] == "tool":
+        if results:
             return finish
         if "engage" in offered and self.dice.random() < self.likes_danger:
             return "engage", ENGAGE
@@ -58,12 +58,55 @@ class GameMaster(OpenAIServer):
             return "accept", {"variant": "discovery"}
         return finish
 
-    def _act(self, messages: list[dict[str, Any]]) -> tuple[str, Any]:
+    def _act(self, results: Sequence[Mapping[str, Any]]) -> Call:
         """Commit to outcomes, and go on with the one that the die has fixed."""
-        answers = [json.loads(each["content"]) for each in messages if each["role"] == "tool"]
-        for answer in reversed(answers):
-            if "tier" in answer:
-                return "resolve", {"tier": answer["tier"]}
-        if answers:  # it was refused: no dice are left, say
+        for result in reversed(results):
+            if "tier" in result:
+                return "resolve", {"tier": result["tier"]}
+        if results:  # it was refused: no dice are left, say
             return "resolve", {"tier": "withdrawn"}
         return "spend_die", {"situation": "The lock.", "outcomes": OUTCOMES}
+
+
+class OpenAIGameMaster(GameMaster, OpenAIServer):
+    """A game master behind an OpenAI-compatible API."""
+
+    model_id = openai_server.MODEL_ID
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith("/embeddings"):
+            return super().usual(request)
+        offered = {each["function"]["name"] for each in request.body.get("tools", ())}
+        if not offered:
+            return openai_server.reply("The rain goes on.")
+        if self.fails():
+            return openai_server.error(401, message="no")
+        messages = request.body["messages"]
+        results = [json.loads(each["content"]) for each in messages if each["role"] == "tool"]
+        return openai_server.called(self.calls(offered, results), text=self.tells())
+
+
+class GeminiGameMaster(GameMaster, GeminiServer):
+    """A game master behind Gemini's API."""
+
+    model_id = gemini_server.MODEL_ID
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith(":batchEmbedContents"):
+            return super().usual(request)
+        offered = {
+            each["name"]
+            for tools in request.body.get("tools", ())
+            for each in tools["functionDeclarations"]
+        }
+        if not offered:
+            return gemini_server.reply("The rain goes on.")
+        if self.fails():
+            return gemini_server.error(401, "UNAUTHENTICATED", "no")
+        results = [
+            part["functionResponse"]["response"]
+            for content in request.body["contents"]
+            for part in content["parts"]
+            if "functionResponse" in part
+        ]
+        return gemini_server.called(self.calls(offered, results), text=self.tells())

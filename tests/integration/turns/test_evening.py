@@ -19,8 +19,7 @@ from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import Turn, TurnState
-from tests.fakes.game_master import GameMaster
-from tests.fakes.openai_server import MODEL_ID
+from tests.fakes.game_master import GeminiGameMaster, OpenAIGameMaster
 from tests.integration.turns.following import TURN, check_tree, follow
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
@@ -31,17 +30,24 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 TURNS = 30
 
 
-@pytest.fixture(scope="module")
-async def master() -> AsyncGenerator[GameMaster]:
-    async with GameMaster() as master:
+Master = OpenAIGameMaster | GeminiGameMaster
+
+
+@pytest.fixture(scope="module", params=[OpenAIGameMaster, GeminiGameMaster])
+async def master(request: pytest.FixtureRequest) -> AsyncGenerator[Master]:
+    async with request.param() as master:
         yield master
 
 
 @pytest.fixture(scope="module")
 async def server(
-    shared_url: str, master: GameMaster, tmp_path_factory: pytest.TempPathFactory
+    shared_url: str, master: Master, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=master.config(), default=MODEL_ID)
+    gemini = master.config() if isinstance(master, GeminiGameMaster) else None
+    openai = master.config() if isinstance(master, OpenAIGameMaster) else None
+    registry = ModelRegistry(
+        demo_tokens_per_second=0, gemini=gemini, openai=openai, default=master.model_id
+    )
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
 
@@ -191,7 +197,7 @@ def without_splits(events: list[Event]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [1])
 async def test_thirty_turns_through_all_moods(
-    ada: Account, server: Running, master: GameMaster, seed: int
+    ada: Account, server: Running, master: Master, seed: int
 ) -> None:
     game = await new_game(ada, rules="blades")
     await game.add("entities", kind="pc", name="Jake", attributes={"stress": 0})
