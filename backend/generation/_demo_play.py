@@ -6,38 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from backend.generation._demo_agent import last_line
+from backend.generation._demo_agent import SAYINGS, any_word, last_line, system_of
 from backend.generation._json import mapping
 from backend.generation.model import Prompt, Tool, ToolCall
 
-_CLOCK = "Somebody raises the alarm"
-_RISKS = {
-    "infiltration": "pick|sneak|steal|climb|hide|creep|break|lock",
-    "violence": "fight|attack|stab|shoot|hit|kill|strike",
-    "social": "bluff|lie|threaten|persuade|convince|bribe",
-    "pursuit": "run|chase|flee|jump|follow",
-    "arcane": "summon|conjure|ritual|ghost",
-}
-_RISKY = {
-    domain: re.compile(rf"\b(?:{words})\w*", re.IGNORECASE) for domain, words in _RISKS.items()
-}
+_CLOCK, _NEXT, _OUTCOMES = (SAYINGS["play"][name] for name in ("clock", "next", "outcomes"))
+_RISKY = {domain: any_word(words, r"\w*") for domain, words in SAYINGS["play"]["risks"].items()}
 _FIXED = re.compile(r"^What happened is fixed: (\w+), (.+)$", re.MULTILINE)
 _LATER = "This follows from the last turn with:"
-_OUTCOMES: Sequence[dict[str, Any]] = (
-    {"tier": "critical", "hint": "it goes better than you dared to hope"},
-    {"tier": "success", "hint": "it works, and nobody is the wiser"},
-    {
-        "tier": "partial",
-        "hint": "it works, but somebody has heard you",
-        "costs": [{"kind": "stress", "amount": 1}],
-    },
-    {
-        "tier": "bad",
-        "hint": "it goes wrong, and loudly",
-        "costs": [{"kind": "stress", "amount": 2}, {"kind": "heat", "amount": 1}],
-    },
-)
-_NEXT = ["I go on, before anybody comes.", "I listen at the door.", "I hide, and wait."]
 
 
 def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCall]]:
@@ -46,7 +22,7 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
     if "finish_turn" not in offered:
         return None, []
     line = last_line(prompt)
-    system = "\n".join(each.text for each in prompt.messages if each.role == "system")
+    system = system_of(prompt)
     fixed = _FIXED.search(system)
     can_accept = "accept" in offered and "engage" not in offered
     if fixed or can_accept:
@@ -57,7 +33,7 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
             return "", [_call("resolve", tier=last["tier"])]
         if "spend_die" in offered:
             situation = f"You hold your breath. {line.strip()[:200]}"
-            return "", [_call("spend_die", situation=situation, outcomes=list(_OUTCOMES))]
+            return "", [_call("spend_die", situation=situation, outcomes=_OUTCOMES)]
         domain = next((name for name, words in _RISKY.items() if words.search(line)), None)
         if "engage" in offered and domain and not prompt.rounds:
             risk = {"position": "risky", "effect": "standard", "clock": _CLOCK}

@@ -15,7 +15,16 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from backend.generation._demo_agent import calls, glossary, last_line, scene, summary, triage
+from backend.generation._demo_agent import (
+    SAYINGS,
+    calls,
+    glossary,
+    last_line,
+    scene,
+    summary,
+    system_of,
+    triage,
+)
 from backend.generation._demo_play import play
 from backend.generation.model import (
     Finish,
@@ -54,26 +63,6 @@ _COMMAND = re.compile(
 """At the head of a line, after the speaker's name where the prompt puts one."""
 
 _CHARACTER = re.compile(r"\bYou are ([A-Z][^\n.,;:(]{0,60})")
-_OPENING = "*{name} looks up, as if the words had come from far away.* You said: “{quote}”"
-_EXPLANATION = (
-    "But I am only Talekeeper's demo model: no language model wrote this, and I can't follow the "
-    "story. For real replies, set TALEKEEPER_GEMINI_API_KEY to a key from Google AI Studio, or "
-    "TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS to a server of yours, start "
-    "Talekeeper again, and choose the model in the chat's settings."
-)
-_HELP = (
-    "I am Talekeeper's demo model. A line that begins with /demo and one of these words commands "
-    "me: slow (a tenth of the pace), think (aloud, before the reply), long N (N words, with those "
-    "that follow it among them), fail, fail-midway, cut (I break off), silent (I say nothing), "
-    "rate-limit."
-)
-_THOUGHTS = "The user wants a reply. I am the demo model: there is nothing to weigh, only to show."
-_STORY = "and then the rain came down on the old harbour while a door closed softly behind the last"
-_NEXT_LINES = [
-    "I look around and ask what happened here.",
-    "“Tell me more,” I say, and take a step closer.",
-    "I say nothing, and wait to see what they do next.",
-]
 _FAILURES: Mapping[str, Callable[[], ModelError]] = {
     "fail": partial(ModelUnavailableError, "The demo model was told to fail."),
     "fail-midway": partial(ModelUnavailableError, "The demo model was told to fail midway."),
@@ -110,7 +99,7 @@ class DemoModel:
         narration, made = (None, []) if is_told_so else play(prompt, tools)
         if narration is not None:
             words = narration.split()
-        thoughts = re.findall(r" ?[^ ]+", _THOUGHTS) if command == "think" else []
+        thoughts = re.findall(r" ?[^ ]+", SAYINGS["thoughts"]) if command == "think" else []
         pieces, finish = _limited(words, sampling)
         said: list[Piece] = [*map(ThinkingPiece, thoughts), *map(TextPiece, pieces)]
         fails_at = _WORDS_BEFORE_FAILING if command in {"fail-midway", "cut"} else 0
@@ -159,7 +148,7 @@ class DemoModel:
         elif "terms" in asked:
             value = glossary(prompt)
         else:
-            value = scene(prompt) if "key_moments" in asked else {"lines": _NEXT_LINES}
+            value = scene(prompt) if "key_moments" in asked else {"lines": SAYINGS["next_lines"]}
         return StructuredAnswer(value, _usage(prompt, 1))
 
 
@@ -182,15 +171,15 @@ def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
     if command and command[1] == "long":
         told = line[command.end() :].partition("\n")[0].split()
         count = min(int(command[2] or 200), 100_000)
-        return "long", islice(cycle([*told, *_STORY.split()]), count)
+        return "long", islice(cycle([*told, *SAYINGS["story"].split()]), count)
     if command and (command[1] == "silent" or command[1] not in _COMMANDS):
-        return "", [] if command[1] == "silent" else _HELP.split()
-    system = "\n".join(each.text for each in prompt.messages if each.role == "system")
-    named = _CHARACTER.search(system)
+        return "", [] if command[1] == "silent" else SAYINGS["help"].split()
+    named = _CHARACTER.search(system_of(prompt))
     quote = " ".join(line.split())
     quote = quote if len(quote) <= 160 else f"{quote[:160].rstrip()}..."  # noqa: PLR2004
     name = named[1].strip() if named else "The character"
-    reply = f"{_OPENING.format(name=name, quote=quote or '...')} {_EXPLANATION}"
+    opening = SAYINGS["opening"].format(name=name, quote=quote or "...")
+    reply = f"{opening} {SAYINGS['explanation']}"
     return command[1] if command else "", reply.split()
 
 

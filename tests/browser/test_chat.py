@@ -81,7 +81,7 @@ def test_what_the_agent_keeps_is_told_above_the_line_and_can_be_taken_back(
     expect(page.get_by_role("checkbox", name="Keep a chronicle")).to_be_hidden()
     line(page).press("Enter")
 
-    kept = page.get_by_role("link", name="finds the silver key")
+    kept = page.get_by_role("link", name="find the silver key")
     expect(kept).to_have_attribute("href", re.compile("^#/chronicles/.+event="))
     assert_accessible(page)
     page.get_by_role("button", name="Undo").click()

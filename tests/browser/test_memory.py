@@ -27,7 +27,7 @@ def test_what_the_agent_writes_appears_by_itself_and_can_be_undone(
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
-    expect(events).to_contain_text("finds the silver key")
+    expect(events).to_contain_text("find the silver key")
     events.get_by_text("Where it comes from (1)").click()
     expect(events.get_by_role("link", name="The flooded chapel")).to_have_attribute(
         "href", f"#/chats/{chat}?at=0"

@@ -159,10 +159,6 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "chunks without spaces": (chunked, lambda n: "中" * n),
     "a question": (lambda text: without_names(text, ["Ann"]), lambda n: " " * n + "."),
     "the demo's names": (told, lambda n: "A-" * (n // 2)),
-    "the demo's places": (
-        told,
-        lambda n: "Ann hides " + "".join(f"at the B{i} to C{i} " for i in range(n // 20)),
-    ),
     "the terms of an event": (terms_of, lambda n: "to " + "Ann's " * (n // 6)),
     "what a model wrote": (paragraphs, lambda n: "< {{@@\n" * (n // 8)),
 }
