@@ -61,6 +61,7 @@ from backend.scripting.controller import ScriptController
 from backend.search import SearchController
 from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
 from backend.turns.downtime import DowntimeController
+from backend.turns.measures import MeasureController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)
@@ -106,6 +107,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     SceneController,
     SummaryController,
     DowntimeController,
+    MeasureController,
     TurnController,
     RunningTurnController,
     MessageContextController,

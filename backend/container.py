@@ -78,6 +78,7 @@ from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.downtime import DowntimeService
 from backend.turns.lore import LoreReader
+from backend.turns.measures import MeasureService
 from backend.turns.recovery import TurnRecovery
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
@@ -165,6 +166,7 @@ class Services:
         names = NameCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
+        self.measures = MeasureService(database)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.

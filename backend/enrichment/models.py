@@ -37,17 +37,26 @@ class EnrichmentRun(Base):
     """One run of the work behind the reply: what it cost, and, sealed, what it read and wrote.
 
     It read the path from `from_position` to `to_position`. Tokens are as the provider reported
-    them. `error` is the slug of what went wrong. A run that failed has written nothing.
+    them. `delay_ms` is from what caused its job, a reply mostly, to the end of the run.
+    `campaign_id` is the campaign that the chat was a session of. `error` is the slug of what went
+    wrong. A run that failed has written nothing.
     """
 
     __tablename__ = "enrichment_runs"
-    __table_args__ = (Index(None, "chat_id", "id"), Index(None, "user_id", "created_at"))
+    __table_args__ = (
+        Index(None, "chat_id", "id"),
+        Index(None, "user_id", "created_at"),
+        Index(None, "campaign_id", "created_at"),
+    )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     chronicle_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("chronicles.id", ondelete="CASCADE"), index=True
+    )
+    campaign_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("campaigns.id", ondelete="SET NULL")
     )
     job_id: Mapped[UUID | None]
     kind: Mapped[RunKind] = mapped_column(String)
@@ -59,6 +68,7 @@ class EnrichmentRun(Base):
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     completion_tokens: Mapped[int] = mapped_column(default=0)
     duration_ms: Mapped[int] = mapped_column(default=0)
+    delay_ms: Mapped[int | None]
     error: Mapped[str | None]
     sealed_detail: Mapped[bytes | None]
     created_at: Mapped[CreatedAt]

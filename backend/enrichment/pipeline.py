@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
-from backend.database.base import new_id
+from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
 from backend.enrichment.budgets import RunBudget
@@ -53,6 +53,7 @@ from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
+from backend.wire import MAX_INTEGER
 
 log = get_logger(__name__)
 
@@ -220,7 +221,7 @@ class Task(ABC, Generic[W, P]):
             if chat is None:
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
-            run = self._row(work, detail)
+            run = self._row(chat, work, detail)
             if run.calls or detail.effects:
                 await note_done(session, run)
         self._log(work, run, count=len(detail.effects))
@@ -232,7 +233,7 @@ class Task(ABC, Generic[W, P]):
             recovery = await self.recover(session, work, error)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids), note=recovery.note)
-                run = self._row(work, detail, error)
+                run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
             raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
@@ -249,13 +250,17 @@ class Task(ABC, Generic[W, P]):
         except ChatNotFoundError:
             return None
 
-    def _row(self, work: W, detail: RunDetail, error: Exception | None = None) -> EnrichmentRun:
+    def _row(
+        self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
+    ) -> EnrichmentRun:
+        delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
         slug = error.slug if isinstance(error, AppError) else UNEXPECTED
         return EnrichmentRun(
             id=work.run_id,
             user_id=self.sealer.user_id,
             chat_id=self.chat_id,
             chronicle_id=work.chronicle_id,
+            campaign_id=chat.campaign_id,
             job_id=self.job.id,
             kind=self.kind,
             state="failed" if error else "done",
@@ -266,6 +271,7 @@ class Task(ABC, Generic[W, P]):
             prompt_tokens=work.budget.prompt_tokens,
             completion_tokens=work.budget.completion_tokens,
             duration_ms=round((time.monotonic() - work.begun) * 1000),
+            delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
             error=slug if error else None,
             sealed_detail=sealed_detail(self.sealer, work.run_id, detail),
         )

@@ -49,6 +49,7 @@ class Claimed:
     wrapped_key: bytes | None
     root_version: int | None
     key_until: datetime | None
+    created_at: datetime
 
     def held(self, at: datetime) -> dict[str, Any]:
         """The parameters of `IS_HELD`."""

@@ -46,7 +46,8 @@ class RunningJob:
 
     What a handler changes, it changes in `finish` or `step`: both make sure, in the transaction
     itself, that the job is still this worker's. `payload` is what was enqueued, or what the last
-    `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1.
+    `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1;
+    `created_at` is when the work was caused.
     `task` and `is_lost` are the worker's.
     """
 
@@ -65,6 +66,7 @@ class RunningJob:
         self.kind = claimed.kind
         self.lane = claimed.lane
         self.attempt = claimed.attempts
+        self.created_at = claimed.created_at
         self.payload: dict[str, Any] = msgspec.json.decode(claimed.payload, type=dict[str, Any])
         self.sealer: Sealer | None = None
         self.task: asyncio.Task[None] | None = None

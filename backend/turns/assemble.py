@@ -45,6 +45,9 @@ from backend.turns.sections import SectionBuilder
 
 LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
 
+_TOLD = frozenset({"summary", "scenes", "state"})
+"""Kinds of items that say what happened, in place of lines that are not sent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -81,6 +84,21 @@ class Built:
             total=limits.total,
             messages=len(assembled.messages),
         )
+
+    @property
+    def path_tokens(self) -> int:
+        """What the whole history would have taken, in the model's tokens."""
+        window = self.window
+        return window.to_model_tokens(round(self.loaded.path_tokens * window.scale))
+
+    @property
+    def sent_tokens(self) -> int:
+        """What took its place: the lines that were sent, and what tells the rest."""
+        assembled = self.assembled
+        told = [each for each in assembled.items if each.kind in _TOLD]
+        told += [each for each in assembled.retrieved if each.kind != "lore"]
+        tokens = assembled.history_tokens + sum(each.tokens for each in told)
+        return self.window.to_model_tokens(tokens)
 
     def with_guidance(self, text: str) -> Built:
         """The same prompt, for a mood that has other guidance."""

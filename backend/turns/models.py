@@ -30,6 +30,8 @@ class Turn(Base):
     `segments` (JSON, `[[kind, places], ...]`) says in which order thinking, text and events came,
     so that any process can number the events of what is stored. `lease_until` is renewed by the
     process that runs the turn; a running turn whose lease is over was cut off by a crash.
+    `path_tokens` is what a campaign's whole history would have taken in its prompt, `sent_tokens`
+    what took its place, both in the model's tokens.
     `sealed_events` tells what happened in a played turn, `sealed_play` how one that waits goes on.
     """
 
@@ -64,6 +66,8 @@ class Turn(Base):
     thinking_prefix_length: Mapped[int] = mapped_column(default=0)
     segments: Mapped[str] = mapped_column(default="[]")
     totals: Mapped[str] = mapped_column(default="{}")
+    path_tokens: Mapped[int | None]
+    sent_tokens: Mapped[int | None]
     usage: Mapped[str | None]
     finish: Mapped[str | None]
     sealed_output: Mapped[bytes | None]

@@ -95,6 +95,8 @@ class TurnStarter:
                 lease_until=now() + LEASE,
                 user_message_id=target.line.id if target.line else None,
             )
+            if loaded.campaign is not None:
+                turn.path_tokens, turn.sent_tokens = built.path_tokens, built.sent_tokens
             parent = target.parent or target.leaf
             line: Message | None = None
             if line_draft is not None:

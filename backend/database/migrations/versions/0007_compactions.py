@@ -17,6 +17,9 @@ depends_on = None
 COUNTED = {"campaign_proposals": ("sealed_proposal",)}
 """Columns whose bytes count towards what a user may store."""
 
+COUNTS = (("enrichment_runs", "delay_ms"), ("turns", "path_tokens"), ("turns", "sent_tokens"))
+"""Columns of numbers that were not noted before."""
+
 
 def upgrade() -> None:
     op.create_table(
@@ -47,6 +50,15 @@ def upgrade() -> None:
     _index("campaign_proposals", "campaign_id", "state", "id")
     _index("campaign_proposals", "message_id")
     connection = op.get_bind()
+    kind = Id().compile(dialect=connection.dialect)
+    # In SQL of our own: Alembic would make the table again on SQLite, without its triggers.
+    op.execute(
+        f"ALTER TABLE enrichment_runs ADD COLUMN campaign_id {kind} CONSTRAINT"
+        " fk_enrichment_runs_campaign_id REFERENCES campaigns (id) ON DELETE SET NULL"
+    )
+    _index("enrichment_runs", "campaign_id", "created_at")
+    for table, column in COUNTS:
+        op.add_column(table, sa.Column(column, sa.Integer()))
     for table, columns in COUNTED.items():
         count_table(connection, table, columns)
 
@@ -55,6 +67,10 @@ def downgrade() -> None:
     connection = op.get_bind()
     for table in COUNTED:
         stop_counting(connection, table)
+    for table, column in COUNTS:
+        op.drop_column(table, column)
+    op.drop_index("ix_enrichment_runs_campaign_id_created_at", "enrichment_runs")
+    op.drop_column("enrichment_runs", "campaign_id")
     op.drop_table("campaign_proposals")
     op.drop_table("campaign_marks")
 

@@ -11,6 +11,7 @@ const TABS = {
   glossary: () => import("./glossary.js"),
   ledger: () => import("./ledger.js"),
   versions: () => import("./versions.js"),
+  measures: () => import("./measures.js"),
   settings: () => import("./settings.js"),
 };
 
