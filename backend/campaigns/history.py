@@ -34,6 +34,7 @@ from backend.campaigns.models import (
 from backend.campaigns.records import (
     campaign_views,
     get_campaign,
+    item_name,
     reading,
 )
 from backend.campaigns.schemas import (
@@ -156,7 +157,7 @@ class HistoryService:
             differing = await _since(session, identity.sealer, campaign, version)
         items = [
             Difference(
-                target=Target(kind=kind, id=item_id, name=_name(kind, then, current)),
+                target=Target(kind=kind, id=item_id, name=item_name(kind, then, current)),
                 then=_public(then),
                 now=_public(current),
             )
@@ -227,7 +228,7 @@ def _view_change(
         actor=change.actor,
         message_id=message_id,
         turn_id=change.turn_id,
-        target=Target(kind=item.kind, id=item.id, name=_name(item.kind, state, operations.set)),
+        target=Target(kind=item.kind, id=item.id, name=item_name(item.kind, state, operations.set)),
         set=operations.set,
         add=operations.add,
         remove=operations.remove,
@@ -268,17 +269,6 @@ async def _since(
         if then != current and (exists(then) or exists(current)):
             found.append((row.kind, row.id, then, current))
     return found
-
-
-def _name(kind: Kind, *states: State) -> str:
-    """What an item is called, of the first state that says so."""
-    if kind == "world":
-        return "world"
-    for state in states:
-        for field in ("name", "title", "term", "text", "note"):
-            if isinstance(value := state.get(field), str) and value:
-                return value[:200]
-    return ""
 
 
 def _public(state: State) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import stored
+from backend.audience import PUBLIC, Audience, stored
 from backend.campaigns.items import Clock, Entity, Fact, Item, Kind, Relation, Scene, Term, Thread
 from backend.campaigns.ledger import State, exists, item_of
 from backend.campaigns.models import STATE, Campaign
@@ -19,6 +19,12 @@ def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
     """The state of the item with this id."""
     state: State = msgspec.json.decode(sealer.open_bytes(STATE, item_id, blob))
     return state
+
+
+def audience_of(state: State) -> str:
+    """Who may know an item in this state, as its column says it."""
+    listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
+    return stored(listeners)
 
 
 def item_row(

@@ -10,7 +10,7 @@ counting (its message is no longer on the active path, or a user has undone it) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -38,8 +38,19 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
     def fields(self) -> frozenset[str]:
         """The fields that change, each without what follows its first dot."""
-        named = (*self.set, *self.add, *self.remove)
-        return frozenset(key.partition(".")[0] for key in named if key != EXISTS)
+        return frozenset(key.partition(".")[0] for key in self.touched())
+
+    def touched(self) -> list[str]:
+        """The keys that it names, besides that an item is made or deleted."""
+        return [key for key in (*self.set, *self.add, *self.remove) if key != EXISTS]
+
+    def only(self, keys: Collection[str]) -> Operations:
+        """What it does to some keys."""
+        members = (
+            {key: value for key, value in each.items() if key in keys}
+            for each in (self.set, self.add, self.remove)
+        )
+        return Operations(**dict(zip(("set", "add", "remove"), members, strict=True)))
 
 
 def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:
@@ -67,11 +78,11 @@ def applied(kind: Kind, state: State, change: Operations) -> State:
     for key, value in change.set.items():
         _put(after, key, value)
     for key, value in change.add.items():
-        _put(after, key, _added(_get(after, key), value))
+        _put(after, key, _added(value_at(after, key), value))
     for key, value in change.remove.items():
-        _put(after, key, _removed(_get(after, key), value))
+        _put(after, key, _removed(value_at(after, key), value))
     for key, (least, most) in _bounds(kind, after).items():
-        if _is_number(number := _get(after, key)):
+        if _is_number(number := value_at(after, key)):
             _put(after, key, min(max(number, least), most))
     if exists(after):
         item_of(kind, after)
@@ -81,6 +92,15 @@ def applied(kind: Kind, state: State, change: Operations) -> State:
 def exists(state: State) -> bool:
     """Whether there is such an item."""
     return state.get(EXISTS) is True
+
+
+def value_at(state: State, key: str) -> Any:
+    """What a key names of a state: a field, or a member of one; None where it has none."""
+    field, _, member = key.partition(".")
+    value = state.get(field)
+    if not member:
+        return value
+    return cast("State", value).get(member) if isinstance(value, dict) else None
 
 
 def item_of(kind: Kind, state: State) -> Item:
@@ -141,14 +161,6 @@ def _compare(change: Operations, key: str, old: Any, new: Any) -> None:
                 change.remove[key] = gone
             return
     change.set[key] = new
-
-
-def _get(state: State, key: str) -> Any:
-    field, _, member = key.partition(".")
-    value = state.get(field)
-    if not member:
-        return value
-    return cast("State", value).get(member) if isinstance(value, dict) else None
 
 
 def _put(state: State, key: str, value: Any) -> None:

@@ -162,21 +162,16 @@ class CampaignProposal(Base):
     """A change that was read out of a message and waits for the user, sealed with both sides.
 
     It is about an item of a kind, which it may be the first to make (`item_id` is then its id to
-    be). It is shown while its message is on the active path.
+    be). It is shown while a source of it is on the active path.
     """
 
     __tablename__ = "campaign_proposals"
-    __table_args__ = (
-        Index(None, "campaign_id", "state", "id"),
-        Index(None, "message_id"),
-    )
+    __table_args__ = (Index(None, "campaign_id", "state", "id"),)
 
     id: Mapped[PrimaryId]
     user_id: Mapped[OwnerId]
     campaign_id: Mapped[UUID] = mapped_column(ForeignKey("campaigns.id", ondelete="CASCADE"))
-    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)
-    message_id: Mapped[UUID]
-    item_id: Mapped[UUID | None]
+    item_id: Mapped[UUID]
     kind: Mapped[Kind] = mapped_column(String)
     reason: Mapped[ProposalReason] = mapped_column(String)
     state: Mapped[ProposalState] = mapped_column(String, default="open")
@@ -187,3 +182,15 @@ class CampaignProposal(Base):
 
 
 PROPOSAL = Column("campaign_proposals", "sealed_proposal")
+
+
+class ProposalSource(Base):
+    """A message that a proposal comes from: its own, and the copies of it in forks of the chat."""
+
+    __tablename__ = "campaign_proposal_sources"
+
+    proposal_id: Mapped[UUID] = mapped_column(
+        ForeignKey("campaign_proposals.id", ondelete="CASCADE"), primary_key=True
+    )
+    message_id: Mapped[UUID] = mapped_column(primary_key=True, index=True)
+    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -21,6 +21,8 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import STRUCTS, Item, Kind, Relation, Term, World, relation_label
 from backend.campaigns.ledger import (
     EXISTS,
+    Operations,
+    State,
     creation,
     difference,
     item_of,
@@ -38,6 +40,7 @@ from backend.campaigns.schemas import (
 )
 from backend.chats.models import Chat, Message
 from backend.chats.repository import get_message
+from backend.cpu_pool import unhurried
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -179,6 +182,31 @@ def open_item(sealer: Sealer, row: CampaignItem) -> Item:
     return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
+def item_name(kind: Kind, *states: State) -> str:
+    """What an item is called, of the first state that says so."""
+    if kind == "world":
+        return "world"
+    for state in states:
+        for field in ("name", "title", "term", "text", "note"):
+            if isinstance(value := state.get(field), str) and value:
+                return value[:200]
+    return ""
+
+
+async def item_states(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
+) -> dict[UUID, State]:
+    """Items of the campaign by their ids: those that are of another are not there."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.id.in_(item_ids),
+        CampaignItem.campaign_id == campaign.id,
+        CampaignItem.user_id == sealer.user_id,
+    )
+    rows = (await session.execute(query)).all()
+    sized = unhurried(rows, lambda row: len(row.sealed_state))
+    return {row.id: read_state(sealer, row.id, row.sealed_state) async for row in sized}
+
+
 async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) -> CampaignItem:
     """Raises `CampaignItemNotFoundError`: absent, deleted, elsewhere, or someone else's."""
     row = await session.scalar(
@@ -259,6 +287,17 @@ def references(item: Item) -> dict[str, list[UUID]]:
         value = getattr(item, name, None)
         if isinstance(value, list) and value:
             found[name] = value
+    return found
+
+
+def named_items(operations: Operations) -> list[UUID]:
+    """Items that a change points to."""
+    found: list[UUID] = []
+    for fields in (operations.set, operations.add):
+        found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]
+        for name in REFERENCE_LISTS:
+            if isinstance(fields.get(name), list):
+                found += msgspec.convert(fields[name], list[UUID])
     return found
 
 

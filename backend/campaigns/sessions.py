@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, exists, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_store
-from backend.campaigns.models import Campaign, ChangeSource
+from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalSource
 from backend.campaigns.records import get_campaign
-from backend.chats.events import CampaignChosen, ChatCopied, PathMoved
+from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted, PathMoved
 from backend.chats.models import Chat
 from backend.database.base import chunks
 from backend.vault.sealing import Sealer
 
 
-class CampaignSessions(CampaignChosen, ChatCopied, PathMoved):
+class CampaignSessions(CampaignChosen, ChatCopied, ChatDeleted, PathMoved):
     """Keeps the state of campaigns in line with their chats."""
 
     async def path_moved(
@@ -42,7 +43,10 @@ class CampaignSessions(CampaignChosen, ChatCopied, PathMoved):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Let a fork be a session too: a change counts while any copy of its message is told."""
+        """Let a fork be a session too.
+
+        A change counts, and a proposal is shown, while any copy of its message is told.
+        """
         source = await session.get_one(Chat, source_id)
         if source.campaign_id is None:
             return
@@ -63,8 +67,36 @@ class CampaignSessions(CampaignChosen, ChatCopied, PathMoved):
             ]
             if rows:
                 await session.execute(insert(ChangeSource), rows)
+            proposed = select(ProposalSource).where(
+                ProposalSource.chat_id == source_id, ProposalSource.message_id.in_(part)
+            )
+            copies = [
+                {
+                    "proposal_id": row.proposal_id,
+                    "message_id": copied[row.message_id],
+                    "chat_id": fork_id,
+                }
+                for row in await session.scalars(proposed)
+            ]
+            if copies:
+                await session.execute(insert(ProposalSource), copies)
         await session.flush()
         await self.path_moved(session, identity.sealer, fork, above=0)
+
+    async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+        """Delete the proposals that come from no other chat."""
+        theirs = aliased(ProposalSource)
+        elsewhere = exists().where(
+            theirs.proposal_id == ProposalSource.proposal_id, theirs.chat_id != chat.id
+        )
+        only_here = select(ProposalSource.proposal_id).where(
+            ProposalSource.chat_id == chat.id, ~elsewhere
+        )
+        await session.execute(
+            delete(CampaignProposal).where(
+                CampaignProposal.id.in_(only_here), CampaignProposal.user_id == identity.user_id
+            )
+        )
 
     async def campaign_chosen(
         self, session: AsyncSession, identity: Identity, chat: Chat, campaign_id: UUID | None

@@ -14,10 +14,11 @@ from backend.audience import opened
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.item_service import MAX_ITEMS
 from backend.campaigns.items import Thread
+from backend.campaigns.known_items import taken_back
 from backend.campaigns.ledger import creation
-from backend.campaigns.ledger_store import Change, read_operations
+from backend.campaigns.ledger_store import Change
 from backend.campaigns.mentions import slug
-from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
+from backend.campaigns.models import Campaign, CampaignItem
 from backend.cpu_pool import unhurried
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
@@ -27,16 +28,7 @@ from backend.vault.sealing import Sealer
 MAX_TITLE = 120
 MAX_TEXT = 600
 
-MAX_UNDONE = 500
-"""Undone threads that are not made again, the latest."""
-
-_THREADS = select(CampaignItem.id, CampaignItem.sealed_state)
-_UNDONE = (
-    select(CampaignChange.id, CampaignChange.sealed_operations)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .order_by(CampaignChange.seq.desc())
-    .limit(MAX_UNDONE)
-)
+_THREADS = select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.exists)
 
 
 class Seed(msgspec.Struct, frozen=True):
@@ -86,13 +78,9 @@ async def new_threads(
 
 async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> set[str]:
     """The titles of all threads that count, were deleted, or were taken back by their user."""
-    taken: set[str] = set()
-    is_thread = CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread"
-    rows = (await session.execute(_THREADS.where(*is_thread))).all()
+    query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
+    rows = (await session.execute(query)).all()
+    taken = {words for _, _, words in await taken_back(session, sealer, campaign, {"thread"})}
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
-        taken.add(slug(read_state(sealer, row.id, row.sealed_state).get("title") or ""))
-    undone = (await session.execute(_UNDONE.where(*is_thread, CampaignChange.is_undone))).all()
-    for row in undone:
-        made = read_operations(sealer, row.id, row.sealed_operations).set
-        taken.add(slug(made.get("title") or ""))
+        taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken

@@ -7,19 +7,19 @@ what the user has taken back. Nothing here commits.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, func, or_, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, PUBLIC, Audience, is_known_to_all, stored
-from backend.campaigns.ledger import EXISTS, State, difference
-from backend.campaigns.ledger_store import Change, read_operations
-from backend.campaigns.models import Campaign, CampaignChange, ChangeSource
+from backend.campaigns.authority import changes_since
+from backend.campaigns.ledger import State, difference
+from backend.campaigns.ledger_store import Change
+from backend.campaigns.models import Campaign, CampaignChange
 from backend.campaigns.name_cache import NameCache
 from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, changeable_fields
 from backend.campaigns.play.references import called
@@ -27,7 +27,7 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.records import open_campaign
 from backend.campaigns.situation_reader import SituationReader
-from backend.cpu_pool import unhurried
+from backend.database.base import now
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.runs import Refused
 from backend.errors import ValidationError
@@ -39,23 +39,8 @@ MAX_LINE = 400
 Fields = Mapping[UUID, set[str]]
 """Fields of items, by their keys in the ledger."""
 
-_BEGUN = select(func.min(CampaignChange.seq)).where(CampaignChange.item_id == bindparam("scene"))
-_SINCE = select(CampaignChange.id, CampaignChange.item_id, CampaignChange.sealed_operations).where(
-    CampaignChange.item_id.in_(bindparam("items", expanding=True)),
-    CampaignChange.seq > bindparam("begun"),
-    CampaignChange.is_on_path,
-    or_(
-        CampaignChange.actor != "compactor",
-        CampaignChange.is_undone,
-        # What a later scene came to.
-        select(ChangeSource.change_id)
-        .where(
-            ChangeSource.change_id == CampaignChange.id,
-            ChangeSource.chat_id == bindparam("chat"),
-            ChangeSource.position > bindparam("last"),
-        )
-        .exists(),
-    ),
+_BEGUN = select(func.min(CampaignChange.created_at)).where(
+    CampaignChange.item_id == bindparam("scene")
 )
 
 
@@ -105,17 +90,19 @@ async def told_since(
 
     `last` is the position of the last message that is read for the scene now.
     """
-    items = list(table.state.items)
     begun = await session.scalar(_BEGUN, {"scene": scene_id})
-    place = {"items": items, "begun": begun or 0, "chat": chat_id, "last": last}
-    rows = (await session.execute(_SINCE, place)).all()
-    found: defaultdict[UUID, set[str]] = defaultdict(set)
-    async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
-        change = read_operations(sealer, row.id, row.sealed_operations)
-        # What makes an item says nothing of what became of it.
-        if EXISTS not in change.set:
-            found[row.item_id].update(change.set, change.add, change.remove)
-    return found
+    items = list(table.state.items)
+    changes = await changes_since(session, sealer, items, since=begun or now(), chat_id=chat_id)
+    return {
+        item_id: {
+            key
+            for told in tolds
+            if not (told.is_old or told.is_creation)
+            if told.by != "compactor" or (told.position is not None and told.position > last)
+            for key in told.operations.touched()
+        }
+        for item_id, tolds in changes.items()
+    }
 
 
 def compared(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, PUBLIC, Viewpoint, opened, stored
 from backend.campaigns import ledger_store
 from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.history import change_views
-from backend.campaigns.item_rows import read_state
 from backend.campaigns.item_service import check_item_room
-from backend.campaigns.ledger import State, applied, exists
+from backend.campaigns.ledger import applied, exists
 from backend.campaigns.ledger_store import Change
-from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.models import Campaign
 from backend.campaigns.name_cache import Names
 from backend.campaigns.play.table import Table, locked_fields
-from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, open_campaign
+from backend.campaigns.records import item_states, named_items, open_campaign
 from backend.campaigns.rules import rules_of
 from backend.campaigns.situation_reader import SituationReader
 from backend.campaigns.situations import CampaignLayers
@@ -114,8 +112,9 @@ async def _possible(
             await check_item_room(session, campaign.id, more=len(made))
     except CampaignFullError:
         changes, made = [change for change in changes if change.item_id not in made], set[UUID]()
-    needed = {each for change in changes for each in (change.item_id, *_named(change))} - made
-    states = await _states(session, sealer, campaign, needed)
+    named = {each for change in changes for each in named_items(change.operations)}
+    needed = ({change.item_id for change in changes} | named) - made
+    states = await item_states(session, sealer, campaign, needed)
     rules = rules_of(campaign.rules)
     possible: list[Change] = []
     for change in changes:
@@ -124,7 +123,7 @@ async def _possible(
             continue
         if locked_fields(before, change.operations):
             continue
-        if any(not exists(states.get(each, {})) for each in _named(change)):
+        if any(not exists(states.get(each, {})) for each in named_items(change.operations)):
             continue
         try:
             after = applied(change.kind, before, change.operations)
@@ -136,17 +135,6 @@ async def _possible(
     return possible
 
 
-def _named(change: Change) -> list[UUID]:
-    """Items that a change points to."""
-    found: list[UUID] = []
-    for fields in (change.operations.set, change.operations.add):
-        found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]
-        for name in REFERENCE_LISTS:
-            if isinstance(fields.get(name), list):
-                found += msgspec.convert(fields[name], list[UUID])
-    return found
-
-
 def _told_to(change: Change, column: str) -> Change:
     """A change which makes an item: of a reply that is not public, neither is what it makes."""
     operations = change.operations
@@ -155,20 +143,6 @@ def _told_to(change: Change, column: str) -> Change:
     audience = msgspec.to_builtins(opened(column))
     made = msgspec.structs.replace(operations, set={**operations.set, "audience": audience})
     return Change(change.kind, change.item_id, made)
-
-
-async def _states(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
-) -> dict[UUID, State]:
-    """Items of the campaign by their ids: those that are of another are not there."""
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
-        CampaignItem.id.in_(item_ids),
-        CampaignItem.campaign_id == campaign.id,
-        CampaignItem.user_id == sealer.user_id,
-    )
-    return {
-        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
-    }
 
 
 async def _tell(

@@ -325,10 +325,9 @@ class Table:
 def locked_fields(state: State, operations: Operations) -> list[str]:
     """The keys of a change that the item's user has locked."""
     locked: set[str] = set(state.get("locked", ()))
-    keys = [key for key in (*operations.set, *operations.add, *operations.remove) if key != EXISTS]
     return [
         key
-        for key in keys
+        for key in operations.touched()
         if key in locked
         or key.partition(".")[0] in locked
         or any(each.startswith(f"{key}.") for each in locked)

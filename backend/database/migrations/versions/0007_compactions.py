@@ -36,9 +36,7 @@ def upgrade() -> None:
         sa.Column("id", Id(), primary_key=True),
         reference("user_id", "users.id", index=True),
         reference("campaign_id", "campaigns.id"),
-        reference("chat_id", "chats.id", index=True),
-        required("message_id", Id()),
-        sa.Column("item_id", Id()),
+        required("item_id", Id()),
         required("kind", sa.String()),
         required("reason", sa.String()),
         required("state", sa.String()),
@@ -48,7 +46,13 @@ def upgrade() -> None:
         required("updated_at", UtcTime()),
     )
     _index("campaign_proposals", "campaign_id", "state", "id")
-    _index("campaign_proposals", "message_id")
+    op.create_table(
+        "campaign_proposal_sources",
+        reference("proposal_id", "campaign_proposals.id", primary_key=True),
+        sa.Column("message_id", Id(), primary_key=True),
+        reference("chat_id", "chats.id", index=True),
+    )
+    _index("campaign_proposal_sources", "message_id")
     connection = op.get_bind()
     kind = Id().compile(dialect=connection.dialect)
     # In SQL of our own: Alembic would make the table again on SQLite, without its triggers.
@@ -71,6 +75,7 @@ def downgrade() -> None:
         op.drop_column(table, column)
     op.drop_index("ix_enrichment_runs_campaign_id_created_at", "enrichment_runs")
     op.drop_column("enrichment_runs", "campaign_id")
+    op.drop_table("campaign_proposal_sources")
     op.drop_table("campaign_proposals")
     op.drop_table("campaign_marks")
 
