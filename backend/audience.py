@@ -66,6 +66,17 @@ def opened(column: str) -> Audience:
         return GM
 
 
+def listed(column: str) -> Sequence[UUID]:
+    """The entities that a stored audience names."""
+    audience = opened(column)
+    return () if isinstance(audience, str) else audience
+
+
+def own_column(viewpoint: Viewpoint) -> str:
+    """The stored audience of what is for a viewpoint alone."""
+    return stored([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
+
+
 def known_to(viewpoint: Viewpoint, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """The condition that a viewpoint may know a row with this audience."""
     if viewpoint == GM:

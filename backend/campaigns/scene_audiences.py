@@ -48,7 +48,12 @@ class SceneAudiences(AudienceChanged):
     """Narrows scenes and their threads to the audience of the messages that they come from."""
 
     async def audience_changed(
-        self, session: AsyncSession, identity: Identity, message: Message
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        message: Message,
+        *,
+        before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
     ) -> None:
         """Let scenes that tell of the message, and their threads, be for those who may know it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, select
@@ -13,10 +13,12 @@ from backend.audience import GM, PUBLIC, Audience, Viewpoint
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import State
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.reader import Condition
 from backend.campaigns.records import get_campaign, open_campaign
 from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
 from backend.errors import ValidationError
+from backend.vault.sealing import Sealer
 
 Campaigns = Sequence[UUID | None] | None
 """Ids of campaigns; None stands for all of a user's."""
@@ -92,12 +94,7 @@ async def players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
-        CampaignItem.campaign_id == campaign_id,
-        CampaignItem.kind == "entity",
-        CampaignItem.subkind == "pc",
-        CampaignItem.exists,
-    )
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*_players_of(campaign_id))
     players: dict[UUID, State] = {
         row.id: read_state(identity.sealer, row.id, row.sealed_state)
         for row in await session.execute(query)
@@ -108,6 +105,31 @@ async def players_viewpoint(
             return player_id
     only: list[UUID] = list(players)
     return only[0] if len(only) == 1 else PUBLIC
+
+
+async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
+    """Whether the chat is of a campaign with hidden information."""
+    campaign = await session.get(Campaign, chat.campaign_id) if chat.campaign_id else None
+    return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
+
+
+async def players_among(
+    session: AsyncSession, entity_ids: Collection[UUID], campaign_id: UUID | None
+) -> Sequence[UUID]:
+    """Those entities of a campaign that are players' characters."""
+    query = select(CampaignItem.id).where(
+        CampaignItem.id.in_(entity_ids), *_players_of(campaign_id)
+    )
+    return (await session.scalars(query.order_by(CampaignItem.id))).all()
+
+
+def _players_of(campaign_id: UUID | None) -> Sequence[Condition]:
+    return (
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.subkind == "pc",
+        CampaignItem.exists,
+    )
 
 
 async def _check(

@@ -76,9 +76,9 @@ class AudienceChanged(Protocol):
     """A message is for others than before."""
 
     async def audience_changed(
-        self, session: AsyncSession, identity: Identity, message: Message
+        self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Follow, where something was made from the message."""
+        """Follow, where something was made from the message; `before` is what its column held."""
         ...
 
 

@@ -232,10 +232,11 @@ class MessageService:
             await check_audience(self._participants, session, chat, audience)
             if message.audience != stored(audience):
                 # Whoever has read it meanwhile, a summary or the agent, has to read it again.
+                before = message.audience
                 message.audience, message.updated_at = stored(audience), now()
                 await session.flush()
                 for part in self._participants.of(AudienceChanged):
-                    await part.audience_changed(session, identity, message)
+                    await part.audience_changed(session, identity, message, before=before)
                 below = await windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)

@@ -84,7 +84,12 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted):
             )
 
     async def audience_changed(
-        self, session: AsyncSession, identity: Identity, message: Message
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        message: Message,
+        *,
+        before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
     ) -> None:
         """Let what the agent wrote of a message be for those alone who may know the message."""
         rows = await session.scalars(

@@ -9,6 +9,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, ViewpointText, read_viewpoint
 from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
 from backend.campaigns.schemas import VIEWS
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
@@ -194,12 +195,16 @@ class SummaryController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[SummaryView]:
         """What is summarised of the active path: the summary that goes furthest.
 
         It follows the path: of what was swiped away, edited or deleted nothing is summarised.
+        `viewpoint` is whose it is. In a campaign with hidden information each audience has its own
+        once something happened that not all know; a public one that goes further stands behind it.
         """
-        return _tagged(await summaries.get(identity, chat_id))
+        seen = read_viewpoint(viewpoint)
+        return _tagged(await summaries.get(identity, chat_id, viewpoint=seen))
 
     @put(
         "/summary",
@@ -220,14 +225,19 @@ class SummaryController(Controller):
         data: JSONBody[NewSummary],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
+        viewpoint: FromQuery[ViewpointText | None] = None,
     ) -> Response[SummaryView]:
         """Say it in other words. The next summary builds on these.
 
         Without a summary, or for one that goes further than the current one does, name the last
-        message that it covers.
+        message that it covers. With `viewpoint` it is that one's own; `public` is for everyone.
         """
         view = await summaries.put(
-            identity, chat_id, data, if_match=request.headers.get("if-match")
+            identity,
+            chat_id,
+            data,
+            if_match=request.headers.get("if-match"),
+            viewpoint=None if viewpoint is None else read_viewpoint(viewpoint),
         )
         return _tagged(view)
 
@@ -242,9 +252,14 @@ class SummaryController(Controller):
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> None:
-        """Drop the current summary; the one before it, if any, is the current one again."""
-        await summaries.delete(identity, chat_id, if_match=request.headers.get("if-match"))
+        """Drop the current summary; the one before it, if any, is the current one again.
+
+        `viewpoint` is whose summary it is.
+        """
+        if_match, seen = request.headers.get("if-match"), read_viewpoint(viewpoint)
+        await summaries.delete(identity, chat_id, if_match=if_match, viewpoint=seen)
 
     @get("/summaries", opt={RAISES: (ChatNotFoundError,)}, summary="List summaries")
     async def list_summaries(
@@ -254,12 +269,16 @@ class SummaryController(Controller):
         summaries: NamedDependency[SummaryService],
         limit: PageSize = 20,
         after: PlaceCursor = None,
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Page[SummaryView]:
         """Summaries along the active path, newest first; the page begins above position `after`.
 
-        The first is the current one; the next one down takes its place when it goes.
+        The first is the current one; the next one down takes its place when it goes. They are those
+        for `viewpoint`, and public ones.
         """
-        return await summaries.list_page(identity, chat_id, limit=limit, before=after)
+        return await summaries.list_page(
+            identity, chat_id, limit=limit, before=after, viewpoint=read_viewpoint(viewpoint)
+        )
 
 
 class SceneController(Controller):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, select
+from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import readable
@@ -20,16 +21,22 @@ Version = tuple[UUID, datetime]
 
 
 async def read_lines(
-    session: AsyncSession, chat: Chat, *, after: int, through: int, most: int
+    session: AsyncSession,
+    chat: Chat,
+    *,
+    after: int,
+    through: int,
+    most: int,
+    viewpoint: Viewpoint = GM,
 ) -> Sequence[Line]:
-    """Lines of the active path behind position `after`, oldest first.
+    """Lines of the active path behind position `after` that a viewpoint may know, oldest first.
 
     They have at most `most` stored tokens together; one that is longer stands alone.
     """
-    above = select(Message.path_tokens).where(
-        Message.chat_id == chat.id, Message.is_active, Message.position == after
-    )
-    covered = await session.scalar(above) or 0
+    lines = lines_between(chat, after, through, viewpoint)
+    total = func.sum(Message.tokens).over(order_by=Message.position)
+    sums = select(Message.id, total.label("total")).where(*lines).subquery()
+    fitting = select(sums.c.id).where(sums.c.total <= most)
     query = (
         select(
             Message.id,
@@ -39,21 +46,27 @@ async def read_lines(
             Message.audience,
             Message.updated_at,
         )
-        .where(*_between(chat, after, through))
+        .where(*lines)
         .order_by(Message.position)
     )
-    rows = (await session.execute(query.where(Message.path_tokens <= covered + most))).all()
+    rows = (await session.execute(query.where(Message.id.in_(fitting)))).all()
     return rows or (await session.execute(query.limit(1))).all()
 
 
 async def is_as_read(
-    session: AsyncSession, chat: Chat, versions: Sequence[Version], *, after: int
+    session: AsyncSession,
+    chat: Chat,
+    versions: Sequence[Version],
+    *,
+    after: int,
+    viewpoint: Viewpoint = GM,
 ) -> bool:
     """Whether the path says what it said behind position `after`: no line more, none less."""
     last = await session.get(Message, versions[-1][0])
     if last is None:
         return False
-    query = select(Message.id, Message.updated_at).where(*_between(chat, after, last.position))
+    lines = lines_between(chat, after, last.position, viewpoint)
+    query = select(Message.id, Message.updated_at).where(*lines)
     rows = await session.execute(query.order_by(Message.position))
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
@@ -66,5 +79,9 @@ def told(sealer: Sealer, row: Line, most: int) -> str:
     return f"#{row.position + 1} {said}"
 
 
-def _between(chat: Chat, after: int, through: int) -> tuple[ColumnElement[bool], ...]:
-    return readable(chat), Message.position > after, Message.position <= through
+def lines_between(
+    chat: Chat, after: int, through: int, viewpoint: Viewpoint = GM
+) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on lines behind position `after` that a viewpoint may know."""
+    place = Message.position > after, Message.position <= through
+    return readable(chat), *place, known_to(viewpoint, Message.audience)

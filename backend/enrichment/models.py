@@ -79,14 +79,19 @@ RUN_DETAIL = Column("enrichment_runs", "sealed_detail")
 
 
 class ChatSummary(Base):
-    """A rolling summary of the path down to and with a message (`id`). It follows the tree."""
+    """A rolling summary of the path down to and with a message, as an audience may know it.
+
+    It follows the tree.
+    """
 
     __tablename__ = "chat_summaries"
-    __table_args__ = (Index(None, "chat_id", "position"),)
-
-    id: Mapped[UUID] = mapped_column(
-        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
+    __table_args__ = (
+        Index(None, "chat_id", "position"),
+        Index(None, "message_id", "audience", unique=True),
     )
+
+    id: Mapped[PrimaryId]
+    message_id: Mapped[UUID] = mapped_column(ForeignKey("messages.id", ondelete="CASCADE"))
     user_id: Mapped[OwnerId]
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     run_id: Mapped[UUID | None]

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import Audience, opened
 from backend.enrichment.models import EnrichmentRun, RunKind, RunState
 from backend.enrichment.runs import EffectKind, RunDetail, RunEffect
 from backend.enrichment.summaries import MAX_SUMMARY_CHARS, StoredSummary
@@ -167,8 +168,8 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
 
     `model` wrote it; null where a person did, where that is no longer known, or where no model
     would sum up the lines and they were passed over. `edited`: a person wrote or changed it.
-    `is_used`: the next prompt would have it. `audience`: `public` if all messages that it covers
-    are, else `gm`.
+    `is_used`: the next prompt would have it. `audience` says whom it is for: `public` if all
+    messages that it covers are, else `gm`; with hidden information whoever it was written for.
     """
 
     text: str
@@ -178,7 +179,7 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     model: str | None
     revision: int
     is_used: bool
-    audience: Literal["gm", "public"]
+    audience: Audience
     created_at: datetime
     updated_at: datetime
 
@@ -192,6 +193,7 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
             through_position=summary.position,
             edited=summary.is_edited,
             is_used=is_used,
+            audience=opened(summary.audience),
         )
 
 

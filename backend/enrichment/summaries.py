@@ -1,25 +1,27 @@
 """Rolling summaries as they are stored.
 
-There is one a message, sealed; the deepest active one counts.
+A message has one for each audience that had news by then, sealed; the deepest active one counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, exists, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, PUBLIC, Viewpoint, known_to
+from backend.audience import GM, PUBLIC, Viewpoint, is_known_to_all, own_column
+from backend.campaigns.viewpoints import hides_information
 from backend.chats.events import AudienceChanged, ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
 from backend.chats.tree import climb_from, subtree
-from backend.database.base import Base, now, upsert
+from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
 from backend.vault.sealing import Sealer
 from backend.wire import struct_from
@@ -32,12 +34,13 @@ _TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
 
 
 class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of the path down to and with a message.
+    """A summary of the path down to and with a message; `id` is its row's.
 
     `position` and `path_tokens` are that message's, as they are now. `model` is who wrote it, where
     that is still known. `audience` is as its column holds it.
     """
 
+    id: UUID
     message_id: UUID
     position: int
     path_tokens: int
@@ -60,12 +63,22 @@ async def current_summary(
 ) -> StoredSummary | None:
     """The summary that reaches furthest down the active path, to `up_to_position` at most.
 
-    Of those that the viewpoint may know.
+    It is the viewpoint's own, or the public one. Where that goes further, what happened since is
+    public: the text is that of both.
     """
+    column = own_column(viewpoint)
     found = await active_summaries(
-        session, sealer, chat, limit=1, up_to_position=up_to_position, viewpoint=viewpoint
+        session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
     )
-    return found[0] if found else None
+    last = found[0] if found else None
+    if last is None or last.audience == column or chat.campaign_id is None:
+        return last
+    own = await active_summaries(
+        session, sealer, chat, limit=1, up_to_position=last.position, audiences=(column,)
+    )
+    if not own:
+        return last
+    return msgspec.structs.replace(last, text=f"{own[0].text}\n{last.text}", audience=column)
 
 
 async def active_summaries(
@@ -75,12 +88,17 @@ async def active_summaries(
     *,
     limit: int,
     up_to_position: int | None = None,
-    viewpoint: Viewpoint = GM,
+    audiences: Sequence[str] = (),
 ) -> list[StoredSummary]:
-    """Summaries of messages on a chat's active path, the deepest first."""
+    """Summaries of messages on a chat's active path, the deepest first.
+
+    Those for one of `audiences`, as columns hold them; of several of one message, that for the
+    first audience. None given: all.
+    """
     query = (
         select(
             ChatSummary.id,
+            ChatSummary.message_id,
             ChatSummary.sealed_summary,
             ChatSummary.is_edited,
             ChatSummary.revision,
@@ -91,25 +109,30 @@ async def active_summaries(
             Message.path_tokens,
             EnrichmentRun.model,
         )
-        .join(Message, Message.id == ChatSummary.id)
+        .join(Message, Message.id == ChatSummary.message_id)
         .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
         .where(
             ChatSummary.chat_id == chat.id,
             ChatSummary.user_id == sealer.user_id,
             Message.is_active,
             _TELLS_ALL,
-            known_to(viewpoint, ChatSummary.audience),
         )
         .order_by(ChatSummary.position.desc())
         .limit(limit)
     )
     if up_to_position is not None:
         query = query.where(ChatSummary.position <= up_to_position)
+    if audiences:
+        first = aliased(ChatSummary)
+        is_told = first.message_id == ChatSummary.message_id, first.audience == audiences[0]
+        query = query.where(
+            ChatSummary.audience.in_(audiences),
+            or_(ChatSummary.audience == audiences[0], ~exists().where(*is_told)),
+        )
     return [
         struct_from(
             StoredSummary,
             row,
-            message_id=row.id,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
         )
         for row in await session.execute(query)
@@ -122,28 +145,37 @@ async def store_summary(
     message: Message,
     text: str,
     *,
+    audience: str | None = None,
     run_id: UUID | None = None,
     is_edited: bool = False,
 ) -> None:
-    """Keep a text as the summary through an active message, in place of what was there.
+    """Keep a text as an audience's summary through an active message, in place of what was there.
 
-    It is public if all messages that it covers are, else the game master's alone.
+    Without an audience it is public if all messages that it covers are, else the game master's
+    alone. The chat's row is locked.
     """
     at = now()
+    if audience is None:
+        audience = await _audience_through(session, message)
+    before = select(ChatSummary.id).where(
+        ChatSummary.message_id == message.id, ChatSummary.audience == audience
+    )
+    row_id = await session.scalar(before) or new_id()
     row = {
-        "id": message.id,
+        "id": row_id,
+        "message_id": message.id,
         "user_id": message.user_id,
         "chat_id": message.chat_id,
         "position": message.position,
         "run_id": run_id,
-        "sealed_summary": sealer.seal(CHAT_SUMMARY, message.id, text),
+        "sealed_summary": sealer.seal(CHAT_SUMMARY, row_id, text),
         "is_edited": is_edited,
-        "audience": await _audience_through(session, message),
+        "audience": audience,
         "revision": 1,
         "created_at": at,
         "updated_at": at,
     }
-    update: tuple[str, ...] = ("sealed_summary", "is_edited", "audience", "updated_at")
+    update: tuple[str, ...] = ("sealed_summary", "is_edited", "updated_at")
     if run_id:
         update = (*update, "run_id")
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
@@ -153,32 +185,42 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
     """Keeps summaries with their chats, in the transactions that change the chats."""
 
     async def audience_changed(
-        self, session: AsyncSession, identity: Identity, message: Message
+        self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Let summaries through a message, and below it, be for those who may know all of it."""
+        """Let summaries through a message, and below it, be for those who may know all of it.
+
+        The game master's are public once all that they cover is. What tells of the message to some
+        who may know it no longer, or does not tell of it to those who now may, is written anew; an
+        only summary, or a user's own, is the game master's then.
+        """
         owned = ChatSummary.user_id == identity.user_id
         # The message is as new as this change: a summary through it still tells all of it.
         await session.execute(
             update(ChatSummary)
-            .where(ChatSummary.id == message.id, owned)
+            .where(ChatSummary.message_id == message.id, owned)
             .values(updated_at=message.updated_at)
         )
+        chat = await session.get_one(Chat, message.chat_id)
+        is_only = not await hides_information(session, identity.sealer, chat)
         below = select(subtree(message.id).c.id)
-        if message.audience != PUBLIC:
-            await session.execute(
-                update(ChatSummary).where(ChatSummary.id.in_(below), owned).values(audience=GM)
-            )
-            return
-        limited = await session.scalars(
-            select(ChatSummary.id).where(ChatSummary.id.in_(below), owned)
+        rows = await session.scalars(
+            select(ChatSummary).where(ChatSummary.message_id.in_(below), owned)
         )
-        for summary_id in limited.all():
-            through = await session.get_one(Message, summary_id)
-            await session.execute(
-                update(ChatSummary)
-                .where(ChatSummary.id == summary_id)
-                .values(audience=await _audience_through(session, through))
-            )
+        found = {(row.message_id, row.audience): row for row in rows}
+        for (message_id, column), row in list(found.items()):
+            knew = is_known_to_all(column, before)
+            knows = is_known_to_all(column, message.audience)
+            wanted = column
+            if column == GM and message.audience == PUBLIC:
+                through = await session.get_one(Message, message_id)
+                wanted = await _audience_through(session, through)
+            elif knew and not knows and (is_only or row.is_edited):
+                wanted = GM
+            if wanted != column and (message_id, wanted) not in found:
+                row.audience = wanted
+                found[message_id, wanted] = row
+            elif (knew and not knows) or (knows and not knew and not row.is_edited):
+                await session.delete(row)
 
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
@@ -189,7 +231,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
         """
         await session.execute(
             delete(ChatSummary).where(
-                ChatSummary.id.in_(select(subtree(message.id).c.id)),
+                ChatSummary.message_id.in_(select(subtree(message.id).c.id)),
                 ChatSummary.user_id == identity.user_id,
                 ~ChatSummary.is_edited,
             )
@@ -211,29 +253,30 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
         owner = {"user_id": sealer.user_id, "chat_id": fork_id}
         summaries = await session.scalars(
             select(ChatSummary)
-            .join(Message, Message.id == ChatSummary.id)
+            .join(Message, Message.id == ChatSummary.message_id)
             .where(
                 ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _TELLS_ALL
             )
         )
+        ids = {row: new_id() for row in summaries if row.message_id in copied}
         rows: list[dict[str, Any]] = [
             {
                 **owner,
-                "id": copied[row.id],
+                "id": copy_id,
+                "message_id": copied[row.message_id],
                 "position": row.position,
                 "is_edited": row.is_edited,
                 "audience": row.audience,
                 "sealed_summary": sealer.seal(
                     CHAT_SUMMARY,
-                    copied[row.id],
+                    copy_id,
                     sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
                 ),
                 "created_at": row.created_at,
                 # Not before the copied message's, which is as new.
                 "updated_at": now(),
             }
-            for row in summaries
-            if row.id in copied
+            for row, copy_id in ids.items()
         ]
         if rows:
             await session.execute(insert(ChatSummary), rows)

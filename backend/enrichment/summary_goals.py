@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, PUBLIC, Viewpoint, is_known_to, listed
 from backend.campaigns.models import Campaign
 from backend.campaigns.records import open_campaign
+from backend.campaigns.viewpoints import players_among
 from backend.chats.models import Chat, Message
 from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
 from backend.context.budget import eviction_point, step_of
+from backend.enrichment.lines import lines_between
 from backend.enrichment.story import readable
-from backend.enrichment.summaries import StoredSummary
+from backend.enrichment.summaries import StoredSummary, current_summary
 from backend.vault.sealing import Sealer
 
 CAMPAIGN_WORDS = 150
@@ -101,6 +104,34 @@ async def wanted_summary(session: AsyncSession, sealer: Sealer, chat: Chat) -> S
     if not settings.summaries:
         return own
     return SummarySettings(enabled=True, words=CAMPAIGN_WORDS, interval=settings.memory_interval)
+
+
+async def next_audience(
+    session: AsyncSession, sealer: Sealer, chat: Chat, *, through: int
+) -> tuple[Viewpoint, StoredSummary | None] | None:
+    """Who has news down to a position, in a campaign with hidden information; and their summary.
+
+    Players' characters and the game master have news where lines are for them and not for all.
+    Everyone comes last: what the public summary passes by is told in the others' by then.
+    """
+    told = await current_summary(session, sealer, chat, viewpoint=PUBLIC)
+    query = (
+        select(Message.audience, func.max(Message.position))
+        .where(*lines_between(chat, told.position if told else -1, through))
+        .group_by(Message.audience)
+    )
+    last = {row[0]: row[1] for row in await session.execute(query)}
+    named = {each for column in last for each in listed(column)}
+    players = await players_among(session, named, chat.campaign_id)
+    viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
+    for viewpoint in viewpoints:
+        current = await current_summary(session, sealer, chat, viewpoint=viewpoint)
+        after = current.position if current else -1
+        for column, position in last.items():
+            is_new = position > after and is_known_to(viewpoint, column)
+            if is_new and (column == PUBLIC) == (viewpoint == PUBLIC):
+                return viewpoint, current
+    return None
 
 
 async def _last_before(

@@ -9,6 +9,8 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, PUBLIC, Viewpoint, own_column
+from backend.campaigns.viewpoints import check_viewpoint
 from backend.chats import repository as chats
 from backend.chats.errors import MessageBusyError
 from backend.chats.models import Chat, Message
@@ -26,46 +28,61 @@ from backend.enrichment.summaries import (
 from backend.errors import ValidationError
 from backend.wire import Page, check_revision
 
-InPrompt = Callable[[Identity, UUID], Awaitable[bool]]
-"""Whether a chat's next prompt would have its summary."""
+InPrompt = Callable[[Identity, UUID, Viewpoint], Awaitable[bool]]
+"""Whether a chat's next prompt from a viewpoint would have its summary."""
 
 
 class SummaryService:
-    """What a user does with the summaries of their chats."""
+    """What a user does with the summaries of their chats.
+
+    `viewpoint` is whose summaries they are: its own, and public ones.
+    """
 
     def __init__(self, database: Database, *, in_prompt: InPrompt) -> None:
         self._database = database
         self._in_prompt = in_prompt
 
-    async def get(self, identity: Identity, chat_id: UUID) -> SummaryView:
-        """The current summary. Raises `ChatNotFoundError`, `SummaryNotFoundError`."""
+    async def get(
+        self, identity: Identity, chat_id: UUID, *, viewpoint: Viewpoint = GM
+    ) -> SummaryView:
+        """The current summary.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `ValidationError`.
+        """
         async with self._database.read() as session:
-            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
-            summary = await current_summary(session, identity.sealer, chat)
-        return await self._view(identity, chat, summary)
+            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            summary = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+        return await self._view(identity, chat, summary, viewpoint)
 
     async def list_page(
-        self, identity: Identity, chat_id: UUID, *, limit: int, before: int | None
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
     ) -> Page[SummaryView]:
         """Summaries along the active path, the deepest first, above position `before`.
 
-        Raises `ChatNotFoundError`.
+        Raises `ChatNotFoundError`, `ValidationError`.
         """
         async with self._database.read() as session:
-            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
-            current = await current_summary(session, identity.sealer, chat)
+            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
             found = await active_summaries(
                 session,
                 identity.sealer,
                 chat,
                 limit=limit + 1,
                 up_to_position=None if before is None else before - 1,
+                audiences=(own_column(viewpoint), PUBLIC),
             )
-        is_used = current is not None and await self._is_used(identity, chat)
+        is_used = current is not None and await self._is_used(identity, chat, viewpoint)
         items = [
             SummaryView.of(
                 each,
-                is_used=is_used and current is not None and each.message_id == current.message_id,
+                is_used=is_used and current is not None and each.id == current.id,
             )
             for each in found[:limit]
         ]
@@ -73,9 +90,17 @@ class SummaryService:
         return Page(items=items, next=str(items[-1].through_position) if more else None)
 
     async def put(
-        self, identity: Identity, chat_id: UUID, new: NewSummary, *, if_match: str | None
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        new: NewSummary,
+        *,
+        if_match: str | None,
+        viewpoint: Viewpoint | None = None,
     ) -> SummaryView:
         """Change the current summary, or write one through a message that lies further down.
+
+        It is for the viewpoint alone; without one for those who may know all that it covers.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `MessageBusyError`, `ValidationError`,
         `PreconditionFailedError`.
@@ -85,42 +110,64 @@ class SummaryService:
             raise ValidationError("text holds nothing but blanks.")
         sealer = identity.sealer
         async with self._database.write() as session:
-            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            current = await current_summary(session, sealer, chat)
+            seen, audience = viewpoint or GM, None if viewpoint is None else own_column(viewpoint)
+            chat = await _chat_of(session, identity, chat_id, seen, lock=True)
+            current = await current_summary(session, sealer, chat, viewpoint=seen)
             check_revision(if_match, current.revision if current else 0)
             message = await _through(session, identity, chat, current, new.through_message_id)
-            await store_summary(session, sealer, message, text, is_edited=True)
-            summary = await current_summary(session, sealer, chat)
-        return await self._view(identity, chat, summary)
+            await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
+            summary = await current_summary(session, sealer, chat, viewpoint=seen)
+        return await self._view(identity, chat, summary, seen)
 
-    async def delete(self, identity: Identity, chat_id: UUID, *, if_match: str | None) -> None:
+    async def delete(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        if_match: str | None,
+        viewpoint: Viewpoint = GM,
+    ) -> None:
         """Drop the current summary: the one before it is current again.
 
-        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`.
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`,
+        `ValidationError`.
         """
         async with self._database.write() as session:
-            chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            current = await current_summary(session, identity.sealer, chat)
+            chat = await _chat_of(session, identity, chat_id, viewpoint, lock=True)
+            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
             if current is None:
                 raise SummaryNotFoundError
             check_revision(if_match, current.revision)
             await session.execute(
                 delete(ChatSummary).where(
-                    ChatSummary.id == current.message_id, ChatSummary.user_id == identity.user_id
+                    ChatSummary.id == current.id, ChatSummary.user_id == identity.user_id
                 )
             )
 
     async def _view(
-        self, identity: Identity, chat: Chat, summary: StoredSummary | None
+        self, identity: Identity, chat: Chat, summary: StoredSummary | None, viewpoint: Viewpoint
     ) -> SummaryView:
         if summary is None:
             raise SummaryNotFoundError
-        return SummaryView.of(summary, is_used=await self._is_used(identity, chat))
+        return SummaryView.of(summary, is_used=await self._is_used(identity, chat, viewpoint))
 
-    async def _is_used(self, identity: Identity, chat: Chat) -> bool:
+    async def _is_used(self, identity: Identity, chat: Chat, viewpoint: Viewpoint) -> bool:
         settings = read_settings(identity.sealer, chat)
         is_wanted = settings.summary.enabled or chat.campaign_id is not None
-        return is_wanted and await self._in_prompt(identity, chat.id)
+        return is_wanted and await self._in_prompt(identity, chat.id, viewpoint)
+
+
+async def _chat_of(
+    session: AsyncSession,
+    identity: Identity,
+    chat_id: UUID,
+    viewpoint: Viewpoint,
+    *,
+    lock: bool = False,
+) -> Chat:
+    chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=lock)
+    await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
+    return chat
 
 
 async def _through(

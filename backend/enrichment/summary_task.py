@@ -1,4 +1,7 @@
-"""The rolling summary: the job behind the reply that keeps it ahead of what history loses."""
+"""The rolling summary: the job behind the reply that keeps it ahead of what history loses.
+
+In a campaign with hidden information each audience that has news gets one of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import GM, Viewpoint, own_column
+from backend.campaigns.viewpoints import hides_information
 from backend.chats.models import Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.cleaning import without_tags
@@ -27,10 +32,16 @@ from backend.enrichment.runs import RunDetail
 from backend.enrichment.summaries import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
+    active_summaries,
     current_summary,
     store_summary,
 )
-from backend.enrichment.summary_goals import find_goal, find_round_goal, wanted_summary
+from backend.enrichment.summary_goals import (
+    find_goal,
+    find_round_goal,
+    next_audience,
+    wanted_summary,
+)
 from backend.generation.model import (
     ModelBlockedError,
     ModelEmptyReplyError,
@@ -67,14 +78,21 @@ REFUSED = (ModelBlockedError, ModelEmptyReplyError)
 _SENTENCE_ENDS = ".!?…。\n"
 
 
+Next = tuple[Viewpoint, StoredSummary | None, int | None]
+"""Whom the path is summed up for, their summary so far, and the position that it is to reach."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SummaryWork(Work):
     """What one call of the model brings in: the lines behind `previous`, oldest first.
 
     `versions` says of each line which message it is and when its text changed; `goal` is the
-    position that has to be reached in the end.
+    position that has to be reached in the end. The lines are what `viewpoint` may know.
+    `audience` is the summary's, as a column holds it; None: of those who may know all of it.
     """
 
+    viewpoint: Viewpoint
+    audience: str | None
     previous: StoredSummary | None
     versions: Sequence[tuple[UUID, datetime]]
     lines: Sequence[str]
@@ -101,28 +119,24 @@ class SummaryTask(Task[SummaryWork, str]):
         None, too, where the chat's tokens are counted in another unit by now: the budget of the job
         says nothing then, that of the next reply's will.
         """
-        payload, wanted = self.job.payload, await wanted_summary(session, self.sealer, chat)
-        if not wanted.enabled or chat.count_unit != payload["count_unit"]:
+        wanted = await wanted_summary(session, self.sealer, chat)
+        if not wanted.enabled or chat.count_unit != self.job.payload["count_unit"]:
             return None
-        current = await current_summary(session, self.sealer, chat)
-        goal = await find_goal(
-            session,
-            chat,
-            current,
-            history_budget=payload["history_budget"],
-            interval=wanted.interval,
-            is_begun=self._is_begun,
+        is_hiding = await hides_information(session, self.sealer, chat)
+        viewpoint, current, goal = (
+            await self._next_of_all(session, chat, wanted.interval)
+            if is_hiding
+            else await self._next(session, chat, wanted.interval)
         )
-        if chat.campaign_id is not None:
-            rounds = await find_round_goal(session, chat, current, interval=wanted.interval)
-            goal = max((each for each in (goal, rounds) if each is not None), default=None)
         if goal is None:
             return None
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
         reader = await self.reader(session, chat)
         most = max(LEAST_STEP, reader.stretch_tokens)
         after = current.position if current else -1
-        rows = await read_lines(session, chat, after=after, through=goal, most=most)
+        rows = await read_lines(
+            session, chat, after=after, through=goal, most=most, viewpoint=viewpoint
+        )
         if not rows:
             return None
         return SummaryWork(
@@ -136,7 +150,43 @@ class SummaryTask(Task[SummaryWork, str]):
             lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
             goal=goal,
             words=wanted.words,
+            viewpoint=viewpoint,
+            audience=own_column(viewpoint) if is_hiding else None,
         )
+
+    async def _next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+        current = await current_summary(session, self.sealer, chat)
+        return GM, current, await self._goal(session, chat, current, interval)
+
+    async def _next_of_all(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+        """The same with hidden information: as far as one audience has come, the others follow."""
+        furthest = await active_summaries(session, self.sealer, chat, limit=1)
+        reached = furthest[0] if furthest else None
+        goal = await self._goal(session, chat, reached, interval)
+        if goal is None and reached is not None:
+            goal = reached.position
+        if goal is None:
+            return GM, None, None
+        found = await next_audience(session, self.sealer, chat, through=goal)
+        return (*found, goal) if found else (GM, None, None)
+
+    async def _goal(
+        self, session: AsyncSession, chat: Chat, current: StoredSummary | None, interval: int
+    ) -> int | None:
+        """The position through which the path should be summed up by now; None where it is."""
+        budget = self.job.payload["history_budget"]
+        goal = await find_goal(
+            session,
+            chat,
+            current,
+            history_budget=budget,
+            interval=interval,
+            is_begun=self._is_begun,
+        )
+        if chat.campaign_id is None:
+            return goal
+        rounds = await find_round_goal(session, chat, current, interval=interval)
+        return max((each for each in (goal, rounds) if each is not None), default=None)
 
     async def propose(self, work: SummaryWork) -> str:
         """Have the model write. The budget is filled in on the way: nothing spent is lost."""
@@ -220,18 +270,25 @@ class SummaryTask(Task[SummaryWork, str]):
         That is so when its path was left, when one of its lines went on (`continue`), was hidden or
         shown, or when the summary that it builds on is another one by now.
         """
-        current = await current_summary(session, self.sealer, chat)
+        viewpoint = work.viewpoint
+        current = await current_summary(session, self.sealer, chat, viewpoint=viewpoint)
         message = await session.get(Message, work.message_ids[-1])
         if (
             message is None
             or not (await wanted_summary(session, self.sealer, chat)).enabled
             or _version(current) != _version(work.previous)
             or not await is_as_read(
-                session, chat, work.versions, after=current.position if current else -1
+                session,
+                chat,
+                work.versions,
+                after=current.position if current else -1,
+                viewpoint=viewpoint,
             )
         ):
             raise PathChangedError
-        await store_summary(session, self.sealer, message, text, run_id=run_id)
+        await store_summary(
+            session, self.sealer, message, text, audience=work.audience, run_id=run_id
+        )
         await self.job.progress(work.to_position + 1, work.goal + 1)
 
 
@@ -266,4 +323,4 @@ def _sampling(words: int, spec: ModelSpec, own: Sampling) -> Sampling:
 
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
-    return (summary.message_id, summary.revision) if summary else None
+    return (summary.id, summary.revision) if summary else None

@@ -145,10 +145,10 @@ async def _undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: boo
     rows = list(await session.scalars(select(ChatSummary).where(*mine)))
     if run.state == "undone" and not rows:
         raise RunUndoneError
-    undone = [row.id for row in rows if force or not row.is_edited]
+    undone = [row.message_id for row in rows if force or not row.is_edited]
     await session.execute(
         delete(ChatSummary)
-        .where(ChatSummary.id.in_(undone))
+        .where(ChatSummary.run_id == run.id, ChatSummary.message_id.in_(undone))
         .execution_options(synchronize_session=False)
     )
     return UndoView(
@@ -159,7 +159,9 @@ async def _undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: boo
             for each in undone
         ],
         kept=[
-            KeptView(id=row.id, title="", reason="edited") for row in rows if row.id not in undone
+            KeptView(id=row.message_id, title="", reason="edited")
+            for row in rows
+            if row.message_id not in undone
         ],
     )
 

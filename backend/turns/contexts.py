@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import BudgetSettings
+from backend.audience import Viewpoint
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
@@ -98,15 +99,14 @@ class ContextService:
         await self._say_containers(identity, view)
         return view
 
-    async def has_summary(self, identity: Identity, chat_id: UUID) -> bool:
+    async def has_summary(self, identity: Identity, chat_id: UUID, viewpoint: Viewpoint) -> bool:
         """Whether the turn that would come now had the chat's summary in its prompt.
 
         Raises what a turn's preparation raises, but for a prompt that does not fit.
         """
+        request = TurnRequest(viewpoint=str(viewpoint))
         try:
-            built = await self._builder.build(
-                identity, chat_id, TurnRequest(), tried=BudgetSettings()
-            )
+            built = await self._builder.build(identity, chat_id, request, tried=BudgetSettings())
         except ContextOverflowError:
             return False
         return any(item.kind == SUMMARY for item in built.assembled.items)

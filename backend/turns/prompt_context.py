@@ -116,12 +116,15 @@ class LoadedChat:
     @property
     def is_summary_due(self) -> bool:
         """Whether with this turn's round so many are told that the campaign's summary goes on."""
+        if self.campaign is None or not self.sums_rounds:
+            return False
+        settings = self.campaign.fields.settings
         # A viewpoint that may not know the summary says nothing of how far it goes.
-        if self.campaign is None or not self.sums_rounds or self.viewpoint != GM:
+        if self.viewpoint != GM and not settings.hidden_information:
             return False
         covered = self.summary.path_tokens if self.summary else 0
         untold = sum(begin >= covered for begin in self.rounds)
-        return untold >= HOT_ROUNDS + self.campaign.fields.settings.memory_interval - 1
+        return untold >= HOT_ROUNDS + settings.memory_interval - 1
 
     @property
     def fields(self) -> list[str]:

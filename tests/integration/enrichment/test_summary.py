@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from backend.chats.models import Chat
 from backend.chats.service import read_settings
@@ -546,7 +546,8 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
         if edited:
             return
         async with server.parts.database.write() as session:
-            (await session.get_one(ChatSummary, UUID(through))).is_edited = False
+            where = ChatSummary.message_id == UUID(through)
+            await session.execute(update(ChatSummary).where(where).values(is_edited=False))
 
     await write(lines[1], "Above.")
     await write(lines[3], "Through it.")

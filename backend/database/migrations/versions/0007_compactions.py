@@ -1,6 +1,8 @@
-"""How far campaigns are read, and what is proposed to their users."""
+"""How far campaigns are read, what is proposed to their users; a chat's summaries by audience."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,8 +19,14 @@ depends_on = None
 COUNTED = {"campaign_proposals": ("sealed_proposal",)}
 """Columns whose bytes count towards what a user may store."""
 
+
 COUNTS = (("enrichment_runs", "delay_ms"), ("turns", "path_tokens"), ("turns", "sent_tokens"))
 """Columns of numbers that were not noted before."""
+
+_KEPT = (
+    "user_id, chat_id, run_id, position, is_edited, sealed_summary, revision, created_at, "
+    "updated_at, audience"
+)
 
 
 def upgrade() -> None:
@@ -65,6 +73,16 @@ def upgrade() -> None:
         op.add_column(table, sa.Column(column, sa.Integer()))
     for table, columns in COUNTED.items():
         count_table(connection, table, columns)
+    _rebuild_summaries(
+        [sa.Column("id", Id(), primary_key=True), reference("message_id", "messages.id")],
+        "SELECT id, id",
+    )
+    op.create_index(
+        "ix_chat_summaries_message_id_audience",
+        "chat_summaries",
+        ["message_id", "audience"],
+        unique=True,
+    )
 
 
 def downgrade() -> None:
@@ -78,6 +96,41 @@ def downgrade() -> None:
     op.drop_table("campaign_proposal_sources")
     op.drop_table("campaign_proposals")
     op.drop_table("campaign_marks")
+    # What is sealed in another row than its message's can't be read there. It is written again.
+    connection.exec_driver_sql("DELETE FROM chat_summaries WHERE id <> message_id")
+    _rebuild_summaries([reference("id", "messages.id", primary_key=True)], "SELECT id")
+
+
+def _rebuild_summaries(keys: list[sa.Column[Any]], select: str) -> None:
+    """Give the table of summaries other columns in place of `id`, and its rows what they select.
+
+    SQLite can't change a key in place.
+    """
+    connection = op.get_bind()
+    stop_counting(connection, "chat_summaries")
+    connection.exec_driver_sql("CREATE TABLE summaries_before AS SELECT * FROM chat_summaries")
+    op.drop_table("chat_summaries")
+    op.create_table(
+        "chat_summaries",
+        *keys,
+        reference("user_id", "users.id", index=True),
+        reference("chat_id", "chats.id"),
+        sa.Column("run_id", Id()),
+        required("position", sa.Integer()),
+        required("is_edited", sa.Boolean()),
+        required("sealed_summary", sa.LargeBinary()),
+        required("revision", sa.Integer()),
+        required("created_at", UtcTime()),
+        required("updated_at", UtcTime()),
+        required("audience", sa.String(), server_default="public"),
+    )
+    _index("chat_summaries", "chat_id", "position")
+    names = ", ".join(column.name for column in keys)
+    connection.exec_driver_sql(
+        f"INSERT INTO chat_summaries ({names}, {_KEPT}) {select}, {_KEPT} FROM summaries_before"
+    )
+    op.drop_table("summaries_before")
+    count_table(connection, "chat_summaries", ("sealed_summary",))
 
 
 def _index(table: str, *columns: str) -> None:
