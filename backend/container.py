@@ -246,7 +246,9 @@ class Services:
         # Not `search`: so lists name their query parameter.
         self.search_service = SearchService(database, memory.search, SOURCES)
 
-        enrichment = open_enrichment(settings, database, registry, prompts, memory, pool)
+        enrichment = open_enrichment(
+            settings, database, registry, prompts, memory, pool, enrichment_outbox
+        )
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)

@@ -37,6 +37,7 @@ ITEM_PATHS: dict[Kind, str] = {
     "fact": "facts",
     "relation": "relations",
     "scene": "scenes",
+    "chapter": "chapters",
     "echo": "echoes",
     "term": "glossary",
 }

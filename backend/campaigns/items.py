@@ -11,7 +11,9 @@ import msgspec
 
 from backend.audience import Audience
 
-Kind = Literal["world", "entity", "relation", "thread", "clock", "fact", "scene", "echo", "term"]
+Kind = Literal[
+    "world", "entity", "relation", "thread", "clock", "fact", "scene", "chapter", "echo", "term"
+]  # fmt: skip
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Line = Annotated[str, msgspec.Meta(max_length=1_000)]
@@ -20,6 +22,8 @@ Lines = Annotated[list[Line], msgspec.Meta(max_length=200)]
 
 MAX_DAY = 1_000_000
 MAX_BEATS = 10_000
+MAX_SCENES = 200
+"""Scenes of one chapter."""
 
 MAX_MEMBERS = 200
 MAX_ATTRIBUTE_BYTES = 64_000
@@ -164,6 +168,15 @@ class Scene(Item, kw_only=True):
     audience: Audience = "public"
 
 
+class Chapter(Item, kw_only=True):
+    """Scenes that are over, told together."""
+
+    title: Line = ""
+    summary: Text = ""
+    scene_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_SCENES)] = []
+    audience: Audience = "public"
+
+
 class Echo(Item, kw_only=True):
     """A cost that was paid, or a threat that still hangs over the players."""
 
@@ -191,6 +204,7 @@ STRUCTS: dict[Kind, type[Item]] = {
     "clock": Clock,
     "fact": Fact,
     "scene": Scene,
+    "chapter": Chapter,
     "echo": Echo,
     "term": Term,
 }

@@ -12,13 +12,24 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import stored
 from backend.campaigns import ledger_store
+from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.errors import (
     CampaignItemNotFoundError,
     CampaignNotFoundError,
 )
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import STRUCTS, Item, Kind, Relation, Term, World, relation_label
+from backend.campaigns.items import (
+    STRUCTS,
+    Item,
+    Kind,
+    Relation,
+    Scene,
+    Term,
+    World,
+    relation_label,
+)
 from backend.campaigns.ledger import (
     EXISTS,
     Operations,
@@ -57,7 +68,7 @@ REFERENCES = (
     "about_id",
     "superseded_by",
 )
-REFERENCE_LISTS = ("present", "audience")
+REFERENCE_LISTS = ("present", "scene_ids", "audience")
 
 
 class ItemKey(NamedTuple):
@@ -266,6 +277,10 @@ async def edit_item(
     await check_references(session, campaign.id, item)
     change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})
     if change.fields():
+        more: list[Change] = []
+        if "audience" in change.set and isinstance(item, Scene):
+            told_to = {key.item_id: stored(item.audience)}
+            more = await narrowed_chapters(session, sealer, campaign.id, told_to)
         if isinstance(item, Term) and item.status == "rejected":
             # For good: also when the reply that coined it is no longer told.
             change = creation(item)
@@ -273,7 +288,7 @@ async def edit_item(
             session,
             sealer,
             campaign,
-            [Change(key.kind, key.item_id, change)],
+            [Change(key.kind, key.item_id, change), *more],
             actor="user",
             message=cause,
         )

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.audience import PUBLIC, narrowest, opened
 from backend.campaigns import ledger_store
+from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
@@ -45,7 +46,7 @@ _BEGUN = select(func.min(ChangeSource.position)).where(
 
 
 class SceneAudiences(AudienceChanged):
-    """Narrows scenes and their threads to the audience of the messages that they come from."""
+    """Narrows scenes, their threads and chapters to the audience of the messages they come from."""
 
     async def audience_changed(
         self,
@@ -79,11 +80,16 @@ class SceneAudiences(AudienceChanged):
             CampaignItem.exists,
         )
         changes: list[Change] = []
+        scenes: dict[UUID, str] = {}
         for item in await session.execute(query):
             column = narrowest([item.audience, message.audience])
             if column != item.audience:
                 audience = {"audience": msgspec.to_builtins(opened(column))}
                 changes.append(Change(item.kind, item.id, Operations(set=audience)))
+                if item.kind == "scene":
+                    scenes[item.id] = column
+        if scenes:
+            changes += await narrowed_chapters(session, identity.sealer, campaign.id, scenes)
         if changes:
             await ledger_store.append(
                 session, identity.sealer, campaign, changes, actor="user", message=message

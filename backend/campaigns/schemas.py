@@ -27,7 +27,9 @@ class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """How a campaign is remembered. Intervals count rounds.
 
     With `summaries`, its chats have a rolling summary, renewed every `memory_interval` rounds,
-    and its scenes are compressed, every `scene_beats` finished turns and at their end.
+    and its scenes are compressed, every `scene_beats` finished turns and at their end; the oldest
+    of more than `chapter_scenes` that are over become a chapter. Prompts tell the last chapters, in
+    at most `chapter_tokens`.
     With `tools`, the model plays: it has the tools of the campaign's rules. `dice` says how dice
     fall, where the rules know both ways: a `pool` that the player sees and spends from, or a roll
     as in the `srd`.
@@ -37,6 +39,8 @@ class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     memory_interval: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     compaction_interval: Annotated[int, msgspec.Meta(ge=1, le=100)] = 5
     scene_beats: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
+    chapter_scenes: Annotated[int, msgspec.Meta(ge=3, le=50)] = 8
+    chapter_tokens: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = 800
     hidden_information: bool = False
     approve_terms: bool = False
     glossary_tokens: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = 500

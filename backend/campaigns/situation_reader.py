@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -12,9 +12,11 @@ from uuid import UUID
 from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 
 from backend.audience import GM, is_known_to, known_to
+from backend.campaigns.chapters import KEPT_SCENES
 from backend.campaigns.context import MAX_DETAILED, Form, Known, Placed, Situation, ranked
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import (
+    Chapter,
     Clock,
     Echo,
     Entity,
@@ -36,9 +38,6 @@ from backend.cpu_pool import unhurried
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
-
-CLOSED_SCENES = 2
-"""Closed scenes that a prompt tells of."""
 
 _HOT_KINDS = ("world", "thread", "clock", "scene")
 
@@ -222,11 +221,25 @@ class SituationReader(CampaignReader):
         rows.sort(key=lambda each: each[0].id)
         return [item for _, item in rows if isinstance(item, Relation)]
 
-    async def closed_scenes(self) -> list[Scene]:
-        """The last scenes that are over and summed up, the older one first."""
+    async def chapters(self, limit: int) -> dict[UUID, Chapter]:
+        """The last chapters by their ids, the newest first."""
+        if not limit:
+            return {}
+        rows = await self._found(_CHAPTERS, {"limit": limit})
+        return {row.id: item for row, item in rows if isinstance(item, Chapter)}
+
+    async def closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
+        """The last scenes that are over and summed up by their ids, the older one first.
+
+        `told` are those that chapters tell of.
+        """
         rows = await self._found(_CLOSED_SCENES)
-        scenes = [item for _, item in rows[::-1] if isinstance(item, Scene)]
-        return [scene for scene in scenes if scene.summary or scene.key_moments]
+        scenes = [
+            (row.id, item)
+            for row, item in rows
+            if isinstance(item, Scene) and row.id not in told and (item.summary or item.key_moments)
+        ]
+        return dict(scenes[:KEPT_SCENES][::-1])
 
     async def terms(self, limit: int) -> list[Term]:
         """Terms that a prompt may explain, the most used first."""
@@ -289,7 +302,13 @@ _FACTS = (
     .limit(MAX_HOT)
 )
 _CLOSED_SCENES = (
-    _own(CampaignItem.kind == "scene", ~CampaignItem.is_live).order_by(_LATEST).limit(CLOSED_SCENES)
+    _own(CampaignItem.kind == "scene", ~CampaignItem.is_live)
+    .order_by(_LATEST)
+    # One of a chapter that was edited may be among them.
+    .limit(2 * KEPT_SCENES)
+)
+_CHAPTERS = (
+    _own(CampaignItem.kind == "chapter").order_by(CampaignItem.id.desc()).limit(bindparam("limit"))
 )
 _TERMS = (
     _own(CampaignItem.kind == "term", CampaignItem.is_live)

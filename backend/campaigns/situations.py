@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint
 from backend.campaigns import ledger_store
+from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
     InjectedContext,
     Known,
@@ -24,7 +25,7 @@ from backend.campaigns.context import (
     state_block,
 )
 from backend.campaigns.glossary import most_terms
-from backend.campaigns.items import Entity, Scene, Term, World
+from backend.campaigns.items import Chapter, Entity, Scene, Term, World
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache, Names
 from backend.campaigns.reader import MAX_HOT, CampaignReader
@@ -52,7 +53,8 @@ LOOK_BACK = 200
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
 
-    `terms` are those of its glossary that the viewpoint may know, the most used first.
+    `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
+    by their ids, the newest first; `scenes` the last that are over, the older first.
     `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
     turn's table is made.
     """
@@ -60,7 +62,8 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     campaign_id: UUID
     fields: CampaignFields
     terms: Sequence[Term]
-    scenes: Sequence[Scene]
+    chapters: Mapping[UUID, Chapter]
+    scenes: Mapping[UUID, Scene]
     block: StateBlock
     named: Sequence[Known]
     told: frozenset[UUID]
@@ -229,15 +232,20 @@ class SituationService:
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
         fields = open_campaign(reader.sealer, reader.campaign)
+        chapters = await reader.chapters(most_chapters(fields.settings.chapter_tokens))
+        scenes = await reader.closed_scenes(
+            {each for chapter in chapters.values() for each in chapter.scene_ids}
+        )
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(fields.settings.glossary_tokens)),
-            scenes=await reader.closed_scenes(),
+            chapters=chapters,
+            scenes=scenes,
             block=block,
             named=named,
-            told=told.union((each.id for each in named), facts),
+            told=told.union((each.id for each in named), facts, chapters, scenes),
             now=now,
             names=names,
         )

@@ -39,7 +39,6 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
-from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.errors import ChronicleNotEnabledError
@@ -51,8 +50,6 @@ from backend.enrichment.pipeline import (
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import readable
 from backend.generation.model import (
-    ChatModel,
-    ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
@@ -179,11 +176,10 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         found = await pool.run(self.sealer.user_id, finding, size=size, is_job=True)
         if not found.coined and not found.is_open:
             return GlossaryProposal(used=found.used)
-        model = self.runtime.registry.get(work.reader.model_id)
         return GlossaryProposal(
-            definitions=await self._defined(work, model, found),
+            definitions=await self._defined(work, found),
             used=found.used,
-            note=DEMO_NOTE if model.spec.provider == "demo" else "",
+            note=self.note(work),
         )
 
     async def apply(
@@ -245,11 +241,9 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 texts.append(persona.description)
         return names, texts
 
-    async def _defined(
-        self, work: GlossaryWork, model: ChatModel, found: _Found
-    ) -> list[Definition]:
+    async def _defined(self, work: GlossaryWork, found: _Found) -> list[Definition]:
         """What a model says that the terms mean; those that it leaves out are none."""
-        prompts, budget = self.runtime.prompts, work.budget
+        prompts = self.runtime.prompts
         candidates = [
             Coinage(without_tags(one.term), one_line(one.snippet)) for one in found.coined
         ]
@@ -263,19 +257,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 ),
             ]
         )
-        try:
-            answer = await model.structured(prompt, SCHEMA, work.reader.sampling)
-        except ModelMalformedAnswerError:
-            budget.take(None, prompt, "")
-            raise
-        budget.take(answer.usage, prompt, str(answer.value))
-        try:
-            said = msgspec.convert(answer.value, _Answer).terms
-        except msgspec.ValidationError as error:
-            raise ModelMalformedAnswerError(
-                "The model was asked for definitions and wrote something else."
-            ) from error
-        return _kept(said, candidates, passage, found.familiar)
+        said = await self.ask(work, prompt, SCHEMA, _Answer)
+        return _kept(said.terms, candidates, passage, found.familiar)
 
 
 def _find(work: GlossaryWork) -> _Found:

@@ -22,6 +22,7 @@ REBUILD = "enrichment.rebuild"
 SUMMARY = "enrichment.summary"
 GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
+CHAPTER = "enrichment.chapter"
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
@@ -135,6 +136,22 @@ class EnrichmentOutbox:
                 lane=lane_of(chat.campaign_id),
                 payload={"chat_id": str(chat.id), "scene_id": str(scene_id)},
                 dedupe_key=f"{SCENE}/{scene_id}/{chat.id}",
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def make_chapters(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> None:
+        """Have old scenes that a chat has told made into chapters, where they are many."""
+        if chat.campaign_id is None:
+            return
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=CHAPTER,
+                user_id=holder.sealer.user_id,
+                lane=lane_of(chat.campaign_id),
+                payload={"chat_id": str(chat.id)},
+                dedupe_key=f"{CHAPTER}/{chat.id}",
             ),
             key=self._queue.grant(holder.sealer, holder.key_mode),
         )

@@ -1,7 +1,8 @@
 """The lifecycle of the work behind the reply: load, propose, apply, record.
 
 A job is a `Task`: the agent that reads what is new, a rebuild, the rolling summary, the glossary
-of a campaign, or one of its scenes. It goes on run by run until nothing is left. Each run
+of a campaign, one of its scenes, or a chapter of them. It goes on run by run until nothing is left.
+Each run
 
 1. loads what is to be read, in a transaction that only reads;
 2. proposes: the model is asked, and no transaction is open;
@@ -18,11 +19,12 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -31,11 +33,12 @@ from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.enrichment.agent.agent import Agent
+from backend.enrichment.agent.agent import DEMO_NOTE, Agent
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.llm_selection import Reader, find_reader
 from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_detail
 from backend.errors import AppError
 from backend.generation.model import (
@@ -44,6 +47,7 @@ from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
     ModelRateLimitError,
+    Prompt,
 )
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.jobs.errors import RetryLaterError
@@ -114,11 +118,13 @@ class EnrichmentRuntime:
     prompts: PromptLibrary
     agent: Agent
     index: IndexOutbox
+    outbox: EnrichmentOutbox
     draw: Callable[[], float] = random.random
 
 
 W = TypeVar("W", bound=Work)
 P = TypeVar("P")
+A = TypeVar("A", bound=msgspec.Struct)
 
 
 class Task(ABC, Generic[W, P]):
@@ -198,6 +204,32 @@ class Task(ABC, Generic[W, P]):
         """Who reads the chat."""
         runtime = self.runtime
         return await find_reader(session, runtime.registry, runtime.settings, self.sealer, chat)
+
+    async def ask(
+        self, work: Work, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]
+    ) -> A:
+        """What the model answers, as a struct; what that took is noted.
+
+        Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
+        """
+        model = self.runtime.registry.get(work.reader.model_id)
+        try:
+            said = await model.structured(prompt, schema, work.reader.sampling)
+        except ModelMalformedAnswerError:
+            work.budget.take(None, prompt, "")
+            raise
+        work.budget.take(said.usage, prompt, str(said.value))
+        try:
+            return msgspec.convert(said.value, answer)
+        except msgspec.ValidationError as error:
+            raise ModelMalformedAnswerError(
+                f"The model was asked for a {self.kind} and wrote something else."
+            ) from error
+
+    def note(self, work: Work) -> str:
+        """What people are told of who wrote: that it was the demo model."""
+        model = self.runtime.registry.get(work.reader.model_id)
+        return DEMO_NOTE if model.spec.provider == "demo" else ""
 
     async def _load(self) -> W | None:
         try:

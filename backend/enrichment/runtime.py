@@ -7,8 +7,17 @@ from functools import partial
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
+from backend.enrichment.chapter_task import ChapterTask
 from backend.enrichment.glossary_task import GlossaryTask
-from backend.enrichment.outbox import GLOSSARY, REBUILD, SCENE, SUMMARY, TURN
+from backend.enrichment.outbox import (
+    CHAPTER,
+    GLOSSARY,
+    REBUILD,
+    SCENE,
+    SUMMARY,
+    TURN,
+    EnrichmentOutbox,
+)
 from backend.enrichment.pipeline import EnrichmentRuntime
 from backend.enrichment.rebuild import RebuildTask
 from backend.enrichment.scene_task import SceneTask
@@ -28,10 +37,11 @@ def open_enrichment(
     prompts: PromptLibrary,
     memory: MemoryRuntime,
     pool: CpuPool,
+    outbox: EnrichmentOutbox,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `registry` for models and look into `memory`."""
     agent = Agent(registry, prompts, memory.search, database, memory.embedder, settings, pool)
-    return EnrichmentRuntime(database, registry, settings, prompts, agent, memory.outbox)
+    return EnrichmentRuntime(database, registry, settings, prompts, agent, memory.outbox, outbox)
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
@@ -42,11 +52,12 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         SUMMARY: JobKind(partial(_run, SummaryTask, runtime), stoppable=True),
         GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime)),
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
+        CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
     }
 
 
 async def _run(
-    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask | SceneTask],
+    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask | SceneTask | ChapterTask],
     runtime: EnrichmentRuntime,
     job: RunningJob,
 ) -> None:

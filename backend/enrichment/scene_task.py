@@ -27,7 +27,6 @@ from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import find_campaign, open_campaign, open_item
 from backend.campaigns.scenes import find_span
 from backend.chats.models import Chat, Message
-from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.lines import Version, is_as_read, read_lines, told
@@ -171,7 +170,6 @@ class SceneTask(Task[SceneWork, SceneProposal]):
 
     async def propose(self, work: SceneWork) -> SceneProposal:
         """Have the model write, with what was written of the scene before."""
-        model = self.runtime.registry.get(work.reader.model_id)
         prompts, scene = self.runtime.prompts, work.scene
         lines = prompts["enrichment/scene_lines"].render(
             title=one_line(scene.title) or "A scene",
@@ -186,18 +184,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        try:
-            answer = await model.structured(prompt, SCHEMA, work.reader.sampling)
-        except ModelMalformedAnswerError:
-            work.budget.take(None, prompt, "")
-            raise
-        work.budget.take(answer.usage, prompt, str(answer.value))
-        try:
-            said = msgspec.convert(answer.value, _Said)
-        except msgspec.ValidationError as error:
-            raise ModelMalformedAnswerError(
-                "The model was asked for a scene's summary and wrote something else."
-            ) from error
+        said = await self.ask(work, prompt, SCHEMA, _Said)
         summary = plain(one_line(said.summary), MAX_SUMMARY)
         moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
@@ -210,7 +197,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             seeds=seeds,
             deltas=deltas,
             refused=[*bad_seeds, *bad_deltas],
-            note=DEMO_NOTE if model.spec.provider == "demo" else "",
+            note=self.note(work),
         )
 
     async def apply(
@@ -243,6 +230,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             session, self.sealer, campaign, changes, actor="compactor", message=message
         )
         campaign.compactions += 1
+        if scene.status == "closed":
+            await self.runtime.outbox.make_chapters(session, work.reader, chat)
         return RunDetail(
             message_ids=list(work.message_ids),
             significant=True,

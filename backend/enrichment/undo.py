@@ -59,7 +59,7 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("It failed, and changed nothing.")
-    if run.kind in {"glossary", "scene"}:
+    if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
     if run.state == "undone" and not force:
         raise RunUndoneError

@@ -101,6 +101,14 @@ def scene(prompt: Prompt) -> dict[str, Any]:
     }
 
 
+def chapter(prompt: Prompt) -> dict[str, Any]:
+    """The first sentence of each scene, and the first scene's title."""
+    scenes = section(last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
+    told = [each[2:].partition(": ") for each in scenes if each.startswith("- ")]
+    kept = [sentence for *_, text in told for sentence in sentences(text)[:1]]
+    return {"title": told[0][0], "summary": " ".join([SUMMARY_HEAD, *kept])}
+
+
 def _extract(text: str, before: str, most: int) -> str:
     """The first sentence of each new line behind what was told before, in about so many words."""
     kept = sentences(before.replace(SUMMARY_HEAD, ""))

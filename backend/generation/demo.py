@@ -18,6 +18,7 @@ from typing import Any
 from backend.generation._demo_agent import (
     SAYINGS,
     calls,
+    chapter,
     glossary,
     last_line,
     scene,
@@ -141,14 +142,15 @@ class DemoModel:
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. Triage of new lines, a glossary, or lines for the user to say next."""
+        """See `ChatModel`. Triage, a glossary, a scene, a chapter, or lines to say next."""
         asked = schema.get("properties", {})
         if "significant" in asked:
             value = triage(prompt, schema)
         elif "terms" in asked:
             value = glossary(prompt)
         else:
-            value = scene(prompt) if "key_moments" in asked else {"lines": SAYINGS["next_lines"]}
+            tell = scene if "key_moments" in asked else chapter
+            value = tell(prompt) if "summary" in asked else {"lines": SAYINGS["next_lines"]}
         return StructuredAnswer(value, _usage(prompt, 1))
 
 

@@ -13,7 +13,7 @@ from backend.turns.schemas import ContextView, Difference, HistoryView, Layers, 
 MANY = frozenset({"lore", "event", "memory", "campaign", "entity"})
 """Kinds of which a prompt holds several pieces."""
 
-COLD = frozenset({"summary", "scenes"})
+COLD = frozenset({"chapters", "summary", "scenes"})
 """Kinds of sections that tell of what is over."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from backend.accounts.identity import Identity
+from backend.campaigns.chapters import fitting_chapters
 from backend.campaigns.glossary import glossary_lines
 from backend.chats.counting import line_text
 from backend.context.assembly import Counter, Item
@@ -62,6 +63,7 @@ class SectionBuilder:
             *self._slot("examples_bottom"),
             *self._campaign(),
             *self._glossary(count),
+            *self._chapters(count),
             *self._summary(),
             *self._scenes(),
             *self._mood(),
@@ -158,12 +160,25 @@ class SectionBuilder:
         )
         return [_head("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
+    def _chapters(self, count: Counter) -> list[Item]:
+        """What is long over, within the campaign's budget: the oldest chapters go first."""
+        campaign = self._loaded.campaign
+        if campaign is None or not campaign.chapters:
+            return []
+        newest_first = list(campaign.chapters.values())
+        budget = campaign.fields.settings.chapter_tokens
+        chapters = fitting_chapters(newest_first, count=count, budget=budget)
+        if not chapters:
+            return []
+        text = self._render("sections/chapters", chapters=chapters)
+        return [_head("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
+
     def _scenes(self) -> list[Item]:
         """The last scenes that are over."""
         campaign = self._loaded.campaign
         if campaign is None or not campaign.scenes:
             return []
-        text = self._render("sections/scenes", scenes=campaign.scenes)
+        text = self._render("sections/scenes", scenes=list(campaign.scenes.values()))
         return [_head("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
 
     def _state(self) -> list[Item]:

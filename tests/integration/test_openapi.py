@@ -311,6 +311,7 @@ async def campaign_items(account: Account) -> dict[str, str]:
         ("echoes", BODIES["createCampaignEcho"]),
         ("glossary", BODIES["createCampaignTerm"]),
         ("scenes", {}),
+        ("chapters", {}),
     )
     for plural, fields in new:
         item = ok(await client.post(f"{path}/{plural}", json=fields), 201)
@@ -375,6 +376,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchCampaignEntity",
         "patchCampaignRelation",
         "patchCampaignThread",
+        "patchCampaignChapter",
         "patchCampaignClock",
         "patchCampaignFact",
         "patchCampaignScene",

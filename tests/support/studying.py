@@ -342,6 +342,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         load_prompts(),
         parts.memory,
         parts.cpu_pool,
+        EnrichmentOutbox(parts.queue),
     )
 
 

@@ -43,6 +43,7 @@ ITEM_FILES: dict[Kind, str] = {
     "term": "glossary.json",
     "relation": "relations.json",
     "scene": "scenes.json",
+    "chapter": "chapters.json",
     "echo": "echoes.json",
 }
 

@@ -37,8 +37,9 @@ FACTS = "facts"
 RELATIONS = "relations"
 GLOSSARY = "glossary"
 SCENES = "scenes"
+CHAPTERS = "chapters"
 ECHOES = "echoes"
-OUTLINES = (THREADS, TIMELINE, CLOCKS, FACTS, RELATIONS, GLOSSARY, SCENES, ECHOES)
+OUTLINES = (THREADS, TIMELINE, CLOCKS, FACTS, RELATIONS, GLOSSARY, SCENES, CHAPTERS, ECHOES)
 """Files of `canon` that hold lists under headings."""
 
 TENSIONS = {

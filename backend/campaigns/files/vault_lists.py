@@ -21,7 +21,7 @@ from backend.campaigns.files.markdown import (
     titled,
     unlinked,
 )
-from backend.campaigns.items import STRUCTS, Item, Kind
+from backend.campaigns.items import MAX_SCENES, STRUCTS, Item, Kind
 from backend.campaigns.ledger import State
 from backend.chronicles.files import EventRecord
 from backend.database.base import now
@@ -48,7 +48,9 @@ _DETAILS: dict[str, frozenset[str]] = {
     vault.GLOSSARY: frozenset({"source", "uses", "status"}),
     vault.SCENES: frozenset(
         {"location", "present", "stakes", "type", "mood", "variant", "beats", "moment", "status"}
+        | {"id"}
     ),
+    vault.CHAPTERS: frozenset({"scene"}),
     vault.ECHOES: frozenset({"kind", "resolved"}),
 }
 _EVERYWHERE = frozenset({"title", "text", "audience", "locked"})
@@ -149,6 +151,7 @@ class ListReader:
             vault.RELATIONS: self._relation,
             vault.GLOSSARY: self._term,
             vault.SCENES: self._scene,
+            vault.CHAPTERS: self._chapter,
             vault.ECHOES: self._echo,
         }[outline]
         for key, value in document.meta.items():
@@ -167,6 +170,8 @@ class ListReader:
             found = self._by_name.get((kind, name.casefold()))
             if found is None or found == item_id:
                 draft.warn(f"`{field}` names no {kind}: {name[:200]}")
+            elif isinstance(names := draft.states[item_id].get(field), list):
+                names.append(str(found))
             else:
                 draft.states[item_id][field] = str(found)
         if len(self._events) > MAX_EVENTS:
@@ -278,6 +283,14 @@ class ListReader:
             "key_moments": entry.said["moment"],
         }
         self._add("scene", fields, entry)
+
+    def _chapter(self, entry: _Entry) -> None:
+        title, summary = entry.titled()
+        is_untitled = title == vault.UNTITLED and not entry.said["title"]
+        fields: State = {"title": "" if is_untitled else title, "summary": summary}
+        if (chapter_id := self._add("chapter", fields, entry)) is not None:
+            told = entry.said["scene"][:MAX_SCENES]
+            self._references += [(chapter_id, "scene_ids", "scene", each) for each in told]
 
     def _echo(self, entry: _Entry) -> None:
         kind = "threat" if entry.group.casefold().startswith("threat") else "cost"

@@ -27,6 +27,7 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.files.vault_entities import write_entity
 from backend.campaigns.items import (
+    Chapter,
     Clock,
     Echo,
     Entity,
@@ -79,6 +80,7 @@ class _Writer:
         pointed = {fact.superseded_by for _, fact in self._of(Fact)}
         pointed |= {thread.clock_id for _, thread in self._of(Thread)}
         pointed |= {clock.linked_id for _, clock in self._of(Clock)}
+        pointed |= {each for _, chapter in self._of(Chapter) for each in chapter.scene_ids}
         self._handles = {
             item_id: f"{type(self._items[item_id]).__name__.lower()}-{number}"
             for number, item_id in enumerate(sorted(self._items.keys() & pointed), start=1)
@@ -110,6 +112,7 @@ class _Writer:
             vault.RELATIONS: ("Relations", self._relations()),
             vault.GLOSSARY: ("Glossary", self._terms()),
             vault.SCENES: ("Scenes", self._scenes()),
+            vault.CHAPTERS: ("Chapters", self._chapters()),
             vault.ECHOES: ("Echoes", self._echoes()),
         }
         for name, (title, groups) in lists.items():
@@ -265,6 +268,13 @@ class _Writer:
             lines += [f"  - moment: {encoded(text)}" for text in scene.key_moments]
             groups.setdefault(scene.status.title(), []).extend(lines)
         return groups
+
+    def _chapters(self) -> Groups:
+        lines: list[str] = []
+        for item_id, chapter in self._of(Chapter):
+            details = [("scene", self._handle(each)) for each in chapter.scene_ids]
+            lines += entry(chapter.title, chapter.summary, self._common(item_id, chapter, details))
+        return {"": lines} if lines else {}
 
     def _echoes(self) -> Groups:
         groups: Groups = {}

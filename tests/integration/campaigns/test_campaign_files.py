@@ -16,7 +16,17 @@ from tests.support.zips import seagate_vault, unzipped, zipped
 
 pytestmark = [pytest.mark.anyio]
 
-KINDS = ("entities", "threads", "clocks", "facts", "relations", "scenes", "glossary", "echoes")
+KINDS = (
+    "entities",
+    "threads",
+    "clocks",
+    "facts",
+    "relations",
+    "scenes",
+    "chapters",
+    "glossary",
+    "echoes",
+)
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 OWN = {"id", "revision", "created_at", "updated_at"}
 
@@ -156,6 +166,13 @@ async def world(table: Table) -> None:
         beats=3,
         key_moments=["The bell rings", "- a dash"],
     )
+    over = [
+        await table.add("scenes", title=title, status="closed", summary="It ended.")
+        for title in ("The roof", "The roof")
+    ]
+    told = [each["id"] for each in over]
+    await table.add("chapters", title="Over the roofs", summary="They ran.", scene_ids=told)
+    await table.add("chapters", summary="- Nothing\n**more**", audience="gm", locked=["summary"])
     await table.add("echoes", kind="threat", text="Holt saw the cloak", resolved=True)
     await table.add("glossary", term="Muffle", definition="A spell: quiet.", status="raw")
     await table.change("", flags={"masked": True}, settings={"memory_interval": 6})

@@ -2,178 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from backend.enrichment.outbox import SCENE
-from backend.generation.registry import ModelRegistry
-from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error, reply, usage
-from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.memory import working
-from tests.support.server import Account, Running, ok, running
+from tests.fakes.openai_server import called, error, reply
+from tests.integration.campaigns.recorder import (
+    API,
+    Play,
+    Recorder,
+    fresh,
+    lines_of,
+    model,
+    play,
+    server,
+    short_waits,
+)
+from tests.integration.campaigns.seagate import seagate
+from tests.support.server import Running, ok
 
-pytestmark = pytest.mark.anyio
+__all__ = ["fresh", "model", "play", "server", "short_waits"]
 
-API = "/api/v1"
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("fresh", "short_waits")]
+
 DEBT = {"title": "The watchman's debt", "summary": "He wants his lantern back.", "kind": "threat"}
-
-
-class Recorder(OpenAIServer):
-    """Tells a line, and compresses scenes as `kept` says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[str, Any] = {}
-        self.fails: list[Answer] = []
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        self.reset()
-
-    def reset(self) -> None:
-        self.requests.clear()
-        self.fails = []
-        self.kept = {"summary": "They broke in.", "key_moments": ["The lock gave."], "seeds": []}
-        self.is_opened.set()
-
-    @contextlib.asynccontextmanager
-    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
-        """For the length of the block nothing is compressed; set once it is asked for."""
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        try:
-            yield self.is_reached
-        finally:
-            self.is_opened.set()
-
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        if is_scene(request):
-            self.is_reached.set()
-            await self.is_opened.wait()
-        return await super()._answer(request, answer, reader, writer)
-
-    def usual(self, request: Request) -> Answer:
-        if not request.path.endswith("/completions"):
-            return super().usual(request)
-        if is_scene(request):
-            return self.fails.pop(0) if self.fails else reply(json.dumps(self.kept), used=USED)
-        return reply("The lock gives way with a sigh.")
-
-    @property
-    def asked(self) -> list[str]:
-        """What was to be compressed, call by call."""
-        return [str(r.body["messages"][1]["content"]) for r in self.requests if is_scene(r)]
-
-
-USED = usage(100, 10)
-
-
-def is_scene(request: Request) -> bool:
-    messages: list[Any] = (request.body.get("messages") if request.body else None) or []
-    return bool(messages) and str(messages[0]["content"]).startswith("Task: scene")
-
-
-def lines_of(asked: str) -> list[str]:
-    inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
-    return [line for line in inside.splitlines() if line.startswith("#")]
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.2)
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Recorder]:
-    async with Recorder() as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Recorder
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def fresh(model: Recorder) -> None:
-    model.reset()
-
-
-class Play:
-    """A chat of a campaign whose scenes are compressed after three beats."""
-
-    def __init__(self, server: Running, table: Table, chat: str, scene: str) -> None:
-        self.server, self.table, self.chat, self.scene_id = server, table, chat, scene
-        self.ada = table.account
-
-    async def turn(self, text: str = "Go on.", **body: Any) -> str:
-        """Take a turn, and wait until what is due is compressed; the id of its reply."""
-        events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
-        assert events[-1].name == "turn.completed", events[-1]
-        await self.at_rest()
-        return str(events[0].data["reply_id"])
-
-    async def at_rest(self) -> None:
-        """Wait until nothing is to be compressed."""
-        query = select(Job.state).where(Job.kind == SCENE, Job.payload.contains(self.chat))
-        async with asyncio.timeout(30):
-            while True:
-                async with self.server.parts.database.read() as session:
-                    states = set(await session.scalars(query))
-                if states <= {"done", "dead"}:
-                    return
-                await asyncio.sleep(0.02)
-
-    async def close(self, **query: Any) -> None:
-        path = f"/scenes/{self.scene_id}/close"
-        ok(await self.table.ask("POST", path, params=query))
-        await self.at_rest()
-
-    async def scene(self) -> dict[str, Any]:
-        scene: dict[str, Any] = await self.table.get(f"/scenes/{self.scene_id}")
-        return scene
-
-    async def summary(self) -> str:
-        return str((await self.scene())["summary"])
-
-    async def threads(self) -> list[str]:
-        return [each["title"] for each in (await self.table.get("/threads"))["items"]]
-
-    async def changes(self) -> list[dict[str, Any]]:
-        """What compressing has changed, the newest first."""
-        page = await self.table.get("/changes")
-        return [each for each in page["items"] if each["actor"] == "compactor"]
-
-    async def runs(self) -> list[dict[str, Any]]:
-        found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
-        return [each for each in found if each["kind"] == "scene"]
-
-
-@pytest.fixture
-async def play(server: Running, ada: Account, table: Table) -> Play:
-    await table.change("", settings={"scene_beats": 3})
-    character = await ada.new_character(name="Mara", first_mes="")
-    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
-    scene = await table.add("scenes", title="The counting house", stakes="The ledger.")
-    return Play(server, table, chat["id"], scene["id"])
 
 
 async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Recorder) -> None:

@@ -147,6 +147,7 @@ async def play(owner: Account) -> dict[str, str]:
         "clocks/item_id": await add("clocks", name="The oil"),
         "facts/item_id": await add("facts", text="The lamp burns oil.", about_id=mara),
         "scenes/item_id": await add("scenes", title="At the lamp"),
+        "chapters/item_id": await add("chapters", title="Of the lamp"),
         "echoes/item_id": await add("echoes", text="The oil was dear."),
         "glossary/item_id": await add("glossary", term="Lampkeeper"),
     }

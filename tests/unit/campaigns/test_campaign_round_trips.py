@@ -25,6 +25,7 @@ from backend.campaigns.files.draft import CampaignDraft, settle
 from backend.campaigns.files.reader import read_campaign
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.items import (
+    Chapter,
     Clock,
     Echo,
     Entity,
@@ -125,7 +126,10 @@ def campaigns(draw: st.DrawFn) -> dict[UUID, tuple[Kind, Item]]:
         stakes=TEXT, type=TEXT, mood=TEXT, variant=TEXT, beats=st.integers(0, 99),
         status=st.sampled_from(["open", "closed"]), summary=TEXT, key_moments=LINES, **known,
     )  # fmt: skip
-    add("scene", scene, 2)
+    scenes = add("scene", scene, 2)
+    told = st.lists(st.sampled_from(scenes), unique=True) if scenes else st.just([])
+    chapter = st.builds(Chapter, title=TEXT, summary=TEXT, scene_ids=told, **known)
+    add("chapter", chapter, 2)
     echo = st.builds(Echo, text=words, kind=st.sampled_from(["cost", "threat"]),
                      resolved=st.booleans(), **known)  # fmt: skip
     add("echo", echo, 2)

@@ -166,6 +166,11 @@ const KINDS = {
     area("summary"),
     lines("key_moments"),
   ],
+  chapter: (world) => [
+    line("title", { wide: true }),
+    area("summary"),
+    several("scene_ids", world.of("scene").filter(({ status }) => status !== "open")),
+  ],
   echo: () => [
     field("text", "area", { most: 1000, required: true }),
     among("kind", "cost", "threat"),

@@ -55,6 +55,8 @@ export const GROUPS = [
     fields: [
       count("memory_interval", 100),
       count("scene_beats", 1000),
+      { ...count("chapter_scenes", 50), min: 3 },
+      { ...count("chapter_tokens", 20_000), min: 0 },
       { ...count("glossary_tokens", 20_000), min: 0 },
       field("settings.summaries", "check", { wide: true }),
       field("settings.approve_terms", "check", { wide: true }),

@@ -55,6 +55,7 @@ const SECTIONS = [
   { name: "relations", kind: "relation", make: "from_id to_id score note", in: () => true },
   { name: "settled", kind: "thread", in: ({ status }) => status !== "open" },
   { name: "closed", kind: "scene", in: ({ status }) => status !== "open", newest: true },
+  { name: "chapters", kind: "chapter", in: () => true, newest: true },
 ];
 const THING = field("kind", "select", { options: ["item", "faction", "ability"].map((each) => [each, c(`values.${each}`)]) });
 

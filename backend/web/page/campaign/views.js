@@ -121,6 +121,12 @@ const scene = (item, world, edit) => [
   value(edit, "stakes", item.stakes, "text"),
 ];
 
+const chapter = (item, world, edit) => [
+  h("header.row", {}, title(edit, "title", item.title), secret(item)),
+  value(edit, "summary", item.summary, "text"),
+  item.scene_ids.length > 0 && h("p.row", {}, value(edit, "scene_ids", item.scene_ids.map((id) => world.name(id)).filter(Boolean).join(", "), "soft")),
+];
+
 const echo = (item, world, edit) => [
   h(item.resolved ? "s" : "div", {}, value(edit, "text", item.text, "text")),
   h("p.row", {}, tag(edit, "kind", c(`values.${item.kind}`), item.kind === "threat" && !item.resolved ? "warn" : ""), secret(item)),
@@ -135,4 +141,4 @@ const term = (item, world, edit) => [
   value(edit, "definition", item.definition, "text"),
 ];
 
-export const VIEWS = { entity, thread, clock, fact, relation, scene, echo, term };
+export const VIEWS = { entity, thread, clock, fact, relation, scene, chapter, echo, term };

@@ -12,11 +12,12 @@ export const PATHS = {
   fact: "facts",
   relation: "relations",
   scene: "scenes",
+  chapter: "chapters",
   echo: "echoes",
   term: "glossary",
 };
 /** What is read beside the state, which has the entities and the echoes. */
-const LISTS = ["thread", "clock", "fact", "relation", "scene", "term"];
+const LISTS = ["thread", "clock", "fact", "relation", "scene", "chapter", "term"];
 const MOST = 500;
 
 /** What an item is called. */

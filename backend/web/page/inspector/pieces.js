@@ -7,7 +7,7 @@ import { upper, why } from "./why.js";
 export const GROUPS = {
   rules: ["system_prompt", "authors_note", "post_history", "instruction", "joints"],
   who: ["persona", "character", "examples", "depth_prompt"],
-  world: ["campaign", "glossary", "scenes", "entity", "state"],
+  world: ["campaign", "glossary", "chapters", "scenes", "entity", "state"],
   history: ["history", "user_line"],
   memory: [],
   lore: ["lore"],
