@@ -31,6 +31,7 @@ from backend.chronicles.controller import ChronicleController, ChronicleTransfer
 from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
+from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
     EnrichmentController,
     RebuildController,
@@ -105,6 +106,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RunController,
     RebuildController,
     SceneController,
+    CompactionController,
     SummaryController,
     DowntimeController,
     MeasureController,

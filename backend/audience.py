@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, or_, true
+from sqlalchemy import ColumnElement, and_, or_, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.errors import ValidationError
@@ -84,6 +84,14 @@ def known_to(viewpoint: Viewpoint, column: InstrumentedAttribute[str]) -> Column
     if isinstance(viewpoint, UUID):
         return or_(column == PUBLIC, column.contains(f" {viewpoint} ", autoescape=True))
     return column == PUBLIC
+
+
+def known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """The condition that all of a stored audience may know a row with this one."""
+    audience = opened(listeners)
+    if isinstance(audience, str):
+        return known_to(audience, column)
+    return and_(*(known_to(each, column) for each in audience))
 
 
 def is_known_to(viewpoint: Viewpoint, column: str) -> bool:

@@ -40,6 +40,7 @@ from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.enrichment.compaction.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.scene_service import SceneService
@@ -251,6 +252,7 @@ class Services:
         )
         self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)
+        self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
         self.kinds = {**memory.kinds, **job_kinds(enrichment), **self.recount.kinds}
         self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))

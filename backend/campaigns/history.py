@@ -48,7 +48,6 @@ from backend.campaigns.schemas import (
     VersionView,
 )
 from backend.cpu_pool import unhurried
-from backend.database.base import now
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
@@ -103,15 +102,8 @@ class HistoryService:
             )
             if change is None:
                 raise CampaignChangeNotFoundError
-            if not change.is_undone:
-                change.is_undone = True
-                campaign.version += 1
-                campaign.edits += 1
-                campaign.updated_at = now()
-                await session.flush()
-                item = await session.get_one(CampaignItem, change.item_id)
-                kinds: dict[UUID, Kind] = {item.id: item.kind}
-                await ledger_store.refold(session, identity.sealer, campaign, kinds)
+            await ledger_store.undo(session, identity.sealer, campaign, change_id)
+            await session.refresh(change)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
             sources = await _first_sources(session, [change.id])
             return _view_change(identity.sealer, change, item, sources.get(change.id))
@@ -232,6 +224,7 @@ def _view_change(
         set=operations.set,
         add=operations.add,
         remove=operations.remove,
+        because=operations.because,
         counts=change.is_on_path and not change.is_undone,
         undone=change.is_undone,
         created_at=change.created_at,

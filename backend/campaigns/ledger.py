@@ -30,11 +30,12 @@ EXISTS = "exists"
 
 
 class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one change does to its item."""
+    """What one change does to its item, and, for people, why."""
 
     set: dict[str, Any] = {}
     add: dict[str, Any] = {}
     remove: dict[str, Any] = {}
+    because: str = ""
 
     def fields(self) -> frozenset[str]:
         """The fields that change, each without what follows its first dot."""
@@ -46,11 +47,11 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
     def only(self, keys: Collection[str]) -> Operations:
         """What it does to some keys."""
-        members = (
+        put, added, removed = (
             {key: value for key, value in each.items() if key in keys}
             for each in (self.set, self.add, self.remove)
         )
-        return Operations(**dict(zip(("set", "add", "remove"), members, strict=True)))
+        return Operations(set=put, add=added, remove=removed)
 
 
 def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:

@@ -53,11 +53,13 @@ async def append(
     *,
     actor: Actor,
     message: Message | None = None,
+    sources: Sequence[Message] = (),
     turn_id: UUID | None = None,
 ) -> list[UUID]:
     """Write changes down, at the end of the ledger, as one version: their ids.
 
-    They count while `message` is on its chat's active path; without one, always.
+    They count while `message` is on its chat's active path, or each while its own of `sources` is;
+    without one, always.
 
     Raises:
         ValidationError: What an item would become is not what its kind may be.
@@ -108,16 +110,18 @@ async def append(
     for part in chunks(ledger, AT_ONCE):
         await session.execute(_ADD_CHANGES, list(part))
     if message is not None:
-        sources = [
+        sources = [message] * len(ledger)
+    if sources:
+        rows = [
             {
                 "change_id": line["id"],
-                "message_id": message.id,
-                "chat_id": message.chat_id,
-                "position": message.position,
+                "message_id": source.id,
+                "chat_id": source.chat_id,
+                "position": source.position,
             }
-            for line in ledger
+            for line, source in zip(ledger, sources, strict=True)
         ]
-        await session.execute(_ADD_SOURCES, sources)
+        await session.execute(_ADD_SOURCES, rows)
     return [line["id"] for line in ledger]
 
 
@@ -145,7 +149,48 @@ async def path_moved(
     for ids in chunks([row.id for row in rows]):
         await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
-    kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
+    await _fold_again(session, sealer, campaign, {row.item_id: row.kind for row in rows})
+
+
+async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID) -> None:
+    """Let a change of a campaign count no longer; where it was undone already, nothing changes."""
+    asked = {"change": change_id, "campaign": campaign.id}
+    row = (await session.execute(_NOT_UNDONE, asked)).one_or_none()
+    if row is None:
+        return
+    await session.execute(_UNDO, {"change": change_id})
+    campaign.version += 1
+    campaign.edits += 1
+    campaign.updated_at = now()
+    await _fold_again(session, sealer, campaign, {row.item_id: row.kind})
+
+
+async def detach(
+    session: AsyncSession,
+    sealer: Sealer | None,
+    campaign: Campaign,
+    message_id: UUID,
+    *,
+    version: int,
+) -> None:
+    """Let the changes of a version no longer follow from a message.
+
+    They count on where they follow from a copy of it that is told. Without a sealer see
+    `path_moved`.
+    """
+    asked = {"campaign": campaign.id, "version": version}
+    await session.execute(_DETACH, {**asked, "message": message_id})
+    rows = (await session.execute(_WITHOUT_SOURCE, asked)).all()
+    if not rows:
+        return
+    await session.execute(_TOGGLE, {"ids": [row.id for row in rows]})
+    campaign.version += 1
+    await _fold_again(session, sealer, campaign, {row.item_id: row.kind for row in rows})
+
+
+async def _fold_again(
+    session: AsyncSession, sealer: Sealer | None, campaign: Campaign, kinds: Mapping[UUID, Kind]
+) -> None:
     if sealer is not None:
         await refold(session, sealer, campaign, kinds)
         return
@@ -275,6 +320,31 @@ _TOGGLE = (
     .values(is_on_path=~_CHANGES.c.is_on_path)
 )
 _TOGGLED = _toggled()
+_CHANGED = (
+    select(CampaignChange.id, CampaignChange.item_id, CampaignItem.kind)
+    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+    .where(CampaignChange.campaign_id == bindparam("campaign"))
+)
+_NOT_UNDONE = _CHANGED.where(CampaignChange.id == bindparam("change"), ~CampaignChange.is_undone)
+_UNDO = _CHANGES.update().where(_CHANGES.c.id == bindparam("change")).values(is_undone=True)
+_SOURCES = table_of(ChangeSource)
+_DETACH = _SOURCES.delete().where(
+    _SOURCES.c.message_id == bindparam("message"),
+    _SOURCES.c.change_id.in_(
+        select(_CHANGES.c.id).where(
+            _CHANGES.c.campaign_id == bindparam("campaign"),
+            _CHANGES.c.version == bindparam("version"),
+        )
+    ),
+)
+_WITHOUT_SOURCE = _CHANGED.where(
+    CampaignChange.version == bindparam("version"),
+    CampaignChange.is_on_path,
+    ~select(ChangeSource.change_id)
+    .join(Message, Message.id == ChangeSource.message_id)
+    .where(ChangeSource.change_id == CampaignChange.id, Message.is_active)
+    .exists(),
+)
 _COUNTED = (
     select(_CHANGES.c.item_id, _CHANGES.c.seq, _CHANGES.c.id, _CHANGES.c.sealed_operations)
     .where(

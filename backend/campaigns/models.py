@@ -137,21 +137,21 @@ class ChangeSource(Base):
 class CampaignMark(Base):
     """A message (`id`) that was read for its campaign: what follows from it is in the ledger.
 
-    It counts while the message is on its chat's active path.
+    It counts while the message is on its chat's active path. `version` is the campaign's that the
+    compaction has written.
     """
 
     __tablename__ = "campaign_marks"
-    __table_args__ = (Index(None, "chat_id", "position"),)
+    __table_args__ = (Index(None, "chat_id", "position"), Index(None, "campaign_id", "version"))
 
     id: Mapped[UUID] = mapped_column(
         ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
     )
     user_id: Mapped[OwnerId]
-    campaign_id: Mapped[UUID] = mapped_column(
-        ForeignKey("campaigns.id", ondelete="CASCADE"), index=True
-    )
+    campaign_id: Mapped[UUID] = mapped_column(ForeignKey("campaigns.id", ondelete="CASCADE"))
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     position: Mapped[int]
+    version: Mapped[int]
 
 
 ProposalReason = Literal["locked", "changed", "contradicts", "uncertain"]

@@ -14,6 +14,7 @@ from backend.campaigns import ledger_store
 from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
+from backend.campaigns.marks import IS_COMPACTED
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.records import get_campaign
 from backend.chats.events import AudienceChanged
@@ -28,6 +29,7 @@ _COMPRESSED = (
         ChangeSource.position >= bindparam("place"),
         CampaignChange.campaign_id == bindparam("campaign"),
         CampaignChange.actor == "compactor",
+        ~IS_COMPACTED,
         CampaignChange.is_on_path,
         ~CampaignChange.is_undone,
         CampaignItem.kind == "scene",

@@ -17,6 +17,7 @@ from backend.campaigns import ledger_store
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
+from backend.campaigns.marks import IS_COMPACTED
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.records import find_campaign, open_campaign
 from backend.chats.models import Chat, Message
@@ -72,7 +73,7 @@ _SPAN = _told(
     func.min(ChangeSource.position).label("first"), func.max(ChangeSource.position).label("last")
 ).where(ChangeSource.chat_id == bindparam("chat"))
 _COVERED = _told(func.max(ChangeSource.position)).where(
-    ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor"
+    ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor", ~IS_COMPACTED
 )
 
 
@@ -109,14 +110,10 @@ async def count_beat(
     return [scene_id] if settings.summaries and beats % settings.scene_beats == 0 else []
 
 
-async def ended_scenes(
-    session: AsyncSession, sealer: Sealer, chat: Chat, *, turn_id: UUID
-) -> list[UUID]:
-    """Scenes that a turn changed and that are over now, where they are to be compressed."""
-    campaign = await find_campaign(session, sealer, chat.campaign_id) if chat.campaign_id else None
-    if campaign is None or not open_campaign(sealer, campaign).settings.summaries:
-        return []
-    return list(await session.scalars(_ENDED, {"campaign": campaign.id, "turn": turn_id}))
+async def ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
+    """Scenes that a turn changed and that are over now."""
+    place = {"campaign": chat.campaign_id, "turn": turn_id}
+    return list(await session.scalars(_ENDED, place)) if chat.campaign_id else []
 
 
 async def last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:

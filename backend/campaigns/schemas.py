@@ -115,7 +115,10 @@ class Target(msgspec.Struct, kw_only=True):
 
 
 class ChangeView(msgspec.Struct, kw_only=True):
-    """A line of the ledger. `counts` is false while it is undone, or its message is not told."""
+    """A line of the ledger. `counts` is false while it is undone, or its message is not told.
+
+    `because` says why, where a compaction has made it.
+    """
 
     id: UUID
     seq: int
@@ -127,6 +130,7 @@ class ChangeView(msgspec.Struct, kw_only=True):
     set: dict[str, Any]
     add: dict[str, Any]
     remove: dict[str, Any]
+    because: str
     counts: bool
     undone: bool
     created_at: datetime

@@ -11,16 +11,30 @@ from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_store
+from backend.campaigns.marks import copy_marks, read_again
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalSource
 from backend.campaigns.records import get_campaign
-from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted, PathMoved
-from backend.chats.models import Chat
+from backend.chats.events import (
+    AudienceChanged,
+    CampaignChosen,
+    ChatCopied,
+    ChatDeleted,
+    PathMoved,
+)
+from backend.chats.models import Chat, Message
 from backend.database.base import chunks
 from backend.vault.sealing import Sealer
 
 
-class CampaignSessions(CampaignChosen, ChatCopied, ChatDeleted, PathMoved):
+class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted, PathMoved):
     """Keeps the state of campaigns in line with their chats."""
+
+    async def audience_changed(
+        self, session: AsyncSession, identity: Identity, message: Message, *, before: str
+    ) -> None:
+        """Take back what was read out of a message for others: it is read again."""
+        if message.audience != before:
+            await read_again(session, identity.sealer, message.id)
 
     async def path_moved(
         self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
@@ -80,6 +94,7 @@ class CampaignSessions(CampaignChosen, ChatCopied, ChatDeleted, PathMoved):
             ]
             if copies:
                 await session.execute(insert(ProposalSource), copies)
+        await copy_marks(session, source_id, fork_id, copied)
         await session.flush()
         await self.path_moved(session, identity.sealer, fork, above=0)
 

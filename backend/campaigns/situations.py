@@ -56,7 +56,7 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
     by their ids, the newest first; `scenes` the last that are over, the older first.
     `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
-    turn's table is made.
+    turn's table is made. `is_compacted`: some of what was told may be in its state alone.
     """
 
     campaign_id: UUID
@@ -69,6 +69,7 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     told: frozenset[UUID]
     now: Situation
     names: Names
+    is_compacted: bool = False
 
 
 class StaleCampaignError(Exception):
@@ -248,6 +249,7 @@ class SituationService:
             told=told.union((each.id for each in named), facts, chapters, scenes),
             now=now,
             names=names,
+            is_compacted=reader.campaign.compactions > 0,
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:

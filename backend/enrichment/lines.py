@@ -16,6 +16,8 @@ from backend.enrichment.story import readable
 from backend.vault.sealing import Sealer
 
 Line = Row[UUID, int, bytes, bytes, str, datetime]
+"""Id, position, author and text, both sealed, audience, and when the text changed."""
+
 Version = tuple[UUID, datetime]
 """Which message a line is, and when its text changed."""
 
@@ -71,7 +73,7 @@ async def is_as_read(
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
 
-def told(sealer: Sealer, row: Line, most: int) -> str:
+def told(sealer: Sealer, row: Line | Message, most: int) -> str:
     """A line of the story as data, of at most `most` characters."""
     author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)

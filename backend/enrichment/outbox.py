@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from uuid import UUID, uuid5
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.campaigns.marks import read_again
 from backend.campaigns.scenes import count_beat, ended_scenes
 from backend.chats.models import Chat, Message
 from backend.chats.schemas import ChatSettings
+from backend.database.base import UNSYNCHRONISED, now
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -23,6 +25,7 @@ SUMMARY = "enrichment.summary"
 GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
+COMPACTION = "enrichment.compaction"
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
@@ -32,6 +35,13 @@ _UNFINISHED = select(Job.state, Job.attempts).where(
     Job.lane == bindparam("in_lane"),
     Job.kind == SUMMARY,
     Job.state.in_(["queued", "running"]),
+)
+
+_GO_ON = (
+    update(Job)
+    # What has failed waits for its time.
+    .where(Job.dedupe_key == bindparam("job"), Job.state == "queued", Job.attempts == 0)
+    .values(run_after=bindparam("at"))
 )
 
 _LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
@@ -115,8 +125,9 @@ class EnrichmentOutbox:
     async def end_scenes(
         self, session: AsyncSession, holder: KeyHolder, chat: Chat, *, turn_id: UUID
     ) -> None:
-        """Have the scenes compressed that a played turn has ended."""
-        for scene_id in await ended_scenes(session, holder.sealer, chat, turn_id=turn_id):
+        """Have the scenes read and compressed that a played turn has ended."""
+        for scene_id in await ended_scenes(session, chat, turn_id=turn_id):
+            await self.compact(session, holder, chat)
             await self.compress(session, holder, chat, scene_id)
 
     async def compress(
@@ -154,6 +165,35 @@ class EnrichmentOutbox:
                 dedupe_key=f"{CHAPTER}/{chat.id}",
             ),
             key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def compact(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> UUID | None:
+        """Have a campaign brought up to date with what a chat has told since it was read.
+
+        Without consent there is no job. The id of the new one; where one waits already, None: that
+        one goes on now, but for one that failed, which waits for its time.
+        """
+        if not chat.chronicle_enabled or chat.campaign_id is None:
+            return None
+        job = NewJob(
+            kind=COMPACTION,
+            user_id=holder.sealer.user_id,
+            lane=lane_of(chat.campaign_id),
+            payload={"chat_id": str(chat.id)},
+            dedupe_key=f"{COMPACTION}/{chat.id}",
+        )
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        job_id = await self._queue.enqueue(session, job, key=key)
+        if job_id is None:
+            await self.go_on(session, chat)
+        return job_id
+
+    async def go_on(self, session: AsyncSession, chat: Chat) -> None:
+        """Let a compaction go on that waits for an action to be over."""
+        await session.execute(
+            _GO_ON,
+            {"job": f"{COMPACTION}/{chat.id}", "at": now()},
+            execution_options=UNSYNCHRONISED,
         )
 
     async def summarise(
@@ -219,9 +259,10 @@ class EnrichmentOutbox:
         await self._queue.enqueue(session, job, key=key)
 
     async def continued(self, session: AsyncSession, message_id: UUID) -> None:
-        """A reply goes on that may have been read: the agent reads it anew, as a whole."""
+        """A reply goes on that may have been read: it is read anew, as a whole."""
         mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
         await session.execute(mark.execution_options(synchronize_session=False))
+        await read_again(session, None, message_id)
 
     async def left(self, session: AsyncSession, chat: Chat) -> None:
         """The same where a crash cut a reply off and nobody has the key at hand: it waits."""

@@ -28,6 +28,7 @@ import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.campaigns.records import find_campaign
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
@@ -173,6 +174,13 @@ class Task(ABC, Generic[W, P]):
                 return Recovery(is_over=True)
             case _:
                 return Recovery(raises=error)
+
+    async def fold_campaign(self) -> None:
+        """Fold what was changed of the chat's campaign while no key was at hand."""
+        async with self.runtime.database.write() as session:
+            chat = await session.get(Chat, self.chat_id)
+            if chat is not None and chat.campaign_id is not None:
+                await find_campaign(session, self.sealer, chat.campaign_id, lock=True)
 
     async def run(self) -> None:
         """Go on until nothing is left. What was written stays when it is broken off.

@@ -22,15 +22,17 @@ EffectKind = Literal[
     "entry_created",
     "entry_changed",
     "entry_removed",
+    "item_changed",
 ]
 
 
 class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a run wrote.
 
-    `id` is the event's or the entry's, `container_id` its chronicle's or lorebook's. `title` is for
-    people: the summary, or the entry's title. `revision` is what the run left it at, 0 where it is
-    gone. `before` is what `snapshot` made of it before: enough to put it back as it was.
+    `id` is the event's or the entry's, `container_id` its chronicle's or lorebook's; of an item of
+    a campaign it is the change's in the ledger, and the campaign's. `title` is for people: the
+    summary, the entry's title, the item's name. `revision` is what the run left it at, 0 where it
+    is gone. `before` is what `snapshot` made of it before: enough to put it back as it was.
     """
 
     what: EffectKind

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
 from backend.enrichment.chapter_task import ChapterTask
+from backend.enrichment.compaction.task import CompactionTask
 from backend.enrichment.glossary_task import GlossaryTask
 from backend.enrichment.outbox import (
     CHAPTER,
+    COMPACTION,
     GLOSSARY,
     REBUILD,
     SCENE,
@@ -18,7 +21,7 @@ from backend.enrichment.outbox import (
     TURN,
     EnrichmentOutbox,
 )
-from backend.enrichment.pipeline import EnrichmentRuntime
+from backend.enrichment.pipeline import EnrichmentRuntime, Task
 from backend.enrichment.rebuild import RebuildTask
 from backend.enrichment.scene_task import SceneTask
 from backend.enrichment.study import TurnTask
@@ -53,12 +56,9 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime)),
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
+        COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),
     }
 
 
-async def _run(
-    task: type[TurnTask | RebuildTask | SummaryTask | GlossaryTask | SceneTask | ChapterTask],
-    runtime: EnrichmentRuntime,
-    job: RunningJob,
-) -> None:
+async def _run(task: type[Task[Any, Any]], runtime: EnrichmentRuntime, job: RunningJob) -> None:
     await task(runtime, job).run()

@@ -55,8 +55,10 @@ class SceneService:
             closed = {"status": "closed"}
             await edit_item(session, identity.sealer, campaign, key, closed, cause=cause)
             chat_id = cause.chat_id if cause else await last_chat(session, scene_id)
-            if chat_id is not None and open_campaign(identity.sealer, campaign).settings.summaries:
+            if chat_id is not None:
                 chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-                await self._outbox.compress(session, identity, chat, scene_id)
+                await self._outbox.compact(session, identity, chat)
+                if open_campaign(identity.sealer, campaign).settings.summaries:
+                    await self._outbox.compress(session, identity, chat, scene_id)
             row = await get_item_row(session, identity, key)
             return view_item(row, open_item(identity.sealer, row))

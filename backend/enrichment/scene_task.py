@@ -114,10 +114,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
 
     async def run(self) -> None:
         """See `Task.run`. What a crash left to be folded is folded first."""
-        async with self.runtime.database.write() as session:
-            chat = await session.get(Chat, self.chat_id)
-            if chat is not None and chat.campaign_id is not None:
-                await find_campaign(session, self.sealer, chat.campaign_id, lock=True)
+        await self.fold_campaign()
         await super().run()
 
     async def load(self, session: AsyncSession, chat: Chat) -> SceneWork | None:

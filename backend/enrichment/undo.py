@@ -18,6 +18,8 @@ from sqlalchemy import Row, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.records import find_campaign
 from backend.chats.repository import get_chat
 from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent
@@ -196,7 +198,9 @@ class _Undoer:
         for place, effect in reversed(list(enumerate(detail.effects))):
             if only is not None and place not in only:
                 continue
-            take_back = self._event if effect.what.startswith("event") else self._entry
+            take_back = {"event": self._event, "entry": self._entry, "item": self._item}[
+                effect.what.partition("_")[0]
+            ]
             reason = await take_back(effect)
             if reason is None:
                 self.undone.append(WrittenView.of(effect))
@@ -271,6 +275,14 @@ class _Undoer:
                 heir = superseded[heir].superseded_by
             if heir is not None and await is_there(self.session, row.chronicle_id, heir):
                 await supersede_again(self.session, row.chronicle_id, [event_id], heir)
+
+    async def _item(self, effect: RunEffect) -> KeptBecause | None:
+        """A change of a campaign: it counts no longer, and what was changed since stays."""
+        campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
+        if campaign is None:
+            return "gone"
+        await ledger_store.undo(self.session, self.sealer, campaign, effect.id)
+        return None
 
     async def _entry(self, effect: RunEffect) -> KeptBecause | None:
         session, sealer = self.session, self.sealer

@@ -118,7 +118,7 @@ class Built:
 
     @property
     def loses_rounds(self) -> bool:
-        """Whether lines of a campaign stand neither in the history nor in its summary."""
+        """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
         return _loses_rounds(self.loaded, self.assembled)
 
     @property
@@ -299,7 +299,8 @@ def _loses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
         return False
     kept = assembled.history.positions
     first = kept[0] if kept else leaf.position + 1
-    return first > (loaded.summary.position + 1 if loaded.summary else 0)
+    told = loaded.summary.position + 1 if loaded.summary else 0
+    return first > (max(told, loaded.unread.position) if loaded.unread else told)
 
 
 def _ignored(macros: MacroBudget) -> list[str]:

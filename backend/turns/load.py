@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
 from backend.audience import PUBLIC, Viewpoint
+from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.play.store import read_table
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
@@ -200,10 +201,27 @@ class ChatLoader:
         if campaign is None:
             return loaded
         limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
-        rounds = await chats.round_starts(self._session, leaf, limit=limit) if leaf else ()
         plays = loaded.target.kind in PLAYED
         table = read_table(campaign, loaded.viewpoint) if plays else None
-        return replace(loaded, campaign=campaign, table=table, rounds=rounds)
+        loaded = replace(loaded, campaign=campaign, table=table)
+        if leaf is None:
+            return loaded
+        return replace(
+            loaded,
+            rounds=await chats.round_starts(self._session, leaf, limit=limit),
+            unread=(
+                await first_unread(
+                    self._session, leaf, after=loaded.summary.position if loaded.summary else -1
+                )
+                if campaign.is_compacted
+                else None
+            ),
+            unread_rounds=(
+                await count_unread_rounds(self._session, loaded.chat, leaf)
+                if loaded.chat.chronicle_enabled
+                else 0
+            ),
+        )
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""

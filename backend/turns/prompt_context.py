@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from backend.audience import GM, PUBLIC, Viewpoint
+from backend.campaigns.marks import Unread
+from backend.campaigns.play.state import is_unsettled
 from backend.campaigns.play.table import Table
+from backend.campaigns.rules import rules_of
 from backend.campaigns.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
@@ -69,6 +74,8 @@ class LoadedChat:
         table: What the turn is played at; None where it is not played.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
             begins, the last one first.
+        unread: Of a campaign's chat, the first message that neither its summary tells nor a
+            compaction has read; `unread_rounds` are those since the last one that was read.
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
     """
@@ -98,6 +105,8 @@ class LoadedChat:
     campaign: CampaignLayers | None = None
     table: Table | None = None
     rounds: Sequence[int] = ()
+    unread: Unread | None = None
+    unread_rounds: int = 0
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
 
@@ -108,10 +117,17 @@ class LoadedChat:
 
     @property
     def summed_up(self) -> int:
-        """Stored tokens from the root that a campaign's history leaves to its summary."""
-        if not self.sums_rounds or self.summary is None or len(self.rounds) < HOT_ROUNDS:
-            return 0
-        return min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
+        """Stored tokens from the root that a campaign's history leaves to its summary, and state.
+
+        The last rounds it keeps.
+        """
+        told = 0
+        if self.sums_rounds and self.summary is not None and len(self.rounds) >= HOT_ROUNDS:
+            told = min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
+        kept = self.campaign.fields.settings.memory_interval if self.campaign else 0
+        if self.unread is None or not kept <= len(self.rounds):
+            return told
+        return max(told, min(self.unread.path_tokens, self.rounds[kept - 1]))
 
     @property
     def is_summary_due(self) -> bool:
@@ -125,6 +141,27 @@ class LoadedChat:
         covered = self.summary.path_tokens if self.summary else 0
         untold = sum(begin >= covered for begin in self.rounds)
         return untold >= HOT_ROUNDS + settings.memory_interval - 1
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """Whether with this turn's round so many are told that the campaign is brought up to date.
+
+        After a failure not again with the next one, but when as many more are told.
+        """
+        if self.campaign is None or not self.chat.chronicle_enabled:
+            return False
+        rounds = self.unread_rounds + (self.target.line_kind == "user_line")
+        return rounds > 0 and rounds % self.campaign.fields.settings.compaction_interval == 0
+
+    @property
+    def begins_unsettled(self) -> bool:
+        """Whether the turn begins in an action or a fight."""
+        if self.campaign is None:
+            return False
+        world = self.campaign.now.in_play.get(self.campaign.campaign_id)
+        fields = self.campaign.fields
+        state = msgspec.to_builtins(world) if world else {}
+        return is_unsettled(state, rules_of(fields.rules), is_played=fields.settings.tools)
 
     @property
     def fields(self) -> list[str]:

@@ -242,6 +242,10 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
         )
+        if run.built.loaded.is_compaction_due:
+            await self._enrichment.compact(session, run, chat)
+        elif run.built.loaded.begins_unsettled:
+            await self._enrichment.go_on(session, chat)
         return True
 
     async def _spoken(

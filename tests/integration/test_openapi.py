@@ -35,6 +35,7 @@ BODIES: dict[str, Any] = {
     "createCampaignFact": {"text": "The lamp burns oil."},
     "createCampaignEcho": {"text": "The oil was dear."},
     "createCampaignTerm": {"term": "Lampkeeper"},
+    "compactCampaign": {"chat_id": str(uuid4())},
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }

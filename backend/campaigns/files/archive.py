@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.items import Kind
+from backend.campaigns.items import Kind, Line
 from backend.campaigns.ledger import EXISTS, State, exists
 from backend.campaigns.models import Actor
 from backend.campaigns.schemas import CampaignFields
@@ -86,6 +86,7 @@ class ChangeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
     set: dict[str, Any] = {}
     add: dict[str, Any] = {}
     remove: dict[str, Any] = {}
+    because: Line = ""
     on_path: bool = True
     undone: bool = False
     sources: Annotated[list[SourceRecord], msgspec.Meta(max_length=1_000)] = []

@@ -183,6 +183,7 @@ def _line(
             set=renumbered.members(change.set, where),
             add=renumbered.members(change.add, where),
             remove=renumbered.members(change.remove, where),
+            because=change.because,
         ),
         seq=change.seq,
         version=change.version,

@@ -177,6 +177,7 @@ def open_changes(
                 set=operations.set,
                 add=operations.add,
                 remove=operations.remove,
+                because=operations.because,
                 on_path=row.is_on_path,
                 undone=row.is_undone,
                 sources=sources.get(row.id, []),

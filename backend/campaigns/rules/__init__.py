@@ -33,11 +33,13 @@ class Mood:
     """A mood of play: what it is called, and the variants that it has.
 
     `prompt` says what a model is to do in it, where `prompts/moods/<rules>/<mood>.md` does not.
+    With `is_unsettled` nothing that happens in it is compacted before it is over.
     """
 
     name: str
     variants: Sequence[str] = ()
     prompt: str = ""
+    is_unsettled: bool = False
 
 
 class Rules(Protocol):

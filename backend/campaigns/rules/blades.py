@@ -43,7 +43,7 @@ MAX_COIN = 1_000
 
 _MOODS = {
     "scene": Mood("scene", ("encounter", "opportunity", "discovery")),
-    "action": Mood("action", ("controlled", "risky", "desperate")),
+    "action": Mood("action", ("controlled", "risky", "desperate"), is_unsettled=True),
     "aftermath": Mood("aftermath", ("clean", "costly", "setback", "disaster")),
     "downtime": Mood("downtime", ("recovery", "project", "entanglement")),
 }

@@ -34,11 +34,13 @@ def upgrade() -> None:
         "campaign_marks",
         sa.Column("id", Id(), sa.ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True),
         reference("user_id", "users.id", index=True),
-        reference("campaign_id", "campaigns.id", index=True),
+        reference("campaign_id", "campaigns.id"),
         reference("chat_id", "chats.id"),
         required("position", sa.Integer()),
+        required("version", sa.Integer()),
     )
     _index("campaign_marks", "chat_id", "position")
+    _index("campaign_marks", "campaign_id", "version")
     op.create_table(
         "campaign_proposals",
         sa.Column("id", Id(), primary_key=True),

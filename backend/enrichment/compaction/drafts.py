@@ -1,0 +1,437 @@
+"""Makes changes of a model's calls, or says what is wrong with them. Nothing here reads or writes.
+
+A call changes nothing that it does not name. Whom a mention means, the campaign's roster says: one
+who is known, somebody new, who is made once, or it is not clear which, and the user is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+
+from backend.audience import Audience, is_known_to_all, opened, stored
+from backend.campaigns.authority import Unclear
+from backend.campaigns.items import STRUCTS, Item, Kind
+from backend.campaigns.ledger import Operations, State, applied, creation, difference
+from backend.campaigns.mentions import slug
+from backend.campaigns.play.references import Held, called
+from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.roster import Roster
+from backend.chronicles.events import EventFields
+from backend.database.base import new_id
+from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.compaction.known import (
+    KnownWorld,
+    changeable,
+    key_of,
+    member_of,
+)
+from backend.enrichment.compaction.tools import UPDATERS, Call, FieldType, Updater, schema_of
+from backend.enrichment.runs import Refused
+from backend.errors import ValidationError
+from backend.generation.model import ToolCall
+from backend.generation.tool_arguments import InvalidCallError, read_arguments
+
+MAX_NAME = 200
+MAX_TEXT = 1_000
+MAX_BECAUSE = 300
+MAX_LISTED = 20
+MAX_DRAFTS = 200
+"""Changes of one run."""
+
+_WORLD = frozenset({"day", "time_of_day"})
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A change that was read out of the message at `position`.
+
+    `replaces` is the fact that a new one makes untrue. With `unclear` nothing is changed: the user
+    is asked which item is meant; `item_id` is then a new one.
+    """
+
+    kind: Kind
+    item_id: UUID
+    operations: Operations
+    position: int
+    because: str
+    replaces: UUID | None = None
+    unclear: Unclear | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedEvent:
+    """Something for the chronicle, from the messages at these positions."""
+
+    fields: EventFields
+    significance: int
+    positions: Sequence[int]
+
+
+class Drafter:
+    """Reads calls one after the other, each on the state that those before it leave.
+
+    Args:
+        known: The state that is changed.
+        references: Items by what the model was told to call them.
+        positions: Of the messages that were read, by the number that they were shown with.
+        audience: Who may know what is written, as a column holds it.
+    """
+
+    def __init__(
+        self,
+        known: KnownWorld,
+        references: Mapping[str, UUID],
+        positions: Mapping[int, int],
+        *,
+        audience: str,
+    ) -> None:
+        self.drafts: list[Drafted] = []
+        self.events: list[DraftedEvent] = []
+        self._known = known
+        self._references = references
+        self._positions = positions
+        self._audience = audience
+        self._items = dict(known.items)
+        self._made_at: dict[UUID, int] = {}
+        self._roster = Roster(known.members(), present=known.present)
+
+    def use(self, call: ToolCall) -> Refused | None:
+        """Take a call in; what is wrong with it, if it can't be, and then nothing has changed."""
+        updater = UPDATERS.get(call.name)
+        try:
+            self._draft(updater, call)
+        except (ToolRefusedError, InvalidCallError, ValidationError) as error:
+            reason = error.detail if isinstance(error, ValidationError) else str(error)
+            return Refused(tool=call.name[:60], reason=clipped(one_line(reason), MAX_TEXT))
+        return None
+
+    def _draft(self, updater: Updater | None, call: ToolCall) -> None:
+        if updater is None:
+            there = ", ".join(UPDATERS)
+            raise ToolRefusedError(call.problem or f"There is no such tool. There are {there}.")
+        if len(self.drafts) >= MAX_DRAFTS:
+            raise ToolRefusedError("There are too many changes already.")
+        asked = read_arguments(call.arguments, Call, schema_of(updater, {}))
+        positions = self._sources(asked)
+        if updater.kind == "event":
+            self._tell(asked, positions)
+        elif updater.kind == "fact":
+            self._record(asked, positions[-1])
+        else:
+            world, rest = _parted(asked) if "day" in updater.fields else (None, asked)
+            if world is not None:
+                self._change(updater, world, self._known.campaign_id, positions[-1])
+            if world is None or rest.set or rest.add or rest.remove:
+                self._update(updater, rest, positions[-1])
+
+    def _sources(self, asked: Call) -> list[int]:
+        """Positions of the lines that a call comes from, of those that were read; else the last."""
+        said = [str(each).strip().lstrip("#") for each in asked.source_turns]
+        numbers = [int(each) for each in said if each.isdecimal() and len(each) < 10]  # noqa: PLR2004
+        found = sorted({self._positions[each] for each in numbers if each in self._positions})
+        return found or [max(self._positions.values())]
+
+    def _update(self, updater: Updater, asked: Call, position: int) -> None:
+        found = self._find(updater, asked)
+        if len(found) == 1:
+            self._change(updater, asked, found[0], position)
+        elif not found:
+            self._create(updater, asked, position)
+        else:
+            operations, _ = self._operations(updater, asked, {})
+            mention = one_line(asked.name or asked.ref)
+            self._add(updater.kind, new_id(), operations, asked, position, _unclear(mention, found))
+
+    def _find(self, updater: Updater, asked: Call) -> Sequence[UUID]:
+        """The item that a call is about: several where it is not clear which, none if it is new."""
+        if updater.kind == "scene":
+            return (self._known.scene_id,) if self._known.scene_id else self._made("scene")
+        if (named := self._references.get(asked.ref.strip().upper())) is not None:
+            self._check_kind(updater, named)
+            return (named,)
+        name = one_line(asked.name or asked.ref)
+        if not name:
+            raise ToolRefusedError("Say by `ref` or `name` what it is about.")
+        if updater.kind != "entity":
+            wanted = slug(name)
+            return [
+                one
+                for one, held in self._items.items()
+                if held.kind == updater.kind and slug(called(held.state)) == wanted
+            ][:1]
+        found = self._roster.resolve(name, updater.subkinds[0]) or self._roster.resolve(name)
+        if len(found) == 1:
+            self._check_kind(updater, found[0])
+        return found
+
+    def _check_kind(self, updater: Updater, item_id: UUID) -> None:
+        held = self._items[item_id]
+        kind = held.state.get("kind", held.kind)
+        if held.kind != updater.kind or (
+            held.kind == "entity"
+            and kind not in updater.subkinds
+            # Whom a call means is clear: which of these they are, the campaign says.
+            and not {kind, updater.subkinds[0]} <= {"pc", "npc", "faction"}
+        ):
+            raise ToolRefusedError(f"{called(held.state)} is known already: it is a {kind}.")
+
+    def _change(self, updater: Updater, asked: Call, item_id: UUID, position: int) -> None:
+        held = self._items[item_id]
+        audience = stored(cast("Audience", held.state.get("audience", "public")))
+        if not is_known_to_all(audience, self._audience):
+            raise ToolRefusedError("What is read is not for all who know of it.")
+        operations, unclear = self._operations(updater, asked, held.state)
+        operations.set.pop("kind", None)
+        if not (operations.set or operations.add or operations.remove or unclear):
+            raise ToolRefusedError("It says nothing that is to change.")
+        after = self._checked(held.kind, held.state, operations)
+        position = max(position, self._made_at.get(item_id, position))
+        if difference(held.state, after).fields():  # else it is so already
+            self._items[item_id] = Held(held.kind, after)
+            self._add(held.kind, item_id, operations, asked, position)
+        if unclear is not None:
+            rest = Operations(set={unclear.field: None})
+            self._add(held.kind, item_id, rest, asked, position, unclear)
+
+    def _create(self, updater: Updater, asked: Call, position: int) -> None:
+        """Make an item, once: it is found by the calls after this one."""
+        kind = cast("Kind", updater.kind)
+        name = clipped(one_line(asked.name or asked.ref), MAX_NAME)
+        first: State = {"title" if kind in {"thread", "scene"} else "name": name}
+        if updater.subkinds:
+            first["kind"] = updater.subkinds[0]
+        operations, unclear = self._operations(updater, asked, first)
+        before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
+        fields = applied(kind, before, operations)
+        item = _converted(kind, fields)
+        made = creation(item)
+        item_id = new_id()
+        after = self._checked(kind, {}, made)
+        self._items[item_id] = Held(kind, after)
+        self._made_at[item_id] = position
+        self._add(kind, item_id, made, asked, position)
+        if kind == "entity":
+            self._roster.add(member_of(item_id, after))
+        if unclear is not None:
+            rest = Operations(set={unclear.field: None})
+            self._add(kind, item_id, rest, asked, position, unclear)
+
+    def _record(self, asked: Call, position: int) -> None:
+        """A fact. What is known already, of the same one, is not written again."""
+        text = clipped(one_line(str(asked.set.get("text") or "")), MAX_TEXT)
+        if not text:
+            raise ToolRefusedError("A fact is a sentence, in `set.text`.")
+        about, unclear = None, None
+        if mention := one_line(asked.name or asked.ref):
+            found = self._entities(mention)
+            about = found[0] if len(found) == 1 else None
+            unclear = _unclear(mention, found, "about_id") if len(found) > 1 else None
+            if not found:
+                raise ToolRefusedError(f"There is no {mention[:60]!r}: record them first.")
+        same = (
+            held.state["text"].casefold() == text.casefold()
+            and held.state.get("about_id") == (str(about) if about else None)
+            for held in self._items.values()
+            if held.kind == "fact"
+        )
+        if any(same):
+            return
+        old = self._references.get(str(asked.set.get("supersedes") or "").strip().upper())
+        if old is not None and self._items[old].kind != "fact":
+            raise ToolRefusedError("`supersedes` is the reference of a fact.")
+        position = max(position, self._made_at.get(about, position) if about else position)
+        fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
+        made, fact_id = creation(fact), new_id()
+        after = self._checked("fact", {}, made)
+        if unclear is None:
+            self._items[fact_id] = Held("fact", after)
+        self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
+
+    def _tell(self, asked: Call, positions: Sequence[int]) -> None:
+        """An event of the chronicle."""
+        given = {**asked.add, **asked.set}
+        names = EventFields.__struct_fields__
+        said = {name: _cleaned(value) for name, value in given.items() if name in names}
+        for name in ("who", "keywords"):
+            if name in said:
+                said[name] = _listed(said[name])
+        said["summary"] = said.get("summary") or one_line(asked.name)
+        if not said["summary"]:
+            raise ToolRefusedError("An event has a `set.summary`, one sentence.")
+        try:
+            fields = msgspec.convert(said, EventFields)
+            weight = msgspec.convert(given.get("significance", 3), int)
+        except msgspec.ValidationError as error:
+            raise ToolRefusedError(f"{error}.") from None
+        self.events.append(DraftedEvent(fields, min(max(weight, 1), 5), positions))
+
+    def _operations(
+        self, updater: Updater, asked: Call, state: State
+    ) -> tuple[Operations, Unclear | None]:
+        """A call's fields as the ledger's, and a reference in them that is not clear."""
+        attributes = changeable(self._known.rules, state) if state.get("kind") else {}
+        fields: dict[str, FieldType] = dict(updater.fields)
+        if updater.kind == "entity":
+            fields |= attributes
+        operations, unclear = Operations(), None
+        for how in ("set", "add", "remove"):
+            given = cast("dict[str, Any]", getattr(asked, how))
+            for name, value in given.items():
+                kind = fields.get(name)
+                if kind is None:
+                    there = ", ".join(fields)
+                    raise ToolRefusedError(
+                        f"There is no {name[:60]!r} to change; there is: {there}."
+                    )
+                is_list = kind in {"list", "references"}
+                # Of a list that is told whole nothing goes that it does not name.
+                to = operations.add if is_list and how == "set" else getattr(operations, how)
+                if name in {"objectives", "done"}:
+                    _put_objectives(operations, name, _listed(value), is_gone=how == "remove")
+                elif kind in {"reference", "references"}:
+                    mentions = _listed(value)
+                    ids, doubt = self._referred(mentions, key_of(updater, name))
+                    unclear = unclear or doubt
+                    if ids:
+                        to[key_of(updater, name)] = ids if is_list else ids[0]
+                else:
+                    to[key_of(updater, name)] = _read(name, kind, value, how)
+        return operations, unclear
+
+    def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Unclear | None]:
+        """The ids of entities that are mentioned, as far as it is clear whom is meant."""
+        ids: list[str] = []
+        for mention in mentions:
+            found = self._entities(mention)
+            if not found:
+                raise ToolRefusedError(f"There is no {mention[:60]!r}: record them first.")
+            if len(found) > 1:
+                if key == "present":
+                    raise ToolRefusedError(f"It is not clear who is meant by {mention[:60]!r}.")
+                return ids, _unclear(mention, found, key)
+            ids.append(str(found[0]))
+        return ids, None
+
+    def _entities(self, mention: str) -> Sequence[UUID]:
+        named = self._references.get(mention.strip().upper())
+        if named is not None:
+            return (named,) if self._items[named].kind == "entity" else ()
+        return self._roster.resolve(mention)
+
+    def _made(self, kind: Kind) -> list[UUID]:
+        return [one for one in self._made_at if self._items[one].kind == kind][:1]
+
+    def _checked(self, kind: Kind, before: State, operations: Operations) -> State:
+        after = applied(kind, before, operations)
+        self._known.rules.validate(kind, before, after)
+        return after
+
+    def _add(
+        self,
+        kind: Any,
+        item_id: UUID,
+        operations: Operations,
+        asked: Call,
+        position: int,
+        unclear: Unclear | None = None,
+        *,
+        replaces: UUID | None = None,
+    ) -> None:
+        because = clipped(one_line(asked.because), MAX_BECAUSE)
+        # What names an item that this run makes is there as long as that is.
+        made = [
+            at
+            for value in operations.set.values()
+            if isinstance(value, str)
+            for one, at in self._made_at.items()
+            if value == str(one)
+        ]
+        self.drafts.append(
+            Drafted(
+                kind=kind,
+                item_id=item_id,
+                operations=operations,
+                position=max([position, *made]),
+                because=because,
+                replaces=replaces,
+                unclear=unclear,
+            )
+        )
+
+
+def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Unclear:
+    return Unclear(mention=clipped(mention, MAX_NAME), candidates=list(found), field=field)
+
+
+def _parted(asked: Call) -> tuple[Call | None, Call]:
+    """What a call says of the whole world, if anything, and the rest of it."""
+    given: dict[str, dict[str, Any]] = {"set": asked.set, "add": asked.add}
+    world = {how: {k: v for k, v in each.items() if k in _WORLD} for how, each in given.items()}
+    if not any(world.values()):
+        return None, asked
+    rest = {how: {k: v for k, v in each.items() if k not in _WORLD} for how, each in given.items()}
+    replace = msgspec.structs.replace
+    return replace(asked, remove={}, **world), replace(asked, **rest)
+
+
+def _put_objectives(
+    operations: Operations, name: str, texts: Sequence[str], *, is_gone: bool
+) -> None:
+    """Objectives are put in, taken out, or done: then they stand there as such."""
+    open_ones = [{"text": text, "done": False} for text in texts]
+    done = [{"text": text, "done": True} for text in texts]
+    if name == "done":
+        operations.add.setdefault("objectives", []).extend(done)
+        operations.remove.setdefault("objectives", []).extend(open_ones)
+    elif is_gone:
+        operations.remove.setdefault("objectives", []).extend([*open_ones, *done])
+    else:
+        operations.add.setdefault("objectives", []).extend(open_ones)
+
+
+def _read(name: str, kind: FieldType, value: Any, how: str) -> Any:
+    """A value as its field holds it. Raises `ToolRefusedError`."""
+    if kind == "list":
+        return _listed(value)
+    if kind == "number":
+        number = int(value) if isinstance(value, str) and _is_number(value) else value
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ToolRefusedError(f"{name} is a number.")
+        return number
+    if how != "set":
+        raise ToolRefusedError(f"{name} is a text: use `set`.")
+    text = _cleaned(str(value) if isinstance(value, int | float) else value)
+    if not isinstance(text, str):
+        raise ToolRefusedError(f"{name} is a text.")
+    if isinstance(kind, tuple) and text not in kind:
+        raise ToolRefusedError(f"{name} is one of: {', '.join(kind)}.")
+    return text
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().lstrip("+-").isdecimal() and len(text) < 12  # noqa: PLR2004
+
+
+def _cleaned(value: Any) -> Any:
+    return clipped(one_line(value), MAX_TEXT) if isinstance(value, str) else value
+
+
+def _listed(value: Any) -> list[str]:
+    """A list of texts; one text stands for a list of it."""
+    values = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
+    texts = [_cleaned(each) for each in values[:MAX_LISTED]]
+    if not all(isinstance(each, str) for each in texts):
+        raise ToolRefusedError("A list holds texts.")
+    return [each for each in texts if each]
+
+
+def _converted(kind: Kind, fields: State) -> Item:
+    try:
+        return msgspec.convert(fields, STRUCTS[kind], strict=True)
+    except msgspec.ValidationError as error:
+        raise ToolRefusedError(f"{error}.") from None

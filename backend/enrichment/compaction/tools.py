@@ -1,0 +1,225 @@
+"""The tools by which a model brings a campaign up to date: what each one keeps, and its schema.
+
+All take `{ref | name, set{}, add{}, remove{}, because, source_turns[]}`. None deletes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from backend.campaigns.items import Kind
+from backend.campaigns.rules import AttributeType
+from backend.chronicles.events import EventKind
+from backend.generation.model import Tool
+
+FieldType = AttributeType | Literal["reference", "references"] | tuple[str, ...]
+"""What a field holds: a text, a number, texts, an item by its name, several, one of some words."""
+
+Words = Annotated[str, Meta(max_length=2_000)]
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of every tool."""
+
+    ref: Annotated[str, Meta(max_length=200)] = ""
+    name: Annotated[str, Meta(max_length=200)] = ""
+    set: Annotated[dict[str, Any], Meta(max_length=30)] = {}
+    add: Annotated[dict[str, Any], Meta(max_length=30)] = {}
+    remove: Annotated[dict[str, Any], Meta(max_length=30)] = {}
+    because: Words = ""
+    source_turns: Annotated[list[int | Annotated[str, Meta(max_length=20)]], Meta(max_length=50)]
+
+
+@dataclass(frozen=True, slots=True)
+class Updater:
+    """A tool: which items it makes and changes, and the fields of them that it knows.
+
+    Of entities and threads `subkinds` are those that it is for; the first is what it makes.
+    """
+
+    name: str
+    does: str
+    kind: Kind | Literal["event"]
+    fields: Mapping[str, FieldType]
+    subkinds: Sequence[str] = ()
+
+
+_THING: Mapping[str, FieldType] = {
+    "name": "text",
+    "status": "text",
+    "role": "text",
+    "description": "text",
+    "aliases": "list",
+}
+_PERSON: Mapping[str, FieldType] = {
+    **_THING,
+    "disposition": "text",
+    "personality": "text",
+    "wants": "text",
+    "voice": "list",
+    "location": "reference",
+}
+_THREAD: Mapping[str, FieldType] = {
+    "title": "text",
+    "summary": "text",
+    "priority": ("low", "medium", "high"),
+    "tension": ("simmering", "rising", "urgent", "critical"),
+    "status": ("open", "resolved", "failed", "dormant"),
+    "next_step": "text",
+    "giver": "reference",
+    "objectives": "list",
+    "done": "list",
+}
+_STORYLINES = ("storyline", "threat", "rumour")
+
+UPDATERS: Mapping[str, Updater] = {
+    each.name: each
+    for each in (
+        Updater(
+            "character_updater_tool",
+            "A player's character: how they are, where, and what they carry.",
+            "entity",
+            _PERSON,
+            ("pc",),
+        ),
+        Updater(
+            "npc_updater_tool",
+            "Another person, or a group of people: `kind` faction.",
+            "entity",
+            {**_PERSON, "kind": ("npc", "faction")},
+            ("npc", "faction"),
+        ),
+        Updater(
+            "environment_updater_tool",
+            "A place. `day` and `time_of_day` are of the whole world, and need no name.",
+            "entity",
+            {**_THING, "location": "reference", "day": "number", "time_of_day": "text"},
+            ("location",),
+        ),
+        Updater("quest_updater_tool", "Something to be done.", "thread", _THREAD, ("quest",)),
+        Updater(
+            "ability_updater_tool",
+            "Something that somebody can do: whose it is stands in `role`.",
+            "entity",
+            _THING,
+            ("ability",),
+        ),
+        Updater(
+            "item_updater_tool",
+            "A thing that matters by itself. What is merely carried stands in an inventory.",
+            "entity",
+            {**_THING, "location": "reference"},
+            ("item",),
+        ),
+        Updater(
+            "scene_narrative_updater_tool",
+            "The open scene; where none is open, a new one.",
+            "scene",
+            {
+                "title": "text",
+                "location": "reference",
+                "stakes": "text",
+                "type": "text",
+                "present": "references",
+                "key_moments": "list",
+            },
+        ),
+        Updater(
+            "thread_updater_tool",
+            "Something unresolved that nobody has asked for: a storyline, a threat, a rumour.",
+            "thread",
+            {**_THREAD, "kind": _STORYLINES},
+            _STORYLINES,
+        ),
+        Updater(
+            "fact_recorder_tool",
+            "A sentence that is true now, of whom `name` says: `set.text`. `set.supersedes` is the"
+            " reference of a fact that it makes untrue.",
+            "fact",
+            {"text": "text", "supersedes": "text"},
+        ),
+        Updater(
+            "clock_updater_tool",
+            "A clock of 4, 6 or 8 segments. `add.filled` ticks it.",
+            "clock",
+            {
+                "name": "text",
+                "kind": ("threat", "goal", "project"),
+                "segments": "number",
+                "filled": "number",
+                "consequence": "text",
+            },
+        ),
+        Updater(
+            "chronicle_event_tool",
+            "Something that happened and will be remembered: `set.summary`, one sentence.",
+            "event",
+            {
+                "summary": "text",
+                "kind": get_args(EventKind),
+                "day": "number",
+                "time": "text",
+                "where": "text",
+                "who": "list",
+                "keywords": "list",
+                "significance": "number",
+            },
+        ),
+    )
+}
+
+_LISTS = ("list", "references")
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "text": {"type": "string"},
+    "reference": {"type": "string", "description": "By name, or reference."},
+    "number": {"type": "integer"},
+    "list": {"type": "array", "items": {"type": "string"}},
+    "references": {"type": "array", "items": {"type": "string"}},
+}
+
+
+def offered(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[Tool]:
+    """The tools as models get them. `attributes` are those that entities have, by their kind."""
+    return [
+        Tool(each.name, each.does, schema_of(each, attributes.get(subkind, {})))
+        for each in UPDATERS.values()
+        for subkind in [each.subkinds[0] if each.subkinds else ""]
+    ]
+
+
+def schema_of(updater: Updater, attributes: Mapping[str, AttributeType]) -> dict[str, Any]:
+    """The JSON Schema of a tool's arguments, in the plain form that every provider takes."""
+    fields: Mapping[str, FieldType] = {**updater.fields, **attributes}
+    single = {name: kind for name, kind in fields.items() if kind not in _LISTS}
+    counted = {name: kind for name, kind in fields.items() if kind in (*_LISTS, "number")}
+    taken = {name: kind for name, kind in counted.items() if name != "done"}
+    about = "whom it is about" if updater.kind == "fact" else "it is called"
+    members = {
+        "ref": {"type": "string", "description": "Its reference in <world>, such as E3."},
+        "name": {"type": "string", "description": f"Without a reference: what {about}."},
+        "set": _object(single, "What is so now. What is left out stays as it is."),
+        "add": _object(counted, "Put into lists; numbers are counted up."),
+        "remove": _object(taken, "Taken out of lists; numbers are counted down."),
+        "because": {"type": "string", "description": "Why, in a few words of the story."},
+        "source_turns": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "The numbers of the new lines that say so.",
+        },
+    }
+    members = {name: each for name, each in members.items() if each.get("properties") != {}}
+    return {"type": "object", "properties": members, "required": ["because", "source_turns"]}
+
+
+def _object(fields: Mapping[str, FieldType], description: str) -> dict[str, Any]:
+    properties = {name: _schema(kind) for name, kind in fields.items()}
+    return {"type": "object", "description": description, "properties": properties}
+
+
+def _schema(kind: FieldType) -> dict[str, Any]:
+    return {"type": "string", "enum": list(kind)} if isinstance(kind, tuple) else _SCHEMAS[kind]

@@ -1,0 +1,187 @@
+"""A campaign that a scripted compactor keeps: it calls as the lines that it is shown say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sqlalchemy import select
+
+from backend.enrichment.outbox import COMPACTION
+from backend.jobs.models import Job
+from tests.fakes.openai_server import OpenAIServer, called, reply, usage
+from tests.fakes.scripted_server import Answer, Request
+from tests.integration.campaigns.seagate import Table
+from tests.support.server import Account, Running, ok
+
+API = "/api/v1"
+LINE = re.compile(r"^#(\d+) (.*)$", re.MULTILINE)
+
+Call = tuple[str, dict[str, Any]]
+
+
+class Compactor(OpenAIServer):
+    """Tells a line, and compacts: `finds` has the calls for lines with a text in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finds: dict[str, list[Call]] = {}
+        self.tells: dict[str, str] = {}
+        self.fails: list[Answer] = []
+        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests.clear()
+        self.finds, self.tells, self.fails = {}, {}, []
+        self.is_opened.set()
+
+    @contextlib.asynccontextmanager
+    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
+        """For the length of the block nothing is compacted; set once it is asked for."""
+        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
+        try:
+            yield self.is_reached
+        finally:
+            self.is_opened.set()
+
+    async def _answer(
+        self,
+        request: Request,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        if is_compaction(request):
+            self.is_reached.set()
+            await self.is_opened.wait()
+        return await super()._answer(request, answer, reader, writer)
+
+    def usual(self, request: Request) -> Answer:
+        if not request.path.endswith("/completions"):
+            return super().usual(request)
+        if is_compaction(request):
+            if self.fails:
+                return self.fails.pop(0)
+            calls = self.calls_for(shown(request))
+            return called(*calls) if calls else reply("Nothing.", used=usage(100, 10))
+        system = str(request.body["messages"][0]["content"])
+        if "response_format" in request.body or system.startswith("Task: glossary"):
+            return reply(json.dumps({"why": "", "significant": False, "kinds": [], "terms": []}))
+        if system.startswith("Task: rolling summary"):
+            return reply("So it went.")
+        line = str(request.body["messages"][-1]["content"])
+        told = next((told for said, told in self.tells.items() if said in line), "So it is.")
+        return reply(told)
+
+    def calls_for(self, asked: str) -> list[Call]:
+        """The calls for the new lines, each from its line."""
+        inside = asked.partition("<new_lines>\n")[2]
+        return [
+            (name, {"because": text, "source_turns": [int(number)], **arguments})
+            for number, text in LINE.findall(inside)
+            for said, calls in self.finds.items()
+            if said in text
+            for name, arguments in calls
+        ]
+
+    @property
+    def asked(self) -> list[str]:
+        """What was to be compacted, call by call."""
+        return [shown(request) for request in self.requests if is_compaction(request)]
+
+
+def is_compaction(request: Request) -> bool:
+    messages: list[Any] = (request.body.get("messages") if request.body else None) or []
+    return bool(messages) and str(messages[0]["content"]).startswith("Task: compaction")
+
+
+def shown(request: Request) -> str:
+    return str(request.body["messages"][1]["content"])
+
+
+def lines_of(asked: str) -> list[str]:
+    """The new lines that a request has, without who says them."""
+    inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
+    return [text.partition(": ")[2] for _, text in LINE.findall(inside)]
+
+
+class Evening:
+    """A chat of a campaign whose owner agreed to it; nothing is compacted but as tests say."""
+
+    def __init__(self, server: Running, table: Table, chat: str) -> None:
+        self.server, self.table, self.chat = server, table, chat
+        self.ada: Account = table.account
+
+    async def turn(self, text: str = "Go on.", **body: Any) -> str:
+        """Take a turn, and wait until what is due is compacted; the id of its reply."""
+        events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
+        assert events[-1].name == "turn.completed", events[-1]
+        await self.at_rest()
+        return str(events[0].data["reply_id"])
+
+    async def at_rest(self, *, states: frozenset[str] = frozenset({"done", "dead"})) -> None:
+        """Wait until no compaction of the chat is to be done."""
+        query = select(Job.state).where(Job.kind == COMPACTION, Job.payload.contains(self.chat))
+        async with asyncio.timeout(30):
+            while True:
+                async with self.server.parts.database.read() as session:
+                    found = set(await session.scalars(query))
+                if found <= states:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def compact(self, **body: Any) -> dict[str, Any]:
+        answer = await self.table.ask("POST", "/compact", json={"chat_id": self.chat, **body})
+        view: dict[str, Any] = ok(answer, 202)
+        return view
+
+    async def compacted(self) -> None:
+        """Compact by hand, and wait for it."""
+        await self.compact()
+        await self.at_rest()
+
+    async def entity(self, name: str) -> dict[str, Any] | None:
+        page = await self.table.get("/entities", q=name)
+        return next((each for each in page["items"] if each["name"] == name), None)
+
+    async def items(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.table.get(f"/{kind}"))["items"]
+        return found
+
+    async def changes(self, *, all_of_them: bool = False) -> list[dict[str, Any]]:
+        """What compactions have changed and counts, the oldest first."""
+        page = await self.table.get("/changes", limit=200)
+        found = [each for each in page["items"][::-1] if each["actor"] == "compactor"]
+        return [each for each in found if all_of_them or each["counts"]]
+
+    async def runs(self) -> list[dict[str, Any]]:
+        found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        return [each for each in found if each["kind"] == "compaction"]
+
+    async def prompt(self, text: str = "Well?", **query: Any) -> list[dict[str, Any]]:
+        """The messages of the prompt that the next turn would have."""
+        asked = {"text": text, "prompt": "true", **query}
+        answer = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/context", params=asked))
+        messages: list[dict[str, Any]] = answer["messages"]
+        return messages
+
+
+async def evening(server: Running, table: Table, **settings: Any) -> Evening:
+    """A chat with Mara in it; without `compaction_interval` it is compacted by hand alone."""
+    await table.change("", settings={"compaction_interval": 100, **settings})
+    character = await table.account.new_character(name="Mara", first_mes="")
+    chat = await table.account.new_chat(
+        campaign_id=table.campaign["id"], character_ids=[character["id"]]
+    )
+    path = f"{API}/chats/{chat['id']}/settings"
+    ok(await table.account.client.patch(path, json={"chronicle_enabled": True}))
+    return Evening(server, table, chat["id"])
+
+
+def npc(name: str, **fields: Any) -> Call:
+    return "npc_updater_tool", {"name": name, "set": fields}
