@@ -21,6 +21,7 @@ from backend.campaigns.history import HistoryService
 from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
+from backend.campaigns.proposal_service import ProposalService
 from backend.campaigns.scene_audiences import SceneAudiences
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
@@ -164,6 +165,7 @@ class Services:
         self.campaigns = CampaignService(database)
         self.campaign_items = ItemService(database)
         self.campaign_history = HistoryService(database)
+        self.campaign_proposals = ProposalService(database)
         names = NameCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)

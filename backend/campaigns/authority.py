@@ -321,7 +321,7 @@ async def changes_since(
             by: Any = "user" if row.actor == "import" else row.actor
             is_creation = EXISTS in operations.set
             told = Told(
-                operations=_filled_in(row.kind, operations) if is_creation else operations,
+                operations=filled_in(row.kind, operations) if is_creation else operations,
                 by="undone" if row.is_undone else by,
                 at=row.created_at,
                 position=row.position,
@@ -355,7 +355,7 @@ def _careful(state: State, operations: Operations) -> Operations:
     return Operations(set=kept, add=added, remove=operations.remove)
 
 
-def _filled_in(kind: Kind, creation: Operations) -> Operations:
+def filled_in(kind: Kind, creation: Operations) -> Operations:
     """Of a change that makes an item, the fields that are not as every new one has them."""
     usual = {
         each.name: each.default if each.default_factory is NODEFAULT else each.default_factory()

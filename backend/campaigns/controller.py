@@ -17,6 +17,7 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.history import HistoryService
 from backend.campaigns.item_controller import ITEM_CONTROLLERS
+from backend.campaigns.proposal_controller import ProposalController
 from backend.campaigns.rules import known_rules
 from backend.campaigns.schemas import (
     CampaignContextView,
@@ -279,6 +280,7 @@ class CampaignController(Controller):
 CONTROLLERS: tuple[type[Controller], ...] = (
     CampaignController,
     *ITEM_CONTROLLERS,
+    ProposalController,
 )
 
 

@@ -23,6 +23,30 @@ class CampaignChangeNotFoundError(NotFoundError):
     slug, title = "campaign-change-not-found", "No such change in this campaign"
 
 
+class ProposalNotFoundError(NotFoundError):
+    """No such proposal in this campaign."""
+
+    slug, title = "proposal-not-found", "No such proposal in this campaign"
+
+
+class ProposalDecidedError(ConflictError):
+    """It was decided the other way before."""
+
+    slug, title = "proposal-decided", "The proposal was decided already"
+
+
+class ProposalNotToldError(ConflictError):
+    """No chat of the campaign tells the message any more that the proposal comes from."""
+
+    slug, title = "proposal-not-told", "The proposal's message is on another branch"
+
+
+class ProposalTargetGoneError(ConflictError):
+    """What the proposal would change was deleted, or is of another branch."""
+
+    slug, title = "proposal-target-gone", "What the proposal is about is gone"
+
+
 class CampaignVersionNotFoundError(NotFoundError):
     """The campaign has not had that version."""
 

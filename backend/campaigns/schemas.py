@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from backend.campaigns.items import MAX_DAY, STRUCTS, Attributes, Item, Kind, Line, Name, Text
-from backend.campaigns.models import Actor
+from backend.campaigns.models import Actor, ProposalReason, ProposalState
 from backend.campaigns.play.dice import DiceMode
 from backend.wire import MAX_INTEGER
 
@@ -141,6 +141,48 @@ class ChangePage(msgspec.Struct, kw_only=True):
 
     items: list[ChangeView]
     next: int | None
+
+
+class Contradicted(msgspec.Struct, kw_only=True):
+    """A fact that a proposed one contradicts: its text when that was proposed, and now.
+
+    `now` is null where it is no longer in force.
+    """
+
+    id: UUID
+    then: str
+    now: str | None
+
+
+class ProposalView(msgspec.Struct, kw_only=True):
+    """A change that was read out of a message and waits for its user's decision.
+
+    `then`, `now` and `proposed` hold the same fields: as they were when the change was proposed, as
+    they are, and as accepting would leave them; `then` and `now` are empty where an item is new.
+    `conflicts` says for each field who has the last word on it: its lock (`locked`), who changed it
+    (`user`, `tool`, `compactor`), or the user who took the change back (`undone`). Where it is not
+    clear which item a `mention` means, `candidates` are those that it may. `revision` is that of
+    what would change.
+    """
+
+    id: UUID
+    state: ProposalState
+    reason: ProposalReason
+    target: Target
+    is_new: bool
+    because: str
+    chat_id: UUID
+    message_id: UUID
+    then: dict[str, Any]
+    now: dict[str, Any]
+    proposed: dict[str, Any]
+    conflicts: dict[str, str]
+    contradicts: Contradicted | None
+    mention: str
+    candidates: list[Target]
+    revision: int
+    created_at: datetime
+    updated_at: datetime
 
 
 class VersionView(msgspec.Struct, kw_only=True):

@@ -15,19 +15,20 @@ from sqlalchemy import select, update
 
 from backend.audience import GM, stored
 from backend.campaigns import ledger_store
-from backend.campaigns.authority import Draft, Judged, Unclear, judged
+from backend.campaigns.authority import Judged, Unclear
 from backend.campaigns.history import HistoryService
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.items import Entity, Fact, Item, Kind
 from backend.campaigns.ledger import EXISTS, Operations, State, creation
 from backend.campaigns.models import Actor, CampaignChange, CampaignProposal
-from backend.campaigns.proposals import MAX_OPEN, keep
+from backend.campaigns.proposals import MAX_OPEN
 from backend.campaigns.records import ItemKey, get_campaign, item_states
 from backend.campaigns.schemas import NewCampaign
 from backend.campaigns.service import CampaignService
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from tests.integration.campaigns.drafting import compact
 from tests.integration.chats.trees import Grove, sign_up
 from tests.support.thorough import rounds
 
@@ -97,20 +98,14 @@ class Story:
 
     async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Judged, int]:
         """Judge drafts of a line, write what may be, keep the others: and how many were."""
-        async with self.database.write() as session:
-            campaign = await get_campaign(session, self.identity, self.campaign_id, lock=True)
-            message = await session.get_one(Message, line)
-            chat = await session.get_one(Chat, message.chat_id)
-            made = [Draft(message=message, because="It says so.", **each) for each in drafts]
-            sealer = self.identity.sealer
-            found = await judged(session, sealer, campaign, made, since=self.since)
-            changes = [draft.change for draft in found.drafts]
-            if changes:
-                await ledger_store.append(
-                    session, sealer, campaign, changes, actor="compactor", message=message
-                )
-            kept = await keep(session, sealer, campaign, chat, found.proposals)
-        return found, kept
+        return await compact(
+            self.database,
+            self.identity,
+            self.campaign_id,
+            *drafts,
+            line=line,
+            since=self.since,
+        )
 
     async def proposals(self) -> list[CampaignProposal]:
         async with self.database.read() as session:

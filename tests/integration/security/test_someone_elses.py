@@ -14,11 +14,17 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from PIL import Image
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from backend.campaigns.authority import Unclear
+from backend.campaigns.ledger import Operations
+from backend.campaigns.models import CampaignProposal
+from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.openapi import operation_id
+from tests.integration.campaigns.drafting import compact
+from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
 from tests.support.memory import settled
@@ -155,6 +161,25 @@ async def play(owner: Account) -> dict[str, str]:
     return {**ids, "scene_id": ids["scenes/item_id"], "change_id": change["id"]}
 
 
+async def proposal_of(
+    server: Running, owner: Account, campaign: dict[str, str], *, line: str
+) -> str:
+    """What a line may say of one of two people, for the owner to decide."""
+    people = [UUID(campaign["item_id"])] * 2
+    draft = {
+        "kind": "entity",
+        "item_id": uuid4(),
+        "operations": Operations(set={"role": "Lampkeeper"}),
+        "unclear": Unclear(mention="the keeper", candidates=people),
+    }
+    identity, database = await identity_of(server, owner), server.parts.database
+    campaign_id = UUID(campaign["campaign_id"])
+    await compact(database, identity, campaign_id, draft, line=UUID(line), since=now())
+    async with database.read() as session:
+        query = select(CampaignProposal.id).where(CampaignProposal.campaign_id == campaign_id)
+        return str(await session.scalar(query))
+
+
 async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:
     """Give an account one thing of each kind."""
     client = owner.client
@@ -182,6 +207,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     link = {"state": "linked"}
     ok(await client.put(f"{API}/chats/{chat['id']}/lorebooks/{book}", json=link))
     campaign = await play(owner)
+    proposal_id = await proposal_of(server, owner, campaign, line=reply_id)
     _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
@@ -195,6 +221,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "lorebook_id": book,
             "entry_id": entry,
             **campaign,
+            "proposal_id": proposal_id,
             "chronicle_id": chronicle_id,
             "event_id": event_id,
             "run_id": run["id"],

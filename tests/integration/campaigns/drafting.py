@@ -1,0 +1,39 @@
+"""What the compactor does with its drafts, for tests of what becomes of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from backend.accounts.identity import Identity
+from backend.campaigns import ledger_store
+from backend.campaigns.authority import Draft, Judged, judged
+from backend.campaigns.proposals import keep
+from backend.campaigns.records import get_campaign
+from backend.chats.models import Chat, Message
+from backend.database.engine import Database
+
+
+async def compact(
+    database: Database,
+    identity: Identity,
+    campaign_id: UUID,
+    *drafts: dict[str, Any],
+    line: UUID,
+    since: datetime,
+) -> tuple[Judged, int]:
+    """Judge drafts of a line, write what may be, keep the others: and how many those were."""
+    async with database.write() as session:
+        campaign = await get_campaign(session, identity, campaign_id, lock=True)
+        message = await session.get_one(Message, line)
+        chat = await session.get_one(Chat, message.chat_id)
+        made = [Draft(message=message, because="It says so.", **each) for each in drafts]
+        found = await judged(session, identity.sealer, campaign, made, since=since)
+        changes = [draft.change for draft in found.drafts]
+        if changes:
+            await ledger_store.append(
+                session, identity.sealer, campaign, changes, actor="compactor", message=message
+            )
+        kept = await keep(session, identity.sealer, campaign, chat, found.proposals)
+    return found, kept

@@ -1,0 +1,324 @@
+"""Proposals over HTTP: both sides, accepted, refused, and where their line is told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from backend.accounts.identity import Identity
+from backend.campaigns.authority import Unclear
+from backend.campaigns.items import Entity, Fact
+from backend.campaigns.ledger import Operations, creation
+from backend.database.base import new_id, now
+from tests.integration.campaigns.drafting import compact
+from tests.integration.campaigns.seagate import Table, seagate
+from tests.integration.turns.seeding import identity_of
+from tests.support.server import Running, ok, problem
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+API = "/api/v1"
+
+
+class Compacted:
+    """A chat of Seagate whose last line drafts are read from."""
+
+    def __init__(self, server: Running, table: Table, identity: Identity, chat: str) -> None:
+        self.server, self.table, self.identity, self.chat = server, table, identity, chat
+        self.people: dict[str, str] = {}
+        self.line = ""
+
+    async def turn(self, **body: Any) -> str:
+        events = await self.table.account.turn(self.chat, **(body or {"text": "Go on."}))
+        self.line = str(events[0].data["reply_id"])
+        return self.line
+
+    async def draft(self, item: str, **fields: Any) -> int:
+        """What is read: fields of an item. How many proposals came of it."""
+        return await self.drafts(
+            {
+                "kind": "entity",
+                "item_id": UUID(self.people.get(item, item)),
+                "operations": Operations(set=fields),
+            }
+        )
+
+    async def drafts(self, *drafts: dict[str, Any], audience: str = "public") -> int:
+        _, kept = await compact(
+            self.server.parts.database,
+            self.identity,
+            UUID(self.table.campaign["id"]),
+            *({"audience": audience, **each} for each in drafts),
+            line=UUID(self.line),
+            since=now() - timedelta(hours=1),
+        )
+        return kept
+
+    async def open(self, **query: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.table.get("/proposals", **query))["items"]
+        return found
+
+    async def decide(self, proposal: dict[str, Any], how: str, **more: Any) -> Any:
+        return await self.table.ask("POST", f"/proposals/{proposal['id']}/{how}", **more)
+
+    async def entity(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self.table.get(f"/entities/{self.people[name]}")
+        return found
+
+
+@pytest.fixture
+async def story(server: Running, table: Table) -> Compacted:
+    chat = await table.account.new_chat(campaign_id=table.campaign["id"])
+    identity = await identity_of(server, table.account)
+    story = Compacted(server, table, identity, chat["id"])
+    story.people = await seagate(table)
+    await table.change(f"/entities/{story.people['marlena']}", locked=["status"])
+    await story.turn()
+    return story
+
+
+async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
+    story: Compacted,
+) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    assert proposal["target"] == {
+        "kind": "entity", "id": story.people["marlena"], "name": "Marlena",
+    }  # fmt: skip
+    assert (proposal["reason"], proposal["conflicts"]) == ("locked", {"status": "locked"})
+    assert proposal["then"] == proposal["now"] == {"status": "active"}
+    assert proposal["proposed"] == {"status": "dead"}
+    assert (proposal["message_id"], proposal["because"]) == (story.line, "It says so.")
+    await story.table.change(f"/entities/{story.people['marlena']}", status="in hiding")
+    [proposal] = await story.open()
+    assert (proposal["then"], proposal["now"]) == ({"status": "active"}, {"status": "in hiding"})
+
+
+async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    for _ in range(2):
+        accepted = ok(await story.decide(proposal, "accept"))
+        assert accepted["state"] == "accepted"
+    marlena = await story.entity("marlena")
+    assert (marlena["status"], marlena["locked"]) == ("dead", ["status"])
+    changes = (await story.table.get("/changes"))["items"]
+    [change] = [each for each in changes if each["set"].get("status") == "dead"]
+    assert (change["actor"], change["message_id"]) == ("user", story.line)
+    assert await story.open() == []
+    assert [each["id"] for each in await story.open(state="accepted")] == [proposal["id"]]
+    problem(await story.decide(proposal, "refuse"), 409, "proposal-decided")
+
+
+async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    for _ in range(2):
+        assert ok(await story.decide(proposal, "refuse"))["state"] == "refused"
+    problem(await story.decide(proposal, "accept"), 409, "proposal-decided")
+    assert (await story.entity("marlena"))["status"] == "active"
+    assert await story.draft("marlena", status="dead") == 0
+    assert await story.open() == []
+    assert len(await story.open(state="refused")) == 1
+
+
+async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    match = {"if-match": f'"{proposal["revision"]}"'}
+    await story.table.change(f"/entities/{story.people['marlena']}", role="Keeper")
+    stale = await story.decide(proposal, "accept", headers=match)
+    problem(stale, 412, "revision-mismatch")
+    [proposal] = await story.open()
+    match = {"if-match": f'"{proposal["revision"]}"'}
+    ok(await story.decide(proposal, "accept", headers=match))
+    assert (await story.entity("marlena"))["status"] == "dead"
+
+
+async def test_a_proposal_that_has_come_true_is_gone_while_it_is(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    path = f"/entities/{story.people['marlena']}"
+    await story.table.change(path, status="dead")
+    assert await story.open() == []
+    await story.table.change(path, status="alive")
+    assert len(await story.open()) == 1
+    ok(await story.table.ask("DELETE", path), 204)
+    assert await story.open() == []
+
+
+async def test_what_is_gone_can_not_be_changed(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    ok(await story.table.ask("DELETE", f"/entities/{story.people['marlena']}"), 204)
+    problem(await story.decide(proposal, "accept"), 409, "proposal-target-gone")
+    ok(await story.decide(proposal, "refuse"))
+
+
+async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    await story.draft("marlena", status="gone")
+    dead, gone = await story.open()
+    ok(await story.decide(dead, "accept"))
+    first = story.line
+    await story.turn(regenerate_of=first)
+    assert await story.open() == []
+    assert (await story.entity("marlena"))["status"] == "active"
+    problem(await story.decide(gone, "accept"), 409, "proposal-not-told")
+    ok(await story.table.account.client.post(f"{API}/messages/{first}/activate"))
+    assert [each["id"] for each in await story.open()] == [gone["id"]]
+    assert (await story.entity("marlena"))["status"] == "dead"
+
+
+async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    client = story.table.account.client
+    fork = ok(
+        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
+    )
+    [proposal] = await story.open()
+    assert proposal["chat_id"] == story.chat
+    ok(await client.delete(f"{API}/chats/{story.chat}"), 204)
+    [proposal] = await story.open()
+    assert proposal["chat_id"] == fork["id"]
+    ok(await story.decide(proposal, "accept"))
+    ok(await client.delete(f"{API}/chats/{fork['id']}"), 204)
+    assert await story.open() == await story.open(state="accepted") == []
+
+
+async def test_what_is_accepted_counts_while_any_copy_of_its_line_is_told(
+    story: Compacted,
+) -> None:
+    await story.draft("marlena", status="dead")
+    client = story.table.account.client
+    fork = ok(
+        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
+    )
+    [proposal] = await story.open()
+    ok(await story.decide(proposal, "accept"))
+    ok(await client.delete(f"{API}/messages/{story.line}"))
+    assert (await story.entity("marlena"))["status"] == "dead"
+    copy = (await story.table.account.messages(fork["id"]))[-1]
+    ok(await client.delete(f"{API}/messages/{copy['id']}"))
+    assert (await story.entity("marlena"))["status"] == "active"
+    assert await story.open(state="accepted") == []
+
+
+async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
+    story: Compacted,
+) -> None:
+    holt = story.people["holt"]
+    honest = await story.table.add("facts", text="Holt is honest.", about_id=holt)
+    lies = {
+        "kind": "fact",
+        "item_id": new_id(),
+        "operations": creation(Fact(text="Holt lies.", about_id=UUID(holt))),
+        "replaces": UUID(honest["id"]),
+    }
+    assert await story.drafts(lies) == 1
+    [proposal] = await story.open()
+    assert (proposal["reason"], proposal["is_new"]) == ("contradicts", True)
+    assert proposal["contradicts"] == {
+        "id": honest["id"], "then": "Holt is honest.", "now": "Holt is honest.",
+    }  # fmt: skip
+    assert proposal["proposed"] == {"text": "Holt lies.", "about_id": holt}
+    ok(await story.decide(proposal, "accept"))
+    facts = {each["text"]: each for each in (await story.table.get("/facts"))["items"]}
+    assert facts["Holt is honest."]["superseded_by"] == facts["Holt lies."]["id"]
+
+
+@pytest.mark.parametrize("field", ["", "about_id"])
+async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) -> None:
+    people = [UUID(story.people[name]) for name in ("holt", "marlena")]
+    await story.drafts(
+        {
+            "kind": "fact" if field else "entity",
+            "item_id": new_id(),
+            "operations": creation(Fact(text="He lies."))
+            if field
+            else Operations(set={"role": "Spy"}),
+            "unclear": Unclear(mention="the Inspector", candidates=people, field=field),
+        }
+    )
+    [proposal] = await story.open()
+    assert (proposal["reason"], proposal["mention"]) == ("uncertain", "the Inspector")
+    assert [each["name"] for each in proposal["candidates"]] == ["Inspector Holt", "Marlena"]
+    for query in ({}, {"item_id": story.people["jake"]}):
+        bad = await story.decide(proposal, "accept", params=query)
+        problem(bad, 422, "validation-failed")
+    assert len(await story.open()) == 1
+    ok(await story.decide(proposal, "accept", params={"item_id": story.people["holt"]}))
+    if field:
+        [fact] = (await story.table.get("/facts"))["items"]
+        assert (fact["text"], fact["about_id"]) == ("He lies.", story.people["holt"])
+    else:
+        assert (await story.entity("holt"))["role"] == "Spy"
+
+
+async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacted) -> None:
+    bob = await story.table.add("entities", kind="npc", name="Bob", role="Cook")
+    ok(await story.table.ask("DELETE", f"/entities/{bob['id']}"), 204)
+    again = {
+        "kind": "entity",
+        "item_id": new_id(),
+        "operations": creation(Entity(kind="npc", name="Bob", role="Cook")),
+    }
+    assert await story.drafts(again) == 1
+    [proposal] = await story.open()
+    assert (proposal["is_new"], proposal["now"]) == (True, {})
+    assert proposal["proposed"] == {"kind": "npc", "name": "Bob", "role": "Cook"}
+    ok(await story.decide(proposal, "accept"))
+    found = (await story.table.get("/entities", q="Bob"))["items"]
+    assert [each["id"] for each in found] == [str(again["item_id"])]
+
+
+async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Compacted) -> None:
+    holt, jake = story.people["holt"], story.people["jake"]
+    await story.table.change(f"/entities/{holt}", locked=["wants"])
+    await story.draft("marlena", status="dead")
+    await story.drafts(
+        {"kind": "entity", "item_id": UUID(holt), "operations": Operations(set={"wants": "gold"})},
+        audience="gm",
+    )
+    assert len(await story.open()) == 2
+    for viewpoint in ("public", jake):
+        [known] = await story.open(viewpoint=viewpoint)
+        assert known["target"]["name"] == "Marlena"
+    # What is limited later is limited for proposals too.
+    await story.table.change(f"/entities/{story.people['marlena']}", audience=[holt])
+    assert await story.open(viewpoint=jake) == []
+    assert len(await story.open(viewpoint=holt)) == 1
+    nobody = await story.table.ask("GET", "/proposals", params={"viewpoint": str(new_id())})
+    problem(nobody, 422, "validation-failed")
+
+
+async def test_a_line_that_is_limited_later_takes_its_proposals_along(story: Compacted) -> None:
+    await story.draft("marlena", status="dead")
+    client = story.table.account.client
+    ok(await client.patch(f"{API}/messages/{story.line}", json={"audience": "gm"}))
+    assert await story.open(viewpoint="public") == []
+    assert len(await story.open()) == 1
+
+
+async def test_proposals_come_in_pages(story: Compacted) -> None:
+    for number in range(3):
+        await story.draft("marlena", status=f"status {number}")
+    first = await story.table.get("/proposals", limit=2)
+    rest = await story.table.get("/proposals", limit=2, after=first["next"])
+    shown = [each["proposed"]["status"] for each in (*first["items"], *rest["items"])]
+    assert (shown, rest["next"]) == (["status 0", "status 1", "status 2"], None)
+
+
+async def test_someone_elses_proposals_do_not_exist(story: Compacted, server: Running) -> None:
+    await story.draft("marlena", status="dead")
+    [proposal] = await story.open()
+    async with server.account("eve") as eve:
+        path = f"{story.table.path}/proposals"
+        problem(await eve.client.get(path), 404, "campaign-not-found")
+        for how in ("accept", "refuse"):
+            answer = await eve.client.post(f"{path}/{proposal['id']}/{how}")
+            problem(answer, 404, "campaign-not-found")
+    other = await story.table.ask("POST", f"/proposals/{new_id()}/accept")
+    problem(other, 404, "proposal-not-found")
