@@ -20,6 +20,7 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Chapter, Scene
 from backend.campaigns.ledger import Operations, item_of
 from backend.campaigns.ledger_store import Change, read_operations
+from backend.campaigns.marks import IS_COMPACTED
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Chat, Message
 from backend.cpu_pool import unhurried
@@ -47,6 +48,7 @@ _COMPRESSED = (
         CampaignItem.exists,
         ~CampaignItem.is_live,
         CampaignChange.actor == "compactor",
+        ~IS_COMPACTED,
         CampaignChange.is_on_path,
         ~CampaignChange.is_undone,
         ChangeSource.chat_id == bindparam("chat"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -47,8 +47,22 @@ _BEGUN = select(func.min(ChangeSource.position)).where(
 )
 
 
+_QUOTED = (
+    select(CampaignChange.item_id)
+    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+    .where(
+        ChangeSource.message_id == bindparam("message"),
+        CampaignChange.actor == "compactor",
+        CampaignChange.is_on_path,
+        CampaignItem.kind == "fact",
+    )
+)
+"""Facts that were read out of a message."""
+
+
 class SceneAudiences(AudienceChanged):
-    """Narrows scenes, their threads and chapters to the audience of the messages they come from."""
+    """Narrows scenes, their threads, facts and chapters to the audience of their messages."""
 
     async def audience_changed(
         self,
@@ -76,9 +90,11 @@ class SceneAudiences(AudienceChanged):
                     CampaignChange.campaign_id == campaign.id, CampaignChange.version == row.version
                 )
                 wanted.update(await session.scalars(made))
+        quoted = set(await session.scalars(_QUOTED, {"message": message.id}))
         query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.audience).where(
-            CampaignItem.id.in_(wanted),
-            CampaignItem.kind.in_(("scene", "thread")),
+            CampaignItem.id.in_(wanted | quoted),
+            or_(CampaignItem.kind != "fact", CampaignItem.id.in_(quoted)),
+            CampaignItem.kind.in_(("scene", "thread", "fact")),
             CampaignItem.exists,
         )
         changes: list[Change] = []

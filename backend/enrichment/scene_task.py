@@ -1,4 +1,4 @@
-"""Scenes compressed: a summary, key moments, threads that follow, and what the world is now.
+"""Scenes compressed: a summary, key moments, threads, what the world is now, what is quoted.
 
 What a scene leaves behind is a change of the last message that was read for it: it counts while
 that message is told. What is compressed again builds on what was, behind the lines that it covers.
@@ -23,6 +23,7 @@ from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.play.deltas import FieldDelta
+from backend.campaigns.play.table import Table
 from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import find_campaign, open_campaign, open_item
 from backend.campaigns.scenes import find_span
@@ -38,6 +39,7 @@ from backend.enrichment.pipeline import (
 from backend.enrichment.runs import Refused, RunDetail
 from backend.enrichment.scene_consequences import Seed, new_threads
 from backend.enrichment.scene_deltas import compared, scene_table, shown_items, told_since
+from backend.enrichment.scene_quotes import Quote, quoted_facts
 from backend.enrichment.summary_task import plain
 from backend.generation.model import (
     ModelMalformedAnswerError,
@@ -54,6 +56,7 @@ MAX_MOMENTS = 5
 MAX_MOMENT = 400
 MAX_SEEDS = 3
 MAX_CHANGES = 12
+MAX_KEPT = 8
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ class _Answer(msgspec.Struct, frozen=True):
     key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
     seeds: list[Seed] = []
     changes: list[FieldDelta] = []
+    kept: list[Quote] = []
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -72,9 +76,10 @@ class _Said(msgspec.Struct, frozen=True):
     key_moments: list[str]
     seeds: list[dict[str, Any]] = []
     changes: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
 
 
-SCHEMA = {**plain_schema(_Answer), "required": ["summary", "key_moments", "seeds", "changes"]}
+SCHEMA = {**plain_schema(_Answer), "required": list(_Answer.__struct_fields__)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,7 @@ class SceneProposal:
     key_moments: Sequence[str]
     seeds: Sequence[Seed]
     deltas: Sequence[FieldDelta]
+    quotes: Sequence[Quote]
     refused: Sequence[Refused]
     note: str = ""
 
@@ -178,7 +184,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             lines=work.lines,
         )
         system = prompts["enrichment/scene"].render(
-            words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES
+            words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
         said = await self.ask(work, prompt, SCHEMA, _Said)
@@ -188,19 +194,24 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
         seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
         deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
+        quotes, bad_quotes = _read(said.kept[:MAX_KEPT], Quote, "quote")
         return SceneProposal(
             summary=summary,
             key_moments=[each for each in moments if each][:MAX_MOMENTS],
             seeds=seeds,
             deltas=deltas,
-            refused=[*bad_seeds, *bad_deltas],
+            quotes=quotes,
+            refused=[*bad_seeds, *bad_deltas, *bad_quotes],
             note=self.note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: SceneWork, proposal: SceneProposal
     ) -> RunDetail:
-        """Write all of it as changes of the last line that was read, if nothing has moved."""
+        """Write all of it as changes of the last line that was read, if nothing has moved.
+
+        What is quoted follows from its own line.
+        """
         found = await self._scene(session, chat, lock=True)
         span = await find_span(session, work.scene_id, chat.id)
         if (
@@ -221,10 +232,26 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         threads, refused = await new_threads(
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )
-        deltas, others = await self._changes(session, chat, campaign, work, proposal)
+        text, audience = "\n".join(work.lines), work.audience
+        table = await scene_table(session, self.sealer, campaign, text, audience=audience)
+        facts, unquoted = await quoted_facts(
+            session,
+            self.sealer,
+            campaign,
+            proposal.quotes,
+            lines=work.lines,
+            versions=work.versions,
+            table=table,
+        )
+        deltas, others = await self._changes(session, chat, table, work, proposal)
         changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
         await ledger_store.append(
-            session, self.sealer, campaign, changes, actor="compactor", message=message
+            session,
+            self.sealer,
+            campaign,
+            [*changes, *(fact.change for fact in facts)],
+            actor="compactor",
+            sources=[*([message] * len(changes)), *(fact.message for fact in facts)],
         )
         campaign.compactions += 1
         if scene.status == "closed":
@@ -233,7 +260,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             message_ids=list(work.message_ids),
             significant=True,
             why=", ".join(change.operations.set["title"] for change in threads),
-            refused=[*proposal.refused, *refused, *others],
+            refused=[*proposal.refused, *refused, *unquoted, *others],
             note=proposal.note,
         )
 
@@ -241,15 +268,13 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         self,
         session: AsyncSession,
         chat: Chat,
-        campaign: Campaign,
+        table: Table,
         work: SceneWork,
         proposal: SceneProposal,
     ) -> tuple[list[Change], list[Refused]]:
         """What the scene changed that the ledger does not have, as things are now."""
         if not proposal.deltas:
             return [], []
-        text = "\n".join(work.lines)
-        table = await scene_table(session, self.sealer, campaign, text, audience=work.audience)
         since = await told_since(
             session,
             self.sealer,
