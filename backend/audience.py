@@ -77,7 +77,9 @@ def own_column(viewpoint: Viewpoint) -> str:
     return stored([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
 
 
-def known_to(viewpoint: Viewpoint, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def known_to(
+    viewpoint: Viewpoint, column: InstrumentedAttribute[str] | ColumnElement[str]
+) -> ColumnElement[bool]:
     """The condition that a viewpoint may know a row with this audience."""
     if viewpoint == GM:
         return true()

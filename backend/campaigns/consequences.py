@@ -10,7 +10,7 @@ from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import Viewpoint
-from backend.campaigns.index_source import CampaignSource
+from backend.campaigns.index_source import read_items, recalled
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
@@ -100,9 +100,8 @@ async def find_consequences(
         return {}
     current = {row.item_id: row.item_id for row in rows}
     current |= await _current(session, sealer, [row.item_id for row in rows if not row.is_live])
-    items = await CampaignSource().recall(
-        session, sealer, set(current.values()), viewpoint=viewpoint
-    )
+    read = await read_items(session, sealer, current.values(), viewpoint)
+    items = await recalled(session, sealer, read, viewpoint)
     found: dict[UUID, list[Recalled]] = {}
     for row in rows:
         item = items.get(current[row.item_id])

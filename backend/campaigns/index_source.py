@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
@@ -16,7 +16,7 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED, Entity, Fact, Item, Thread
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.database.base import chunks, unindexed
+from backend.database.base import chunks, table_of, unindexed
 from backend.memory.documents import Document, item_documents
 from backend.memory.index.protocol import Kind
 from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
@@ -30,13 +30,49 @@ FACTS_TOLD = 5
 MAX_FACTS = 100
 """Facts that are read for all entities which are found."""
 
-_COLUMNS = (
-    CampaignItem.id,
-    CampaignItem.campaign_id,
-    CampaignItem.kind,
-    CampaignItem.audience,
-    CampaignItem.updated_at,
-    CampaignItem.sealed_state,
+
+def _counts() -> ColumnElement[bool]:
+    """The condition that an item may be found. One that is to be folded again may not."""
+    return and_(
+        _ITEMS.c.exists,
+        ~_ITEMS.c.is_stale,
+        _ITEMS.c.kind.in_(INDEXED),
+        or_(_ITEMS.c.kind != "fact", _ITEMS.c.is_live),
+    )
+
+
+# Built once, and of the table: what the ORM adds to a statement of rows takes longer than the rows.
+_ITEMS = table_of(CampaignItem)
+_IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
+_READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
+    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
+)
+_FACTS = (
+    select(_ITEMS.c.id, _ITEMS.c.about_id, _ITEMS.c.sealed_state)
+    .where(
+        _ITEMS.c.campaign_id.in_(
+            select(_ITEMS.c.campaign_id).where(_ITEMS.c.id.in_(bindparam("ids", expanding=True)))
+        ),
+        _ITEMS.c.about_id.in_(bindparam("ids", expanding=True)),
+        _ITEMS.c.kind == "fact",
+        _IS_OWN,
+        _counts(),
+    )
+    .order_by(_ITEMS.c.seq.desc())
+    .limit(MAX_FACTS)
+)
+_ROWS = select(
+    _ITEMS.c.id,
+    _ITEMS.c.campaign_id,
+    _ITEMS.c.kind,
+    _ITEMS.c.audience,
+    _ITEMS.c.updated_at,
+    _ITEMS.c.sealed_state,
+).where(
+    _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
+    unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
+    _IS_OWN,
+    _counts(),
 )
 
 
@@ -73,19 +109,14 @@ class CampaignSource:
         neighbours: bool,  # noqa: ARG002  # items stand by themselves
     ) -> list[SourceRow]:
         """Items that count."""
-        query = select(*_COLUMNS).where(
-            CampaignItem.id.in_(source_ids),
-            unindexed(CampaignItem.campaign_id) == container_id,
-            unindexed(CampaignItem.user_id) == sealer.user_id,
-            _counts(),
-        )
+        asked = {"ids": source_ids, "campaign": container_id, "owner": sealer.user_id}
         return [
             SourceRow(
                 source_id=row.id,
                 size=len(row.sealed_state),
                 documents=partial(_documents, sealer, row),
             )
-            for row in await session.execute(query)
+            for row in await session.execute(_ROWS, asked)
         ]
 
     async def recall(
@@ -100,30 +131,36 @@ class CampaignSource:
 
         An entity comes with where it is, and the last facts about it that are not found themselves.
         """
-        found = await _read(session, sealer, source_ids, viewpoint)
-        items = [item for _, item in found.values()]
-        about = [item.about_id for item in items if isinstance(item, Fact) and item.about_id]
-        places = [
-            item.location_id for item in items if isinstance(item, Entity) and item.location_id
-        ]
-        named = await _read(session, sealer, [*about, *places], viewpoint)
-        names = {each: item.name for each, (_, item) in named.items() if isinstance(item, Entity)}
-        entities = {
-            each: campaign_id
-            for each, (campaign_id, item) in found.items()
-            if isinstance(item, Entity)
-        }
+        found = await read_items(session, sealer, source_ids, viewpoint)
+        entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
         facts = await _facts_about(session, sealer, entities, viewpoint, besides=found)
-        return {
-            item_id: Recalled(
-                kind=KIND,
-                source_id=item_id,
-                container_id=campaign_id,
-                title=_title(item, names),
-                text=_lines([told(item, names), *facts.get(item_id, [])]),
-            )
-            for item_id, (campaign_id, item) in found.items()
-        }
+        return await recalled(session, sealer, found, viewpoint, facts=facts)
+
+
+async def recalled(
+    session: AsyncSession,
+    sealer: Sealer,
+    found: Mapping[UUID, tuple[UUID, Item]],
+    viewpoint: Viewpoint,
+    *,
+    facts: Mapping[UUID, Sequence[str]] = MappingProxyType({}),
+) -> dict[UUID, Recalled]:
+    """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
+    items = [item for _, item in found.values()]
+    about = [item.about_id for item in items if isinstance(item, Fact) and item.about_id]
+    places = [item.location_id for item in items if isinstance(item, Entity) and item.location_id]
+    named = await read_items(session, sealer, [*about, *places], viewpoint)
+    names = {each: item.name for each, (_, item) in named.items() if isinstance(item, Entity)}
+    return {
+        item_id: Recalled(
+            kind=KIND,
+            source_id=item_id,
+            container_id=campaign_id,
+            title=_title(item, names),
+            text=_lines([told(item, names), *facts.get(item_id, [])]),
+        )
+        for item_id, (campaign_id, item) in found.items()
+    }
 
 
 def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
@@ -155,29 +192,14 @@ def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
             return ""
 
 
-def _counts() -> ColumnElement[bool]:
-    """The condition that an item may be found. One that is to be folded again may not."""
-    return and_(
-        CampaignItem.exists,
-        ~CampaignItem.is_stale,
-        CampaignItem.kind.in_(INDEXED),
-        or_(CampaignItem.kind != "fact", CampaignItem.is_live),
-    )
-
-
-async def _read(
+async def read_items(
     session: AsyncSession, sealer: Sealer, item_ids: Iterable[UUID], viewpoint: Viewpoint
 ) -> dict[UUID, tuple[UUID, Item]]:
-    """Items with their campaigns, by id."""
+    """Items that count and that the viewpoint may know, with their campaigns, by id."""
     found: dict[UUID, tuple[UUID, Item]] = {}
     for ids in chunks(list(dict.fromkeys(item_ids))):
-        query = select(*_COLUMNS).where(
-            CampaignItem.id.in_(ids),
-            unindexed(CampaignItem.user_id) == sealer.user_id,
-            _counts(),
-            known_to(viewpoint, CampaignItem.audience),
-        )
-        for row in await session.execute(query):
+        asked = {"ids": ids, "owner": sealer.user_id}
+        for row in await session.execute(_known(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)
     return found
 
@@ -185,36 +207,27 @@ async def _read(
 async def _facts_about(
     session: AsyncSession,
     sealer: Sealer,
-    entities: Mapping[UUID, UUID],
+    entity_ids: Sequence[UUID],
     viewpoint: Viewpoint,
     *,
     besides: Collection[UUID],
 ) -> dict[UUID, list[str]]:
-    """The last facts that count about each of some entities, given with their campaigns."""
-    query = (
-        select(*_COLUMNS)
-        .where(
-            CampaignItem.campaign_id.in_(set(entities.values())),
-            CampaignItem.about_id.in_(entities),
-            CampaignItem.user_id == sealer.user_id,
-            CampaignItem.kind == "fact",
-            _counts(),
-            known_to(viewpoint, CampaignItem.audience),
-        )
-        .order_by(CampaignItem.seq.desc())
-        .limit(MAX_FACTS)
-    )
+    """The last facts that count about each of some entities."""
     facts: dict[UUID, list[str]] = {}
-    if not entities:
+    if not entity_ids:
         return facts
-    for row in await session.execute(query):
-        fact = _open(sealer, row)
-        if row.id in besides or not isinstance(fact, Fact) or fact.about_id is None:
-            continue
-        own = facts.setdefault(fact.about_id, [])
-        if len(own) < FACTS_TOLD:
-            own.insert(0, fact.text)
+    asked = {"ids": entity_ids, "owner": sealer.user_id}
+    for row in await session.execute(_known(_FACTS, viewpoint), asked):
+        own = facts.setdefault(row.about_id, [])
+        if row.id not in besides and len(own) < FACTS_TOLD:
+            own.insert(0, read_state(sealer, row.id, row.sealed_state)["text"])
     return facts
+
+
+def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
+    if viewpoint == GM:
+        return query
+    return query.where(known_to(viewpoint, _ITEMS.c.audience))
 
 
 def _open(sealer: Sealer, row: Any) -> Item:

@@ -35,6 +35,7 @@ from backend.campaigns.reader import MAX_HOT, CampaignReader, Condition
 from backend.campaigns.records import open_campaign
 from backend.campaigns.rules import rules_of
 from backend.cpu_pool import unhurried
+from backend.database.base import table_of
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
@@ -175,7 +176,7 @@ class SituationReader(CampaignReader):
     ) -> list[tuple[Any, Item]]:
         """Rows of a query that is built already, and their items."""
         if self.viewpoint != GM:
-            query = query.where(known_to(self.viewpoint, CampaignItem.audience))
+            query = query.where(known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
         sized = unhurried(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
@@ -249,37 +250,39 @@ class SituationReader(CampaignReader):
         return [item for _, item in rows if isinstance(item, Term)]
 
 
+_ITEMS = table_of(CampaignItem)
 _COLUMNS = (
-    CampaignItem.id,
-    CampaignItem.kind,
-    CampaignItem.subkind,
-    CampaignItem.place_id,
-    CampaignItem.sealed_state,
+    _ITEMS.c.id,
+    _ITEMS.c.kind,
+    _ITEMS.c.subkind,
+    _ITEMS.c.place_id,
+    _ITEMS.c.sealed_state,
 )
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
-_LATEST = CampaignItem.seq.desc()
+_LATEST = _ITEMS.c.seq.desc()
 
 
 def _own(*conditions: Condition, columns: Sequence[Any] = _COLUMNS) -> Select[*tuple[Any, ...]]:
-    is_own = CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.exists
+    is_own = _ITEMS.c.campaign_id == bindparam("campaign"), _ITEMS.c.exists
     return select(*columns).where(*is_own, *conditions)
 
 
 def _any(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
     """Each query has an index of its own: for an OR SQLite reads all items of the campaign."""
-    return _own(CampaignItem.id.in_(union_all(*queries)))
+    return _own(_ITEMS.c.id.in_(union_all(*queries)))
 
 
-# What every turn reads is built once: building a statement costs more than running it.
-_ENTITY, _RELATION = CampaignItem.kind == "entity", CampaignItem.kind == "relation"
+# What every turn reads is built once, and of the table: building a statement, and what the ORM adds
+# to it, cost more than running it.
+_ENTITY, _RELATION = _ITEMS.c.kind == "entity", _ITEMS.c.kind == "relation"
 _AROUND = _any(
-    _own(_ENTITY, CampaignItem.id.in_(_IDS), columns=[CampaignItem.id]),
+    _own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
     select(
         _own(
             _ENTITY,
-            CampaignItem.subkind == "npc",
-            CampaignItem.place_id == bindparam("place"),
-            columns=[CampaignItem.id],
+            _ITEMS.c.subkind == "npc",
+            _ITEMS.c.place_id == bindparam("place"),
+            columns=[_ITEMS.c.id],
         )
         .order_by(_LATEST)
         .limit(MAX_HOT)
@@ -287,31 +290,29 @@ _AROUND = _any(
         .c.id
     ),
 ).order_by(_LATEST)
-_ENTITIES = _own(_ENTITY, CampaignItem.id.in_(_IDS))
+_ENTITIES = _own(_ENTITY, _ITEMS.c.id.in_(_IDS))
 _RELATIONS = (
     _any(
-        _own(_RELATION, CampaignItem.about_id.in_(_IDS), columns=[CampaignItem.id]),
-        _own(_RELATION, CampaignItem.place_id.in_(_IDS), columns=[CampaignItem.id]),
+        _own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),
+        _own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
     )
     .order_by(_LATEST)
     .limit(MAX_HOT)
 )
 _FACTS = (
-    _own(CampaignItem.kind == "fact", CampaignItem.is_live, CampaignItem.about_id.in_(_IDS))
+    _own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
     .order_by(_LATEST)
     .limit(MAX_HOT)
 )
 _CLOSED_SCENES = (
-    _own(CampaignItem.kind == "scene", ~CampaignItem.is_live)
+    _own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
     .order_by(_LATEST)
     # One of a chapter that was edited may be among them.
     .limit(2 * KEPT_SCENES)
 )
-_CHAPTERS = (
-    _own(CampaignItem.kind == "chapter").order_by(CampaignItem.id.desc()).limit(bindparam("limit"))
-)
+_CHAPTERS = _own(_ITEMS.c.kind == "chapter").order_by(_ITEMS.c.id.desc()).limit(bindparam("limit"))
 _TERMS = (
-    _own(CampaignItem.kind == "term", CampaignItem.is_live)
-    .order_by(CampaignItem.uses.desc(), CampaignItem.id)
+    _own(_ITEMS.c.kind == "term", _ITEMS.c.is_live)
+    .order_by(_ITEMS.c.uses.desc(), _ITEMS.c.id)
     .limit(bindparam("limit"))
 )

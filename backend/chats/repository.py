@@ -208,24 +208,27 @@ async def has_said(session: AsyncSession, leaf: Message, role: Role) -> bool:
     return await session.scalar(query.limit(1)) is not None
 
 
+_ROUND_STARTS = (
+    select(Message.path_tokens - Message.tokens)
+    .where(
+        Message.chat_id == bindparam("chat"),
+        Message.is_active,
+        Message.position <= bindparam("leaf"),
+        Message.role == "user",
+        ~Message.hidden,
+    )
+    .order_by(Message.position.desc())
+    .limit(bindparam("most"))
+)
+
+
 async def round_starts(session: AsyncSession, leaf: Message, *, limit: int) -> list[int]:
     """Stored tokens from the root to where each of the last rounds begins, the last one first.
 
     A round is a line of the user's and all replies to it.
     """
-    query = (
-        select(Message.path_tokens - Message.tokens)
-        .where(
-            Message.chat_id == leaf.chat_id,
-            Message.is_active,
-            Message.position <= leaf.position,
-            Message.role == "user",
-            ~Message.hidden,
-        )
-        .order_by(Message.position.desc())
-        .limit(limit)
-    )
-    return list(await session.scalars(query))
+    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "most": limit}
+    return list(await session.scalars(_ROUND_STARTS, asked))
 
 
 async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:

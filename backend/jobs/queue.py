@@ -24,6 +24,9 @@ from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import wrap_lent
 
+ANSWER_SECONDS = 0.01
+"""New work waits so long for what caused it to be answered: both want the same processor."""
+
 GRANT_LASTS = timedelta(hours=24)
 """A job's own copy of its user's key is gone after this, whether it ran or not."""
 
@@ -175,13 +178,16 @@ class JobQueue:
         the key where it lacks one. A kind that needs its user's key and was enqueued without waits
         until the user is seen. Once the transaction is committed, the workers of this process wake.
         """
-        after_commit(session, self.wake)
+        after_commit(session, self._wake_soon)
         return await insert_job(session, job, key=key)
 
     def wake(self) -> None:
         """Tell the workers of this process that there may be work."""
         for listener in self._listeners:
             listener.set()
+
+    def _wake_soon(self) -> None:
+        asyncio.get_running_loop().call_later(ANSWER_SECONDS, self.wake)
 
     @contextmanager
     def listening(self, listener: asyncio.Event) -> Generator[None]:
