@@ -50,7 +50,7 @@ ASIDE = "(aside)"
 HOT_ROUNDS = 4
 """Rounds that no summary covers, and after how many it is written again: a campaign's default."""
 
-_PRESENT = frozenset({"state", "entity", "campaign", "glossary", "scenes"})
+PRESENT = frozenset({"state", "entity", "campaign", "glossary", "scenes"})
 """Sections of a prompt that say what is, and not what was said."""
 
 
@@ -77,7 +77,7 @@ class Score:
         else:
             self.missed.append(f"{thing.kind} {probe.at}: {probe.asks}")
         if thing.stale and _says(
-            (text for kind, text in said if kind in _PRESENT or not is_found), thing.stale
+            (text for kind, text in said if kind in PRESENT or not is_found), thing.stale
         ):
             self.stale.append(f"{thing.kind} {probe.at}: {probe.asks}")
 
@@ -247,14 +247,7 @@ class _Table:
         answer = await self.api.post(f"/chats/{self.chat_id}/context", json=body)
         view = answer.raise_for_status().json()
         budget = view["budgets"]["total"] - view["budgets"]["reply_reserve"]
-        present = [
-            (each["kind"], line)
-            for each in (*view["items"], *view["retrieved"])
-            if each["kind"] in _PRESENT
-            for line in (each.get("text") or "").split("\n")
-        ]
-        whole = _lines(each["text"] for each in view["prompt"])
-        return present + [("prompt", line) for line in whole if probe.asks not in line], budget
+        return prompt_lines(view, probe.asks), budget
 
     async def _turn(self, text: str, reply: str, **more: Any) -> None:
         self.model.next_reply = reply
@@ -285,13 +278,13 @@ def _baselines(story: Story, told: Sequence[Round], budget: int, scores: dict[st
                     continue
                 room = budget - count(system) - count(probe.asks) - 20
                 texts = [text for one in lines for text in one]
-                window = _recent(texts, room, count)
+                window = recent(texts, room, count)
                 scores["sliding window"].judge(thing, probe, [("history", one) for one in window])
-                recent = [summary, *_recent(texts, room - count(summary), count)]
-                scores["rolling summary"].judge(thing, probe, [("history", one) for one in recent])
+                behind = [summary, *recent(texts, room - count(summary), count)]
+                scores["rolling summary"].judge(thing, probe, [("history", one) for one in behind])
 
 
-def _recent(texts: Sequence[str], room: int, count: Callable[[str], int]) -> list[str]:
+def recent(texts: Sequence[str], room: int, count: Callable[[str], int]) -> list[str]:
     """The last texts that fit together."""
     kept: list[str] = []
     for text in reversed(texts):
@@ -306,6 +299,18 @@ def _says(lines: Iterable[str], words: Sequence[str]) -> bool:
     """Whether a line, such as a paragraph of a message, says all of the words."""
     folded = [word.casefold() for word in words]
     return any(all(word in line.casefold() for word in folded) for line in lines)
+
+
+def prompt_lines(view: dict[str, Any], asks: str) -> list[tuple[str, str]]:
+    """The lines of a previewed prompt but for the question, with the kind of their section."""
+    present = [
+        (each["kind"], line)
+        for each in (*view["items"], *view["retrieved"])
+        if each["kind"] in PRESENT
+        for line in (each.get("text") or "").split("\n")
+    ]
+    whole = _lines(each["text"] for each in view["prompt"])
+    return present + [("prompt", line) for line in whole if asks not in line]
 
 
 def _lines(texts: Iterable[str]) -> list[str]:

@@ -97,10 +97,7 @@ class StoryModel:
         """Answer as the script has it."""
         texts = [message.text for message in prompt.messages]
         if texts[0].startswith("Task: rolling summary"):
-            words = int(_first(_WORDS, texts[0]) or SUMMARY_WORDS)
-            new = _first(_NEW_LINES, texts[-1])
-            lines = [re.sub(r"^#\d+ (?:[^:\n]{1,40}: )?", "", line) for line in new.split("\n")]
-            yield TextPiece(summarised(_first(_PREVIOUS, texts[-1]), lines, words, self._planted))
+            yield TextPiece(summary_of(texts, self._planted))
         else:
             yield TextPiece(self.next_reply)
         yield TokenUsage(prompt_tokens=0, completion_tokens=1)
@@ -111,6 +108,14 @@ class StoryRegistry(ModelRegistry):
     def __init__(self, model: StoryModel) -> None:
         super().__init__(demo_tokens_per_second=0)
         self._models = {"story": model}  # type: ignore[dict-item]
+
+
+def summary_of(prompt: Sequence[str], planted: Collection[str]) -> str:
+    """What `summarised` makes of the messages of a prompt that asks for a summary."""
+    words = int(_first(_WORDS, prompt[0]) or SUMMARY_WORDS)
+    new = _first(_NEW_LINES, prompt[-1])
+    lines = [re.sub(r"^#\d+ (?:[^:\n]{1,40}: )?", "", line) for line in new.split("\n")]
+    return summarised(_first(_PREVIOUS, prompt[-1]), lines, words, planted)
 
 
 def summarised(previous: str, lines: Sequence[str], words: int, planted: Collection[str]) -> str:

@@ -108,7 +108,7 @@ async def _timed(made: Town, client: httpx.AsyncClient, lines: Sequence[str], pa
                 began = time.perf_counter()
                 if counts:  # asked in all of them: it is work, too
                     times.overlapped += await _is_at_work(client, chats["on"])
-                took = await _take_turn(made.port, authorization, chats[kind], line)
+                took = await time_turn(made.port, authorization, chats[kind], text=line)
                 if counts:
                     times.took[kind].append(took)
                     await asyncio.sleep(max(0.0, pace.seconds - (time.perf_counter() - began)))
@@ -149,13 +149,15 @@ def _cpu_seconds(made: Town) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-async def _take_turn(port: int, authorization: str, chat_id: str, text: str) -> tuple[float, float]:
+async def time_turn(
+    port: int, authorization: str, chat_id: str, **turn: Any
+) -> tuple[float, float]:
     """Milliseconds from writing the request to the first token, and to the turn's end.
 
     A plain socket, so that no client's work is measured.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"text": text}).encode()
+    body = json.dumps(turn).encode()
     head = (
         f"POST /api/v1/chats/{chat_id}/turns HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         f"Authorization: {authorization}\r\nContent-Type: application/json\r\n"

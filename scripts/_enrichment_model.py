@@ -41,7 +41,7 @@ SEARCHES = 3
 _NEW_LINES = re.compile(r"<new_lines>\n(.*?)\n?</new_lines>", re.DOTALL)
 _LINE = re.compile(r"^#(\d+) ([^:\n]*): (.*(?:\n    .*)*)", re.MULTILINE)
 _EVENT_MARK = re.compile(r"\bE\d+\b")
-_FAILURES = ("rate limit", "server error", "cut", "broken")
+FAILURES = ("rate limit", "server error", "cut", "broken")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Script:
         if self.think:
             await asyncio.sleep(self.think * self._draw.uniform(0.5, 1.5))
         if self._draw.random() < self.failures:
-            return self._failure()
+            kind = self._draw.choice(FAILURES)
+            self.asked[f"failed: {kind}"] += 1
+            return failure(kind)
         answer = self._step(body, prompt) if kind == "step" else self._triage(body, prompt)
         self.tokens["prompt"] += answer.body["usage"]["prompt_tokens"]
         self.tokens["completion"] += answer.body["usage"]["completion_tokens"]
@@ -110,18 +112,6 @@ class Script:
             if message["role"] == "user" and (found := self.follows.get(message["content"])):
                 return found
         return "Nobody says anything."
-
-    def _failure(self) -> Answer:
-        kind = self._draw.choice(_FAILURES)
-        self.asked[f"failed: {kind}"] += 1
-        if kind == "rate limit":
-            error = {"message": "slow down", "type": "rate_limit_error", "code": None}
-            return Answer(429, {"error": error}, headers={"retry-after": "0.2"})
-        if kind == "server error":
-            return Answer(500, {"error": {"message": "oops", "type": "server_error"}})
-        if kind == "cut":
-            return Answer(CUT)
-        return Answer(body=b'{"id": "chatcmpl-1", "choices": [{"index": 0, "mess')
 
     def _triage(self, body: Any, prompt: int) -> Answer:
         lines = new_lines(body["messages"])
@@ -204,6 +194,18 @@ class Script:
             "source_messages": [f"#{mark}"],
         }
         return call(call_id, "create_chronicle_event", arguments)
+
+
+def failure(kind: str) -> Answer:
+    """How a call fails: one of `FAILURES`."""
+    if kind == "rate limit":
+        error = {"message": "slow down", "type": "rate_limit_error", "code": None}
+        return Answer(429, {"error": error}, headers={"retry-after": "0.2"})
+    if kind == "server error":
+        return Answer(500, {"error": {"message": "oops", "type": "server_error"}})
+    if kind == "cut":
+        return Answer(CUT)
+    return Answer(body=b'{"id": "chatcmpl-1", "choices": [{"index": 0, "mess')
 
 
 def new_lines(messages: Sequence[Any]) -> list[tuple[int, str]]:

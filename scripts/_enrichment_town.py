@@ -31,7 +31,7 @@ class Town:
     environment: dict[str, str]
     folder: Path
     port: int
-    model: Started
+    model: Started | None
     index: Started | None
     server: asyncio.subprocess.Process | None = None
     workers: list[asyncio.subprocess.Process | None] = field(
@@ -103,7 +103,7 @@ async def _kill(process: asyncio.subprocess.Process | None) -> None:
 
 @asynccontextmanager
 async def town(
-    name: DatabaseName, url: str, folder: Path, model: Started, **settings: Any
+    name: DatabaseName, url: str, folder: Path, model: Started | int, **settings: Any
 ) -> AsyncGenerator[Town]:
     """An installation on an empty database, with the scripted model as its only one.
 
@@ -111,17 +111,18 @@ async def town(
         name: SQLite means one process that does everything.
         url: The database.
         folder: Empty: for the index, the root key and the logs.
-        model: The scripted model's process.
+        model: The scripted model's process, which ends with the rest, or its port.
         settings: Further ones, by the names of the fields of `Settings`.
     """
     index = await start("_enrichment_index", str(folder / "index")) if name == "postgres" else None
+    port = model if isinstance(model, int) else model.greeting
     given = {
         "database_url": url,
         "data_dir": folder,
         "registration": "open",
         "log_level": "warning",
         "log_format": "json",
-        "openai_base_url": f"http://127.0.0.1:{model.greeting}/v1",
+        "openai_base_url": f"http://127.0.0.1:{port}/v1",
         "openai_models": MODEL,
         "default_model": MODEL_ID,
         "enrichment_model": MODEL_ID,
@@ -136,7 +137,8 @@ async def town(
         if not key.startswith("TALEKEEPER_")
     }
     named = {f"TALEKEEPER_{key.upper()}": str(value) for key, value in given.items()}
-    made = Town(name, inherited | named, folder, _free_port(), model, index)
+    process = None if isinstance(model, int) else model
+    made = Town(name, inherited | named, folder, _free_port(), process, index)
     made.workers = [None] * (WORKERS if name == "postgres" else 0)
     try:
         await made.open()
