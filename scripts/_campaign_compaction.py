@@ -219,7 +219,7 @@ async def bench_compaction(
     if embedding is not None:
         settings = {"embedder": "local", "embedding_model_path": embedding}
     settings |= {"openai_context_window": WINDOW, "openai_max_output_tokens": 1_000}
-    async with new_database(name) as url:
+    async with server, new_database(name) as url:
         database = Database(url)
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             async with (
@@ -232,7 +232,6 @@ async def bench_compaction(
                 state = await read_state(client, read.campaign, read.chat)
                 memory = checked(await client.get(f"/campaigns/{read.campaign}/memory"))
         await database.dispose()
-    server.close()
     window = Tally()
     _slide(script, read.budget, window)
     return _rows(name, script, read, plain, window, state, memory, explain=explain)
@@ -258,7 +257,8 @@ async def _tell(script: Script, read: Telling, plain: Telling) -> None:
 async def _compact(telling: Telling) -> None:
     """What is left at the end is read as a user would have it read."""
     await telling.settle()
-    checked(await telling.client.post(f"/campaigns/{telling.campaign}/compact"))
+    path = f"/campaigns/{telling.campaign}/compact"
+    checked(await telling.client.post(path, json={"chat_id": telling.chat}))
 
 
 def fillers(turns: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:

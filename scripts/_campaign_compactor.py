@@ -21,7 +21,7 @@ from scripts._campaign_script import Script
 from scripts._campaign_story import summary_of
 from scripts._campaign_truth import Update
 from scripts._enrichment_model import FAILURES, failure, new_lines
-from scripts._enrichment_wire import Answer, call, said, streamed, tokens_of
+from scripts._enrichment_wire import Answer, call, said, streamed, streamed_calls, tokens_of
 
 _WORLD = re.compile(r"<world>\n(.*?)\n?</world>", re.DOTALL)
 _KNOWN = re.compile(r"^([A-Z]\d+) (.*)$", re.MULTILINE)
@@ -75,7 +75,7 @@ class Compactor:
         answered = [str(each["content"]) for each in messages if each["role"] == "tool"]
         if answered:
             self.refused += [text for text in answered if "error" in text.casefold()]
-            return said("That is all.", prompt)
+            return streamed("That is all.", prompt)
         world = next(
             (found[1] for each in messages if (found := _WORLD.search(str(each["content"])))), ""
         )
@@ -85,7 +85,7 @@ class Compactor:
             for place, update in enumerate(self._updates(text))
         ]
         self.asked["updates"] += len(calls)
-        return said(None if calls else "Nothing has changed.", prompt, calls)
+        return streamed_calls(calls, prompt) if calls else streamed("Nothing has changed.", prompt)
 
     def _updates(self, line: str) -> Iterator[Update]:
         """What a line changes, in the order in which it says so."""

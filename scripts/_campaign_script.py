@@ -40,7 +40,7 @@ from scripts._campaign_words import (
 SEED = 16
 BLOCK = 10
 """Rounds after which questions are asked."""
-SWIPED = 15
+SWIPED = 12
 """Every so many rounds a reply is regenerated once what followed from it is written down."""
 SECRET = 4
 """Every so many rounds a line is for some alone."""
@@ -48,7 +48,7 @@ SECRET = 4
 
 @dataclass(frozen=True)
 class Scripted:
-    """One round. `discarded` is the reply that is regenerated; `aside`: a text, and who it is for."""
+    """A round. `discarded` is the reply that is regenerated; `aside`: a text, and who it is for."""
 
     speaker: str
     line: str
@@ -448,9 +448,8 @@ class _Author:
             self._truth.facts.pop(old)
             self._truth.over.add(old)
         self._truth.facts[text] = "public"
-        phrasings = ("{text}", "It is certain: {low}", "An old woman tells them: {low}")
-        if old:
-            phrasings = ("That has changed. {text}", "It is another thing now: {low}")
+        new = ("{text}", "It is certain: {low}", "An old woman tells them: {low}")
+        phrasings = ("That has changed. {text}", "It is another now: {low}") if old else new
         low = text[0].lower() + text[1:]
         update = Update("fact_recorder_tool", "", {"text": text}, replaces=old)
         return self._tell(phrasings, [update], text=text, low=low)

@@ -104,6 +104,16 @@ def streamed(text: str, prompt_tokens: int) -> Answer:
     return Answer(pieces=[*map(json.dumps, chunks), "[DONE]"])
 
 
+def streamed_calls(calls: Sequence[Any], prompt_tokens: int) -> Answer:
+    """A stream of calls of tools, each in one piece."""
+    chunks: list[Any] = [
+        chunk({"tool_calls": [{"index": index, **each}]}) for index, each in enumerate(calls)
+    ]
+    chunks.append(chunk({}, finish="tool_calls"))
+    chunks.append({**chunk({}), "choices": [], "usage": usage(prompt_tokens, tokens_of(calls))})
+    return Answer(pieces=[*map(json.dumps, chunks), "[DONE]"])
+
+
 def said(content: str | None, prompt_tokens: int, calls: Sequence[Any] = ()) -> Answer:
     """A whole answer: a text, or calls of tools."""
     message: dict[str, Any] = {"role": "assistant", "content": content}

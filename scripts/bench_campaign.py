@@ -1,7 +1,9 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """What a campaign costs, and whether its prompts hold what the story needs.
 
-    scripts/bench_campaign.py [--only figures|continuity] [--crd3 DIR] [--database NAME] [--json]
+    scripts/bench_campaign.py [--only PART] [--crd3 DIR] [--database NAME] [--json]
+
+Parts are `figures`, `continuity` and `compaction`.
 
 **Figures**: a campaign of 2,000 entities, 10,000 facts and 20,000 changes, told in a chat of 5,000
 messages. Turns are timed from the request to the call of the model, beside those of a plain chat
@@ -13,6 +15,11 @@ over), and finding 5,000 names in a line (the peer: a regular expression).
 does the prompt say what the answer needs, does it tell as current what is over, does it tell what
 the one who asks may not know? Beside Talekeeper: the last messages that fit, without and with a
 rolling summary. Without the transcripts it is skipped.
+
+**Compaction**: 100 rounds of four players that a script makes up, in a chat that the compactor
+reads and in one that it does not, while a fifth of the calls fails and processes are killed: what
+prompts of 8,192 tokens say of what was told long before, and whether the state is as the script
+knows it. On SQLite, unless a database is named. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +35,8 @@ import uvloop
 from backend.logs import configure_logging
 from scripts._bench import SHARED, made_up, utterances
 from scripts._bench_table import DatabaseName, Row, print_rows
+from scripts._campaign_compaction import ROUNDS as COMPACTED_ROUNDS
+from scripts._campaign_compaction import bench_compaction
 from scripts._campaign_continuity import ROUNDS, WINDOWS, bench_continuity
 from scripts._campaign_figures import bench_figures, bench_names
 from scripts._campaign_waiting import bench_waiting
@@ -51,6 +60,13 @@ async def run(options: argparse.Namespace) -> list[Row]:
         rows += bench_names(lines)
     if options.only in {None, "continuity"}:
         rows += await _continuity(options)
+    if options.only in {None, "compaction"}:
+        rows += await bench_compaction(
+            options.database or "sqlite",
+            lines,
+            rounds=20 if options.small else COMPACTED_ROUNDS,
+            explain=options.explain,
+        )
     return rows
 
 
@@ -73,7 +89,7 @@ async def _continuity(options: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--only", choices=("figures", "continuity"))
+    parser.add_argument("--only", choices=("figures", "continuity", "compaction"))
     parser.add_argument("--database", choices=get_args(DatabaseName))
     parser.add_argument(
         "--crd3", type=Path, default=SHARED / "crd3", help="folder of CRD3's transcripts"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from scripts._bench import made_up
+from scripts._bench_table import DatabaseName
+from scripts._campaign_compaction import bench_compaction, fillers
 from scripts._campaign_continuity import Score, bench_continuity
+from scripts._campaign_script import SWIPED, write_script
 from scripts._campaign_story import Probe, Thing, read_story, summarised
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ROUNDS = 16
+COMPACTED_ROUNDS = 12
 
 
 def test_the_story_plants_sixty_things_and_asks_twice_for_each() -> None:
@@ -50,8 +56,41 @@ def test_a_summary_keeps_what_is_planted_the_newest_first() -> None:
 
 
 async def test_prompts_hold_what_the_window_lost_and_no_secrets() -> None:
-    turns = [("MATT" if place % 2 else name, text) for place, (name, text) in enumerate(made_up())]
-    rows = await bench_continuity(turns, windows=(4_096,), rounds=ROUNDS, embedding=None)
+    rows = await bench_continuity(spoken(), windows=(4_096,), rounds=ROUNDS, embedding=None)
     mine, window, summary = rows
     assert mine.value > max(window.value, summary.value)
     assert "leaked 0" in mine.note
+
+
+def spoken() -> list[tuple[str, str]]:
+    """Lines of players and of the game master, by turns."""
+    return [("MATT" if place % 2 else name, text) for place, (name, text) in enumerate(made_up())]
+
+
+def test_a_script_is_the_same_each_time_and_knows_what_each_sentence_changes() -> None:
+    one, other = (write_script(fillers(spoken()), 100) for _ in range(2))
+    assert one == other
+    told = " ".join(f"{each.reply} {each.discarded} {each.aside}" for each in one.rounds)
+    assert all(text in told for text in one.updates)
+    assert len({update.tool for each in one.updates.values() for update in each}) == 11
+    assert sum(len(each.questions) for each in one.rounds) > 100
+    for thrown_away in filter(None, (each.discarded for each in one.rounds)):
+        assert not any(fact in thrown_away for fact in one.truth.facts), thrown_away
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgres"])
+async def test_a_campaign_is_kept_though_calls_fail_and_what_works_is_killed(
+    name: DatabaseName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # for PostgreSQL's lock file
+    assert SWIPED <= COMPACTED_ROUNDS
+    found = await bench_compaction(name, spoken(), rounds=COMPACTED_ROUNDS, explain=True)
+    rows = {row.what.strip(): row for row in found}
+    assert rows["lost"].value == rows["doubled or made up"].value == 0, found
+    assert rows["fields as the script knows them"].value >= 98, found
+    kept, calls = rows["8,192: with the compactor"], rows["calls behind replies"].note
+    assert kept.value >= 95
+    assert kept.note.startswith("stale 0, leaked 0;")
+    assert "2 kills" in calls
+    assert not calls.startswith("0 failed")
+    assert rows["compactions"].value > 0
