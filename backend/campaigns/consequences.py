@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.audience import Viewpoint
 from backend.campaigns.index_source import read_items, recalled
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import INDEXED
+from backend.campaigns.items import PRESENT
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
 from backend.memory.sources import Recalled
@@ -53,7 +53,7 @@ def _changed() -> Select[UUID, UUID, bool]:
             CampaignChange.user_id == bindparam("owner"),
             CampaignChange.is_on_path,
             ~CampaignChange.is_undone,
-            CampaignItem.kind.in_(INDEXED),
+            CampaignItem.kind.in_(PRESENT),
             # Where nothing came later, the line itself says how it is.
             CampaignItem.seq > CampaignChange.seq,
         )

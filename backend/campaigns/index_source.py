@@ -1,4 +1,4 @@
-"""Campaigns as a source of memories: entities, facts and threads."""
+"""Campaigns as a source of memories: entities, facts, threads, scenes that are over, chapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import INDEXED, Entity, Fact, Item, Thread
+from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene, Thread
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.database.base import chunks, table_of, unindexed
@@ -38,6 +38,7 @@ def _counts() -> ColumnElement[bool]:
         ~_ITEMS.c.is_stale,
         _ITEMS.c.kind.in_(INDEXED),
         or_(_ITEMS.c.kind != "fact", _ITEMS.c.is_live),
+        or_(_ITEMS.c.kind != "scene", ~_ITEMS.c.is_live),
     )
 
 
@@ -158,6 +159,7 @@ async def recalled(
             container_id=campaign_id,
             title=_title(item, names),
             text=_lines([told(item, names), *facts.get(item_id, [])]),
+            is_past=isinstance(item, Scene | Chapter),
         )
         for item_id, (campaign_id, item) in found.items()
     }
@@ -177,6 +179,10 @@ def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
             return _lines(
                 [f"{item.kind.capitalize()}, {item.status}", item.summary, next_step, *steps]
             )
+        case Scene():
+            return _lines(["Scene, over", item.summary, *item.key_moments])
+        case Chapter():
+            return _lines(["Chapter", item.summary])
         case Entity():
             name = names.get(item.location_id) if item.location_id else None
             place = f"at {name}" if name else ""
@@ -250,7 +256,7 @@ def _names(item: Item) -> list[str]:
     match item:
         case Entity():
             return [item.name, *item.aliases]
-        case Thread():
+        case Thread() | Scene() | Chapter():
             return [item.title]
         case _:
             return []

@@ -209,8 +209,11 @@ STRUCTS: dict[Kind, type[Item]] = {
     "term": Term,
 }
 
-INDEXED: tuple[Kind, ...] = ("entity", "fact", "thread")
-"""Kinds that are found by meaning, and by the words in them."""
+PRESENT: tuple[Kind, ...] = ("entity", "fact", "thread")
+"""Kinds that tell how things are now."""
+
+INDEXED: tuple[Kind, ...] = (*PRESENT, "scene", "chapter")
+"""Kinds that are found by meaning, and by the words in them; scenes once they are over."""
 
 _FEELINGS = (
     (75, "devoted"),

@@ -266,7 +266,7 @@ async def _write(
         await session.execute(_ADD_ITEMS, list(part))
     for part in chunks(changed, AT_ONCE):
         await session.execute(_CHANGE_ITEM, [_changing(row) for row in part])
-    if found := [row for row in (*made, *changed) if row["kind"] in INDEXED]:
+    if found := [row for row in (*made, *changed) if _is_indexed(row)]:
         await note_change(
             session,
             found[0]["user_id"],
@@ -274,6 +274,11 @@ async def _write(
             container_id=found[0]["campaign_id"],
             source_ids=[row["id"] for row in found],
         )
+
+
+def _is_indexed(row: dict[str, Any]) -> bool:
+    """Whether the index is told of a row. Not of each beat of a scene that goes on."""
+    return row["kind"] in INDEXED and not (row["kind"] == "scene" and row["is_live"])
 
 
 def _changing(row: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Recalled:
         title: What it is called, or who says it.
         position: Of a message, its depth in the tree; of an event, that of its first message.
         chat_id: A message's chat; that of an event's messages, where they are all of one.
+        is_past: Whether it tells of what is over, not of how things are.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
     """
 
@@ -44,6 +45,7 @@ class Recalled:
     said_at: datetime | None = None
     position: int = 0
     chat_id: UUID | None = None
+    is_past: bool = False
     tokens: int = 0
 
     @classmethod

@@ -180,7 +180,9 @@ class PromptAssembler:
         named = named_items(loaded, count=count)
         followed = consequence_items(context, count=count)
         found = by_rank(
-            [*named, *followed, *memories], [sized(item, count) for item in placed.ranked]
+            [*named, *followed, *memories],
+            [sized(item, count) for item in placed.ranked],
+            context.memories,
         )
         with _in_model_tokens(window.ratio):
             reserved = self._reserved(context, [item for item in found if not item.rank], count)

@@ -169,16 +169,21 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
     return items
 
 
-def by_rank(memories: Sequence[Item], lore: Sequence[Item]) -> list[Item]:
+def by_rank(
+    items: Sequence[Item], lore: Sequence[Item], memories: Sequence[Memory] = ()
+) -> list[Item]:
     """What shares the memory's budget: what somebody asked for, then what was found.
 
-    What a campaign says is short, and true now: it comes before lines that would take its room.
+    What a campaign says of the present is short, and true now: it comes before lines that would
+    take its room. Its scenes and chapters stand among the lines.
     """
+    past = {memory.recalled.source_id for memory in memories if memory.recalled.is_past}
 
     def place(item: Item) -> tuple[bool, int]:
-        return item.rank > 0 and item.kind != "campaign", item.rank
+        is_present = item.kind == "campaign" and item.source_id not in past
+        return item.rank > 0 and not is_present, item.rank
 
-    return sorted([*memories, *lore], key=place)
+    return sorted([*items, *lore], key=place)
 
 
 def outside_history(

@@ -1,4 +1,4 @@
-"""Entities, facts and threads of campaigns in the index: by words, by meaning, and while true."""
+"""Items of campaigns in the index: by words, by meaning, and while true."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
+from backend.jobs.models import Job
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import (
     API,
@@ -119,6 +121,56 @@ async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
     )
     (public,) = await found(table, "bloodhound", viewpoint="public")
     assert public == "Holt: npc, bloodhound, active\nHe limps since the flood."
+
+
+@pytest.mark.every_database
+async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server: Running) -> None:
+    over = await table.add(
+        "scenes", title="The mill", summary="They burned the windmill.", key_moments=["A spark."]
+    )
+    secret = await table.add(
+        "chapters", title="The fire", summary="The windmill was Holt's.", audience="gm"
+    )
+    chat = await session_of(table)
+    await settled(server)
+    assert await found(table, "windmill") == ["The fire: Chapter\nThe windmill was Holt's."]
+    await table.change(f"/scenes/{over['id']}", status="closed")
+    await settled(server)
+    scene = "The mill: Scene, over\nThey burned the windmill.\nA spark."
+    assert scene in await found(table, "windmill")
+    assert await found(table, "windmill", viewpoint="public") == [scene]
+    # Those that the prompt tells in any case are not remembered beside it.
+    context = await preview(table.account, chat, "Who burned the windmill?")
+    assert remembered(context, "campaign") == []
+    await table.change("", settings={"chapter_tokens": 0})
+    for number in range(4):
+        await table.add("scenes", title=f"No {number}", summary="Nothing.", status="closed")
+    await settled(server)
+    context = await preview(table.account, chat, "Who burned the windmill?")
+    assert set(remembered(context, "campaign")) >= {
+        scene, "The fire: Chapter\nThe windmill was Holt's."
+    }  # fmt: skip
+    await table.change(f"/scenes/{over['id']}", status="open")
+    assert await found(table, "spark") == []
+    ok(await table.ask("DELETE", f"/chapters/{secret['id']}"), 204)
+    assert await found(table, "windmill") == []
+    await settled(server)
+    await reconcile(server)
+    await settled(server)
+    assert await found(table, "windmill") == []
+
+
+async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: Running) -> None:
+    await table.add("scenes", title="The mill")
+    chat = await session_of(table)
+    await settled(server)
+    jobs = select(Job.id).where(Job.lane == UUID(table.campaign["id"]))
+    async with server.parts.database.read() as session:
+        before = set(await session.scalars(jobs))
+    await table.account.turn(chat, text="On.")
+    async with server.parts.database.read() as session:
+        after = set(await session.scalars(jobs))
+    assert after <= before
 
 
 async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campaign_leaves_nothing(

@@ -174,6 +174,17 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
     ]
 
 
+def test_what_a_campaign_says_of_the_present_comes_before_lines_and_its_past_among_them() -> None:
+    found = [
+        memory(1),
+        memory(2, kind="campaign", title="", text="Over.", is_past=True),
+        memory(3, kind="campaign", title="", text="Now."),
+        memory(4),
+    ]
+    items = by_rank(memory_items(found, count=count), (), found)
+    assert titles(items) == ["Now.", "message 2", "Over.", "message 5"]
+
+
 def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
     left_out = [
         SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason=Reason("cooldown", count=2))
