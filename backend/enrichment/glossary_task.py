@@ -1,4 +1,8 @@
-"""The glossary's part of the work after a reply: terms that it coins are defined and proposed."""
+"""What one reply brings: terms that it coins are defined and proposed, and its tags confirmed.
+
+Rules find both, and a model is asked once about both; where they find neither, it is not asked. A
+confirmed tag brings the campaign's compaction forward.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,7 @@ from backend.campaigns.glossary import (
 )
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.records import find_campaign, open_campaign
+from backend.campaigns.tags import TAGS, Tag, Tagged, find_tags
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -71,12 +76,13 @@ class _Term(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The words that are terms of the story."""
+    """The words that are terms of the story, and the tags that a reply has."""
 
     terms: list[_Term] = []
+    tags: Annotated[list[str], Meta(description="Those of the given tags that are so.")] = []
 
 
-SCHEMA = {**plain_schema(_Answer), "required": ["terms"]}
+SCHEMA = {**plain_schema(_Answer), "required": ["terms", "tags"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,27 +99,30 @@ class GlossaryWork(Work):
     version: int
     terms: Sequence[KnownTerm]
     names: Sequence[str]
+    players: Sequence[str]
     texts: Sequence[str]
     proposes: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GlossaryProposal:
-    """What a reply coins, and the known terms that it uses."""
+    """What a reply coins, the known terms that it uses, and the tags that it has."""
 
     definitions: Sequence[Definition] = ()
     used: Sequence[UUID] = ()
+    tags: Sequence[Tag] = ()
     note: str = ""
 
 
 class _Found(NamedTuple):
-    """The known terms that a reply uses, and what it coins.
+    """The known terms that a reply uses, what it coins, and the tags that it may have.
 
     `is_open`: rules alone don't see all of its terms.
     """
 
     used: Sequence[UUID]
     coined: Sequence[Coinage]
+    tags: Sequence[Tagged]
     familiar: Familiar
     is_open: bool
 
@@ -150,7 +159,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         fields = open_campaign(self.sealer, campaign)
         terms = await known_terms(session, self.sealer, campaign.id)
         waiting = sum(known.status == "proposed" for known in terms)
-        names, texts = await self._cast(session, chat, message)
+        names, players, texts = await self._cast(session, chat, message)
         return GlossaryWork(
             reader=await self.reader(session, chat),
             budget=budget,
@@ -165,27 +174,33 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             version=-1 if campaign.is_stale else campaign.version,
             terms=terms,
             names=[*names, *await entity_names(session, self.sealer, campaign.id)],
+            players=players,
             texts=[*texts, fields.name, *msgspec.structs.astuple(fields.brief)],
             proposes=fields.settings.approve_terms or waiting < MAX_PROPOSED,
         )
 
     async def propose(self, work: GlossaryWork) -> GlossaryProposal:
-        """Find terms by rules, and have a model define them; with none there is no call."""
+        """Find terms and tags by rules, and ask a model about them; with none there is no call."""
         pool, size = self.runtime.agent.pool, sum(map(len, (work.text, *work.names, *work.texts)))
         finding = partial(_find, work)
         found = await pool.run(self.sealer.user_id, finding, size=size, is_job=True)
-        if not found.coined and not found.is_open:
+        if not found.coined and not found.tags and not found.is_open:
             return GlossaryProposal(used=found.used)
+        definitions, tags = await self._confirmed(work, found)
         return GlossaryProposal(
-            definitions=await self._defined(work, found),
+            definitions=definitions,
             used=found.used,
+            tags=tags,
             note=self.note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: GlossaryWork, proposal: GlossaryProposal
     ) -> RunDetail:
-        """Write the proposals as a change of the reply's, and count the uses of known terms."""
+        """Write the proposals as a change of the reply's, and count the uses of known terms.
+
+        With a tag the campaign's compaction does not wait for its rounds.
+        """
         message = await session.scalar(
             select(Message).where(readable(chat), Message.id == work.message_ids[0])
         )
@@ -209,22 +224,26 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             proposal.definitions,
             known_at=work.version,
         )
+        if proposal.tags:
+            await self.runtime.outbox.compact(session, work.reader, chat)
         return RunDetail(
             message_ids=list(work.message_ids),
-            significant=bool(proposed),
+            significant=bool(proposed or proposal.tags),
             why=", ".join(proposed),
+            kinds=list(proposal.tags),
             note=proposal.note,
         )
 
     async def _cast(
         self, session: AsyncSession, chat: Chat, message: Message
-    ) -> tuple[list[str], list[str]]:
-        """The names of those who speak, and the texts of cards and persona."""
+    ) -> tuple[list[str], list[str], list[str]]:
+        """The names of those who speak, that of the persona, and the texts of cards and persona."""
         sealer, owner_id = self.sealer, self.sealer.user_id
         lines = [message]
         if message.parent_id is not None:
             lines.append(await session.get_one(Message, message.parent_id))
         names = [sealer.open(MESSAGE_AUTHOR, line.id, line.sealed_author) for line in lines]
+        players: list[str] = []
         texts: list[str] = []
         for character_id in (await character_ids(session, [chat.id])).get(chat.id, []):
             card = await characters.get_card(
@@ -237,28 +256,38 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 session, persona_id, owner_id=owner_id, sealer=sealer
             )
             if persona is not None:
-                names.append(persona.name)
+                players.append(persona.name)
                 texts.append(persona.description)
-        return names, texts
+        return [*names, *players], players, texts
 
-    async def _defined(self, work: GlossaryWork, found: _Found) -> list[Definition]:
-        """What a model says that the terms mean; those that it leaves out are none."""
+    async def _confirmed(
+        self, work: GlossaryWork, found: _Found
+    ) -> tuple[list[Definition], list[Tag]]:
+        """What a model says that the terms mean, and the tags that it confirms.
+
+        What it leaves out is no term, and no tag.
+        """
         prompts = self.runtime.prompts
         candidates = [
             Coinage(without_tags(one.term), one_line(one.snippet)) for one in found.coined
         ]
+        tags = [Tagged(one.tag, without_tags(one_line(one.snippet))) for one in found.tags]
         passage = without_tags(clipped(work.text, MAX_PASSAGE)).strip() if found.is_open else ""
         prompt = Prompt(
             [
                 PromptMessage("system", prompts["enrichment/glossary"].render(most=MAX_COINED)),
                 PromptMessage(
                     "user",
-                    prompts["enrichment/glossary_terms"].render(terms=candidates, passage=passage),
+                    prompts["enrichment/glossary_terms"].render(
+                        terms=candidates, passage=passage, tags=tags
+                    ),
                 ),
             ]
         )
         said = await self.ask(work, prompt, SCHEMA, _Answer)
-        return _kept(said.terms, candidates, passage, found.familiar)
+        kept = _kept(said.terms, candidates, passage, found.familiar)
+        tags_found = {one.tag for one in found.tags}
+        return kept, [tag for tag in TAGS if tag in tags_found and tag in said.tags]
 
 
 def _find(work: GlossaryWork) -> _Found:
@@ -273,6 +302,7 @@ def _find(work: GlossaryWork) -> _Found:
     return _Found(
         used=NameIndex((known.id, known.term) for known in work.terms).find(work.text),
         coined=find_coined(work.text, familiar) if work.proposes else [],
+        tags=find_tags(work.text, work.names, work.players),
         familiar=familiar,
         is_open=work.proposes and hides_names(work.text),
     )

@@ -47,8 +47,9 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     """One run of the agent, or of the summary.
 
     It read the path from `from_position` to `to_position`: `message_ids`; `memory_ids` is what was
-    near. `why` is the reason for going on or not. Tokens are as the provider reported them. `error`
-    is the last part of the `type` that the problem would have as an answer.
+    near. `why` is the reason for going on or not; `kinds` are those of events that triage expects,
+    or a reply's tags. Tokens are as the provider reported them. `error` is the last part of the
+    `type` that the problem would have as an answer.
     """
 
     id: UUID

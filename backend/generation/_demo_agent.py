@@ -72,10 +72,19 @@ def calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
 
 
 def glossary(prompt: Prompt) -> dict[str, Any]:
-    """The candidates of a glossary, each with the sentence that it is in for its definition."""
-    listed = section(last_line(prompt), "candidates").splitlines()
-    told = [line.removeprefix("- ").partition(" | ") for line in listed]
-    return {"terms": [{"term": a, "definition": f"(Demo) {b}"} for a, _, b in told if a and b]}
+    """Candidates of a glossary, defined by the sentences that they are in, and all of the tags."""
+    terms, tags = (
+        [
+            line.removeprefix("- ").split(" | ", 1)
+            for line in section(last_line(prompt), name).splitlines()
+            if " | " in line
+        ]
+        for name in ("candidates", "tags")
+    )
+    return {
+        "terms": [{"term": term, "definition": f"(Demo) {told}"} for term, told in terms],
+        "tags": [tag for tag, _ in tags],
+    }
 
 
 def summary(prompt: Prompt) -> str | None:

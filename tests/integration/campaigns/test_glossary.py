@@ -1,4 +1,4 @@
-"""The glossary over HTTP: what replies coin, what users decide of it, and what prompts have."""
+"""What replies bring, over HTTP: terms, what users decide of them, what prompts have; and tags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backend.campaigns.situation_reader import SituationReader
 from backend.chats.models import Message
 from backend.enrichment import glossary_task
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.outbox import GLOSSARY
+from backend.enrichment.outbox import COMPACTION, GLOSSARY
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
@@ -38,7 +38,8 @@ COINS = "She leans closer. “Everyone who touched the Skyglass went to Dunmere,
 class Glossarist(OpenAIServer):
     """Tells what it is given to tell, finds nothing significant, and defines every candidate.
 
-    `means` has other definitions than the usual one; an empty one leaves its term out.
+    `means` has other definitions than the usual one; an empty one leaves its term out. It confirms
+    the tags in `confirms`, whatever it is asked.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Glossarist(OpenAIServer):
         self.tells = COINS
         self.means: dict[str, str] = {}
         self.adds: list[dict[str, str]] = []
+        self.confirms: list[str] = []
         self.fails: Answer | None = None
         self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
         self.is_opened.set()
@@ -85,7 +87,8 @@ class Glossarist(OpenAIServer):
             {"term": term, "definition": self.means.get(term, f"{term} is a thing.")}
             for term in candidates(request)
         ]
-        return {"terms": [each for each in [*found, *self.adds] if each["definition"]]}
+        terms = [each for each in [*found, *self.adds] if each["definition"]]
+        return {"terms": terms, "tags": self.confirms}
 
     @property
     def asked(self) -> list[Request]:
@@ -97,9 +100,9 @@ def is_glossary(request: Request) -> bool:
     return bool(messages) and str(messages[0]["content"]).startswith("Task: glossary")
 
 
-def candidates(request: Request) -> list[str]:
+def candidates(request: Request, name: str = "candidates") -> list[str]:
     told = str(request.body["messages"][1]["content"])
-    inside = told.partition("<candidates>\n")[2].partition("</candidates>")[0]
+    inside = told.partition(f"<{name}>\n")[2].partition(f"</{name}>")[0]
     return [line.removeprefix("- ").partition(" | ")[0] for line in inside.splitlines() if line]
 
 
@@ -123,6 +126,7 @@ async def server(
 def fresh(model: Glossarist) -> None:
     model.requests.clear()
     model.tells, model.means, model.adds, model.fails = COINS, {}, [], None
+    model.confirms = []
 
 
 class Play:
@@ -153,6 +157,17 @@ class Play:
     async def terms(self, **query: Any) -> dict[str, dict[str, Any]]:
         page = await self.table.get("/glossary", **query)
         return {each["term"]: each for each in page["items"]}
+
+    async def compactions(self) -> int:
+        """How many compactions were queued."""
+        query = select(Job.id).where(Job.kind == COMPACTION, Job.payload.contains(self.chat))
+        async with self.server.parts.database.read() as session:
+            return len((await session.scalars(query)).all())
+
+    async def run(self) -> dict[str, Any] | None:
+        """The last run that read a reply, as the API shows it."""
+        runs = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        return next((each for each in runs if each["kind"] == "glossary"), None)
 
     async def decide(self, term: str, **patch: Any) -> dict[str, Any]:
         item = (await self.terms())[term]
@@ -460,3 +475,93 @@ async def test_the_demo_model_defines_by_the_sentence(play: Play, ada: Account) 
     terms = await play.terms()
     assert set(terms) == {"Skyglass", "Dunmere"}
     assert terms["Skyglass"]["definition"].startswith("(Demo) ")
+
+
+FINDS = "The lid gives way. Inside lies a silver dagger, and you pocket it."
+
+
+@pytest.mark.every_database
+async def test_a_confirmed_tag_brings_compaction_forward(play: Play, model: Glossarist) -> None:
+    model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
+    await play.turn()
+    assert await play.compactions() == 1
+    run = await play.run()
+    assert run is not None
+    assert (run["kinds"], run["significant"], run["calls"]) == (["ITEM_ACQUIRED"], True, 1)
+    [request] = model.asked
+    assert candidates(request, "tags") == ["ITEM_ACQUIRED"]
+    assert "and you pocket it" in request.body["messages"][1]["content"]
+
+
+async def test_a_refused_tag_brings_nothing_forward(play: Play, model: Glossarist) -> None:
+    model.tells = FINDS
+    await play.turn()
+    assert await play.compactions() == 0
+    run = await play.run()
+    assert run is not None
+    assert (run["kinds"], run["significant"]) == ([], False)
+
+
+async def test_a_model_cannot_confirm_what_no_rule_has_found(play: Play, model: Glossarist) -> None:
+    model.tells, model.confirms = FINDS, ["DECISION_MADE", "EVERYTHING"]
+    await play.turn()
+    assert await play.compactions() == 0
+
+
+async def test_terms_and_tags_are_asked_about_in_one_call(play: Play, model: Glossarist) -> None:
+    model.tells = "You find a shard, and you pocket it. It is cold, as the Skyglass always is."
+    model.confirms = ["ITEM_ACQUIRED"]
+    await play.turn()
+    [request] = model.asked
+    assert candidates(request) == ["Skyglass"]
+    assert candidates(request, "tags") == ["ITEM_ACQUIRED"]
+    assert set(await play.terms()) == {"Skyglass"}
+
+
+async def test_a_reply_without_terms_and_tags_asks_no_model(play: Play, model: Glossarist) -> None:
+    model.tells = "It rains, and nobody says a word."
+    await play.turn()
+    assert model.asked == []
+    assert await play.run() is None
+
+
+async def test_known_people_are_no_newcomers(play: Play, model: Glossarist) -> None:
+    await seagate(play.table)
+    model.tells = "“This is my friend Marlena,” she says. Inspector Holt only nods."
+    await play.turn()
+    assert model.asked == []
+
+
+async def test_without_consent_no_tag_is_found(play: Play, model: Glossarist) -> None:
+    path = f"{API}/chats/{play.chat}/settings"
+    ok(await play.ada.client.patch(path, json={"chronicle_enabled": False}))
+    model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
+    await play.turn()
+    assert model.asked == []
+    assert await play.compactions() == 0
+
+
+async def test_a_limited_reply_has_tags_too_and_its_words_go_to_no_other_prompt(
+    play: Play, model: Glossarist
+) -> None:
+    jake = (await seagate(play.table))["jake"]
+    model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
+    await play.turn(audience=[jake])
+    assert await play.compactions() == 1
+    model.tells = "You reach the lighthouse at dawn."
+    model.confirms = ["LOCATION_CHANGE"]
+    await play.turn()
+    assert "pocket" not in str(model.asked[-1].body["messages"])
+
+
+async def test_tags_of_a_reply_that_is_swiped_away_meanwhile_bring_nothing_forward(
+    play: Play, model: Glossarist
+) -> None:
+    model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
+    async with model.thinking() as is_reached:
+        events = await play.ada.turn(play.chat, text="I look.")
+        await asyncio.wait_for(is_reached.wait(), 30)
+        model.tells = "It rains, and nobody says a word."
+        await play.ada.turn(play.chat, regenerate_of=events[0].data["reply_id"])
+    await play.read()
+    assert await play.compactions() == 0

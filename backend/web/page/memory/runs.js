@@ -35,7 +35,8 @@ async function section(id, title, signal) {
 
 function card(run, chat, changed) {
   const { from_position: from, to_position: to, written: wrote } = run;
-  const state = run.state === "done" && !wrote.length && run.kind !== "summary" ? "quiet" : run.state;
+  const isQuiet = run.kind === "glossary" ? !run.significant : !wrote.length && run.kind !== "summary";
+  const state = run.state === "done" && isQuiet ? "quiet" : run.state;
   const back = () => attempt(async () => {
     const is = await sure(m("undo_title"), m("undo_text"), t("common.undo"));
     if (is && (await undo(run.id))) await changed();
@@ -59,6 +60,7 @@ function card(run, chat, changed) {
       h("span.tag", {}, m(`effect.${it.what}`)), " ",
       state === "undone" ? it.title : written(it),
       it.because !== run.why && h("span.soft", {}, " ", it.because)))),
+    run.kind === "glossary" && h("p", {}, run.kinds.map((tag) => h("span.tag", {}, m(`tag.${tag}`)))),
     h("details.soft", {},
       h("summary", {}, m("details")),
       h("p", {}, run.why),
