@@ -33,12 +33,23 @@ class Compactor(OpenAIServer):
         self.tells: dict[str, str] = {}
         self.fails: list[Answer] = []
         self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
+        self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
         self.requests.clear()
         self.finds, self.tells, self.fails = {}, {}, []
         self.is_opened.set()
+        self.may_tell.set()
+
+    @contextlib.asynccontextmanager
+    async def holding_turns(self) -> AsyncGenerator[None]:
+        """For the length of the block nothing is told; `is_asked` is set once it is asked for."""
+        self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
+        try:
+            yield
+        finally:
+            self.may_tell.set()
 
     @contextlib.asynccontextmanager
     async def thinking(self) -> AsyncGenerator[asyncio.Event]:
@@ -59,6 +70,9 @@ class Compactor(OpenAIServer):
         if is_compaction(request):
             self.is_reached.set()
             await self.is_opened.wait()
+        elif request.body and request.body.get("stream"):
+            self.is_asked.set()
+            await self.may_tell.wait()
         return await super()._answer(request, answer, reader, writer)
 
     def usual(self, request: Request) -> Answer:
@@ -167,7 +181,7 @@ class Evening:
         """The messages of the prompt that the next turn would have."""
         asked = {"text": text, "prompt": "true", **query}
         answer = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/context", params=asked))
-        messages: list[dict[str, Any]] = answer["messages"]
+        messages: list[dict[str, Any]] = answer["prompt"]
         return messages
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import select, update
 
+from backend.database.base import now
+from backend.enrichment.compaction import task as compaction_task
+from backend.enrichment.outbox import COMPACTION
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
-from tests.fakes.openai_server import MODEL_ID
+from backend.jobs.models import Job
+from tests.fakes.openai_server import MODEL_ID, error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.compacting import API, Call, Compactor, Evening, evening, lines_of, npc
-from tests.support.memory import working
-from tests.support.server import Running, ok, running
+from tests.support.memory import until, working
+from tests.support.server import Account, Running, ok, problem, running
 
 __all__ = ["table"]
 
@@ -182,3 +190,525 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
     assert [each["summary"] for each in events] == ["Jake found the key."]
     versions = {each["version"] for each in await play.changes()}
     assert len(versions) == 1
+
+
+async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
+    play: Evening, model: Compactor, ada: Account
+) -> None:
+    nothing = await play.compact()
+    assert nothing == {"messages": 0, "job_id": None, "waits": False}
+    await play.turn()
+    async with model.thinking() as is_reached:
+        first = await play.compact()
+        assert (first["messages"], first["waits"]) == (2, False)
+        assert first["job_id"]
+        await is_reached.wait()
+        again, absorbed = await play.compact(), await play.compact()
+        assert again["job_id"] not in {None, first["job_id"]}
+        assert absorbed["job_id"] is None
+    await play.at_rest()
+    assert len(model.asked) == 1
+    assert (await play.compact())["messages"] == 0
+
+    async def refused(status: int, slug: str, **body: Any) -> None:
+        problem(await play.table.ask("POST", "/compact", json=body), status, slug)
+
+    await refused(422, "validation-failed")
+    await refused(422, "validation-failed", chat_id="Seagate")
+    await refused(422, "validation-failed", chat_id=play.chat, more=True)
+    await refused(404, "chat-not-found", chat_id=str(uuid4()))
+    other = await ada.new_chat()
+    await refused(422, "validation-failed", chat_id=other["id"])
+    path = f"{API}/chats/{play.chat}/settings"
+    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await refused(409, "chronicle-not-enabled", chat_id=play.chat)
+    missing = await ada.client.post(
+        f"{API}/campaigns/{uuid4()}/compact", json={"chat_id": play.chat}
+    )
+    problem(missing, 404, "campaign-not-found")
+
+
+async def test_what_is_anothers_is_not_there(play: Evening, server: Running) -> None:
+    async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
+        path, body = f"{play.table.path}/compact", {"chat_id": play.chat}
+        problem(await eve.client.post(path, json=body), 404, "campaign-not-found")
+        own = ok(await eve.client.post(f"{API}/campaigns", json={"name": "Mine"}), 201)
+        path = f"{API}/campaigns/{own['id']}/compact"
+        problem(await eve.client.post(path, json=body), 404, "chat-not-found")
+
+
+async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compactor) -> None:
+    scene = await play.table.add("scenes", title="The stairs")
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    assert model.asked == []
+    ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
+    await play.at_rest()
+    assert await play.entity("Inspector Holt")
+
+
+async def test_without_consent_nothing_is_read_nor_what_was_said_before_it(
+    play: Evening, model: Compactor, ada: Account
+) -> None:
+    path = f"{API}/chats/{play.chat}/settings"
+    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await play.table.change("", settings={"compaction_interval": 1})
+    scene = await play.table.add("scenes", title="The stairs")
+    await play.turn("This is between us.")
+    ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
+    await play.at_rest()
+    assert model.asked == []
+    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await play.turn("This may be read.")
+    [asked] = model.asked
+    assert lines_of(asked) == ["This may be read.", "So it is."]
+    assert "between us" not in asked
+
+
+async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
+    play: Evening, model: Compactor, ada: Account
+) -> None:
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        path = f"{API}/chats/{play.chat}/settings"
+        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await play.at_rest()
+    assert await play.changes() == []
+
+
+async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"compaction_interval": 2}, flags={"combat": True})
+    for _ in range(3):
+        await play.ada.turn(play.chat, text="I strike.")
+    assert (await play.compact())["waits"]
+
+    async def is_put_off() -> bool:
+        async with play.server.parts.database.read() as session:
+            job = await session.scalar(
+                select(Job).where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
+            )
+        assert job is not None
+        return job.state == "queued" and (job.run_after - job.updated_at).total_seconds() > 600
+
+    await until(is_put_off)
+    assert model.asked == []
+    assert await play.runs() == []
+    await play.ada.turn(play.chat, text="I strike again.")
+    await until(is_put_off)
+    # It is looked at again with the turn in which the fight may have ended.
+    await play.table.change("", flags={"combat": False})
+    await play.compact()
+    await play.at_rest()
+    [asked] = model.asked
+    assert len(lines_of(asked)) == 8
+
+
+async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Compactor) -> None:
+    await play.table.change("", flags={"combat": True})
+    await play.turn("I strike.")
+    await play.compact()
+    jobs = select(Job.run_after).where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
+
+    async def is_put_off() -> bool:
+        async with play.server.parts.database.read() as session:
+            after = await session.scalar(jobs)
+        return after is not None and (after - now()).total_seconds() > 600
+
+    await until(is_put_off)
+    model.tells = {"I yield": "The fight is over."}
+    async with model.holding_turns():
+        turn = asyncio.create_task(play.ada.turn(play.chat, text="I yield."))
+        await model.is_asked.wait()
+        await play.table.change("", flags={"combat": False})
+    await turn
+    await play.at_rest()
+    [asked] = model.asked
+    assert lines_of(asked)[-1] == "The fight is over."
+
+
+@pytest.mark.every_database
+async def test_all_is_written_or_nothing(
+    play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.finds = {
+        "Holt falls": [HOLT, DEBT, ("chronicle_event_tool", {"set": {"summary": "Holt fell."}})]
+    }
+    await play.turn("Holt falls down the stairs.")
+    version = (await play.table.get())["version"]
+    real, tries = compaction_task.add_events, []
+
+    async def failing(*args: Any, **more: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError
+        return await real(*args, **more)
+
+    monkeypatch.setattr(compaction_task, "add_events", failing)
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+    await until(lambda: _are(tries, 1))
+    await play.at_rest()
+    assert len(model.asked) == 2
+    changes = await play.changes()
+    assert [each["target"]["name"] for each in changes] == ["Inspector Holt", "The debt"]
+    assert {each["version"] for each in changes} == {version + 1}
+
+
+async def _are(tries: list[int], count: int) -> bool:
+    return len(tries) >= count
+
+
+@pytest.mark.every_database
+async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
+    play: Evening, model: Compactor
+) -> None:
+    model.fails = [error(500), error(503)]
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    done, failed = await play.runs()
+    assert (done["state"], failed["state"], failed["calls"]) == ("done", "failed", 2)
+    assert failed["error"] == "model-unavailable"
+    assert len({tuple(lines_of(asked)) for asked in model.asked}) == 1
+    assert await play.entity("Inspector Holt")
+
+
+async def test_after_it_gave_up_play_goes_on_and_the_next_one_reads_all(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"compaction_interval": 2})
+    model.fails = [error(400)] * 3
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.turn()
+    [run] = await play.runs()
+    assert (run["state"], run["error"]) == ("failed", "model-refused-request")
+    model.fails = []
+    count = len(model.asked)
+    await play.turn()
+    assert len(model.asked) == count
+    await play.turn()
+    assert len(lines_of(model.asked[-1])) == 8
+    assert await play.entity("Inspector Holt")
+
+
+async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
+    play: Evening, model: Compactor
+) -> None:
+    model.finds = {
+        "Holt falls": [
+            HOLT,
+            ("npc_updater_tool", {"name": "Inspector Holt", "set": {"shoe_size": 44}}),
+            ("delete_tool", {"name": "Inspector Holt"}),
+            ("npc_updater_tool", {"set": {"status": "gone"}}),
+            ("thread_updater_tool", {"name": "The debt", "set": {"tension": "mild"}}),
+        ]
+    }
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    assert [each["target"]["name"] for each in await play.changes()] == ["Inspector Holt"]
+    [run] = await play.runs()
+    assert run["state"] == "done"
+    reasons = " ".join(each["reason"] for each in run["refused"])
+    for part in ("shoe_size", "no such tool", "`ref` or `name`", "simmering, rising"):
+        assert part in reasons
+
+
+async def test_what_is_not_named_stays_and_nothing_is_deleted(
+    play: Evening, model: Compactor
+) -> None:
+    await seagate(play.table)
+    model.finds = {
+        "Jake": [
+            ("character_updater_tool", {"name": "Jake", "set": {"inventory": ["a rope"]}}),
+            ("npc_updater_tool", {"name": "Marlena", "set": {"exists": False, "locked": []}}),
+        ]
+    }
+    await play.turn("Jake finds a rope.")
+    await play.compacted()
+    jake = await play.entity("Jake")
+    assert jake is not None
+    assert jake["attributes"]["inventory"] == ["fork", "a rope"]
+    assert jake["attributes"]["gold"] == 15
+    assert await play.entity("Marlena")
+
+
+async def test_one_who_is_made_is_found_again_within_the_run(
+    play: Evening, model: Compactor
+) -> None:
+    model.finds = {
+        "Brother": [
+            npc("Brother Anselm", role="a monk"),
+            npc("brother anselm", status="afraid"),
+            ("fact_recorder_tool", {"name": "Brother Anselm", "set": {"text": "He has the key."}}),
+        ]
+    }
+    await play.turn("A monk comes in: Brother Anselm.")
+    await play.turn("Brother Anselm trembles.")
+    await play.compacted()
+    [monk] = await play.items("entities")
+    assert (monk["name"], monk["role"], monk["status"]) == ("Brother Anselm", "a monk", "afraid")
+    [fact] = await play.items("facts")
+    assert fact["about_id"] == monk["id"]
+
+
+async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
+    play: Evening, model: Compactor
+) -> None:
+    for name in ("Anna Reyes", "Tomas Reyes"):
+        await play.table.add("entities", kind="npc", name=name)
+    model.finds = {"Reyes": [npc("Reyes", status="dead")]}
+    await play.turn("Reyes is dead.")
+    await play.compacted()
+    entities = await play.items("entities")
+    assert [each["status"] for each in entities] == ["active", "active"]
+    assert await play.changes() == []
+
+
+@pytest.mark.every_database
+async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
+    play: Evening, model: Compactor
+) -> None:
+    model.finds = {
+        "Holt falls": [HOLT],
+        "stairs hold": [npc("Inspector Holt", status="well")],
+        "debt": [DEBT],
+    }
+    model.tells = {"stairs": "Holt falls."}
+    await play.turn("The debt is due.")
+    last = await play.turn("Holt takes the stairs.")
+    await play.compacted()
+    assert [each["title"] for each in await play.items("threads")] == ["The debt"]
+    model.tells = {"stairs": "The stairs hold."}
+    other = await play.turn("", regenerate_of=last)
+    assert await play.entity("Inspector Holt") is None
+    assert [each["title"] for each in await play.items("threads")] == ["The debt"]
+    await play.compacted()
+    assert lines_of(model.asked[-1]) == ["The stairs hold."]
+    holt = await play.entity("Inspector Holt")
+    assert holt is not None
+    assert holt["status"] == "well"
+    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
+    holt = await play.entity("Inspector Holt")
+    assert holt is not None
+    assert holt["status"] == "wounded"
+    assert (await play.compact())["messages"] == 0
+    ok(await play.ada.client.post(f"{API}/messages/{other}/activate"))
+    assert (await play.compact())["messages"] == 0
+
+
+async def test_a_reply_that_goes_on_is_read_again_and_nothing_counts_twice(
+    play: Evening, model: Compactor
+) -> None:
+    await seagate(play.table)
+    model.finds = {
+        "gold": [("character_updater_tool", {"name": "Jake", "add": {"gold": 5}})],
+        "So it is": [npc("The fence", status="smiling")],
+    }
+    model.tells = {"fence": "So it is: he pays in gold."}
+    await play.turn("Jake goes to the fence.")
+    await play.compacted()
+    jake = await play.entity("Jake")
+    assert jake is not None
+    assert jake["attributes"]["gold"] == 20
+    await play.turn("", **{"continue": True})
+    jake = await play.entity("Jake")
+    assert jake is not None
+    assert jake["attributes"]["gold"] == 15
+    await play.compacted()
+    assert len(lines_of(model.asked[-1])) == 1
+    jake = await play.entity("Jake")
+    assert jake is not None
+    assert jake["attributes"]["gold"] == 20
+
+
+@pytest.mark.every_database
+async def test_what_a_fork_has_copied_counts_as_read(play: Evening, model: Compactor) -> None:
+    model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
+    await play.turn("Holt falls down the stairs.")
+    last = await play.turn("The debt is due.")
+    await play.compacted()
+    path = f"{API}/chats/{play.chat}/fork"
+    fork = ok(await play.ada.client.post(path, json={"message_id": last}), 201)
+    settings = f"{API}/chats/{fork['id']}/settings"
+    ok(await play.ada.client.patch(settings, json={"chronicle_enabled": True}))
+    other = Evening(play.server, play.table, fork["id"])
+    assert (await other.compact())["messages"] == 0
+    await other.turn("Holt falls again.")
+    await other.compacted()
+    assert lines_of(model.asked[-1]) == ["Holt falls again.", "So it is."]
+    ok(await play.ada.client.request("DELETE", f"{API}/chats/{play.chat}"), 204)
+    assert [each["title"] for each in await play.items("threads")] == ["The debt"]
+
+
+@pytest.mark.every_database
+async def test_two_workers_at_once_write_once(
+    play: Evening, model: Compactor, server: Running
+) -> None:
+    """The first one is taken for dead while it asks; what it would write is nobody's then."""
+    model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
+    await play.turn("Holt falls down the stairs, and the debt is due.")
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        async with server.parts.database.write() as session:
+            await session.execute(
+                update(Job)
+                .where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
+                .values(fence=Job.fence + 1, state="queued", lease_until=None)
+            )
+    await play.at_rest()
+    assert len(model.asked) >= 2
+    assert len(await play.changes(all_of_them=True)) == 2
+    assert len(await play.items("entities")) == 1
+
+
+@pytest.mark.every_database
+async def test_what_moves_while_the_model_reads_is_read_again(
+    play: Evening, model: Compactor
+) -> None:
+    model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
+    await play.turn("Holt falls down the stairs.")
+    line = (await play.ada.messages(play.chat))[0]
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+    await play.at_rest()
+    assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
+    assert [each["state"] for each in await play.runs()] == ["done", "failed"]
+    assert await play.changes() == []
+
+
+@pytest.mark.every_database
+async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"hidden_information": True})
+    town = await seagate(play.table)
+    secret = await play.table.add("entities", kind="npc", name="The Heron", audience="gm")
+    model.finds = {
+        "heron": [npc("The Heron", status="near"), npc("Marlena", status="a traitor")],
+        "whisper": [("fact_recorder_tool", {"name": "Marlena", "set": {"text": "She lies."}})],
+        "public": [DEBT],
+    }
+    await play.turn("A public line.")
+    for text, audience in (("The heron waits.", "gm"), ("A whisper.", [town["jake"]])):
+        reply_id = await play.turn(text)
+        lines = await play.ada.messages(play.chat)
+        for message in (lines[-2]["id"], reply_id):
+            body = {"audience": audience}
+            ok(await play.ada.client.patch(f"{API}/messages/{message}", json=body))
+    await play.compacted()
+    asked = {lines_of(each)[0]: each for each in model.asked}
+    assert asked.keys() == {"A public line.", "The heron waits.", "A whisper."}
+    for said in ("A public line.", "A whisper."):
+        assert "The Heron" not in asked[said]
+        assert "heron waits" not in asked[said]
+    assert "A public line" in asked["A whisper."]
+    assert "A whisper" not in asked["A public line."]
+    facts = await play.items("facts")
+    assert [each["audience"] for each in facts] == [[town["jake"]]]
+    heron = await play.table.get(f"/entities/{secret['id']}")
+    assert heron["status"] == "near"
+    marlena = await play.entity("Marlena")
+    assert marlena is not None
+    assert marlena["status"] == "active"
+
+
+async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"hidden_information": True})
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    line = (await play.ada.messages(play.chat))[0]
+    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
+    assert await play.entity("Inspector Holt") is None
+    await play.compacted()
+    holt = await play.entity("Inspector Holt")
+    assert holt is not None
+    assert holt["audience"] == "gm"
+
+
+async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
+    model.finds = {
+        "Holt falls": [HOLT, ("chronicle_event_tool", {"set": {"summary": "Holt fell."}})]
+    }
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    [run] = await play.runs()
+    assert run["can_undo"]
+    view = ok(await play.ada.client.post(f"{API}/enrichment/runs/{run['id']}/undo"))
+    assert {each["what"] for each in view["undone"]} == {"item_changed", "event_created"}
+    assert await play.entity("Inspector Holt") is None
+    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
+    path = f"{API}/chronicles/{chronicle['id']}/events"
+    assert ok(await play.ada.client.get(path))["items"] == []
+    [run] = await play.runs()
+    assert run["state"] == "undone"
+    assert (await play.compact())["messages"] == 0
+
+
+async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"memory_interval": 2, "summaries": False})
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    for number in range(4):
+        await play.turn(f"Round {number}.")
+
+    async def told() -> set[str]:
+        return {each["text"] for each in await play.prompt("Where is Inspector Holt?")}
+
+    assert "Holt falls down the stairs." in await told()
+    await play.compacted()
+    assert {"Round 2.", "Round 3."} <= await told()
+    assert not {"Holt falls down the stairs.", "Round 0.", "Round 1."} & await told()
+    assert any("wounded" in each for each in await told())
+    assert len(await play.ada.messages(play.chat)) == 10
+    await play.turn("Round 4.")
+    # Nobody has read it yet: beside the last two of those that were, it stands there whole.
+    assert {"Round 3.", "Round 4."} <= await told()
+    for number in range(5, 8):
+        await play.turn(f"Round {number}.")
+    assert {f"Round {number}." for number in range(4, 8)} <= await told()
+    assert "Round 3." not in await told()
+    await play.compacted()
+    assert not {"Round 4.", "Round 5."} & await told()
+    assert {"Round 6.", "Round 7."} <= await told()
+
+
+async def test_what_neither_the_summary_nor_the_state_tells_stays(
+    play: Evening, model: Compactor, ada: Account
+) -> None:
+    await play.table.change("", settings={"memory_interval": 1, "summaries": False})
+    path = f"{API}/chats/{play.chat}/settings"
+    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await play.turn("Before they agreed.")
+    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await play.turn("Round 0.")
+    await play.turn("Round 1.")
+    await play.compacted()
+    assert len(model.asked) == 1
+    texts = {each["text"] for each in await play.prompt()}
+    assert {"Before they agreed.", "Round 0.", "Round 1."} <= texts
+
+
+async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compactor) -> None:
+    await seagate(play.table)
+    await play.turn()
+    await play.turn()
+    context = await play.table.get("/context", chat_id=play.chat, text="I wait.")
+    assert context["form"] == "light"
+    await play.compacted()
+    context = await play.table.get("/context", chat_id=play.chat, text="I wait.")
+    assert (context["form"], context["why"]) == ("full", "a compaction came in between")
