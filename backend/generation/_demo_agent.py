@@ -1,4 +1,4 @@
-"""The demo model as chronicle's agent and writer of summaries and glossaries: rules alone.
+"""The demo model as chronicle's agent, compactor, and writer of summaries: rules alone.
 
 A sentence with a name and a verb of finding, killing, promising and the like is an event; `X is an
 inn` is lore; the first sentence of each line is a summary; a term means the sentence that it is in.
@@ -42,6 +42,7 @@ _NO_NAMES = frozenset(SAYINGS["no_names"].split())
 _TOLD = re.compile(
     rf"(?:The )?({_NAME.pattern}) is ((?:an?|the) (?!bit |lot )[a-z][^.!?\n;,]{{4,200}})"
 )
+_PLACE = any_word(SAYINGS["places"], "s?")
 _WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
 
 
@@ -68,6 +69,30 @@ def calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
     return [
         ToolCall(id=f"demo-{len(prompt.rounds) + 1}-{number}", name=name, arguments=arguments)
         for number, (name, arguments) in enumerate(wanted or [("finish", {})], start=1)
+    ]
+
+
+def compaction(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
+    """What keeps a campaign's state: events, and who or what is told to be something.
+
+    None where other tools are offered.
+    """
+    if "chronicle_event_tool" not in {tool.name for tool in tools}:
+        return None
+    events, entries = ([], []) if prompt.rounds else _news(prompt)
+    wanted: list[tuple[str, dict[str, Any]]] = []
+    for event in events:
+        lines = [int(mark[1:]) for mark in event.pop("source_messages")]
+        told = {"set": event, "because": event["summary"][:200], "source_turns": lines}
+        wanted.append(("chronicle_event_tool", told))
+    for entry in entries:
+        is_place = _PLACE.search(entry["content"])
+        name, field = ("environment", "description") if is_place else ("npc", "role")
+        told = {"name": entry["title"], "set": {field: entry["content"]}, "because": _WHY}
+        wanted.append((f"{name}_updater_tool", {**told, "source_turns": []}))
+    return [
+        ToolCall(id=f"demo-{number}", name=name, arguments=told)
+        for number, (name, told) in enumerate(wanted)
     ]
 
 

@@ -19,6 +19,7 @@ from backend.generation._demo_agent import (
     SAYINGS,
     calls,
     chapter,
+    compaction,
     glossary,
     last_line,
     scene,
@@ -94,10 +95,11 @@ class DemoModel:
         schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Word by word, at the configured pace."""
-        told = summary(prompt)
+        kept = compaction(prompt, tools)
+        told = summary(prompt) if kept is None else "" if kept else "Nothing to keep."
         command, words = ("", told.split()) if told is not None else _reply(prompt)
-        is_told_so = _COMMAND.search(last_line(prompt))
-        narration, made = (None, []) if is_told_so else play(prompt, tools)
+        is_told_so = kept is not None or _COMMAND.search(last_line(prompt))
+        narration, made = (None, kept or []) if is_told_so else play(prompt, tools)
         if narration is not None:
             words = narration.split()
         thoughts = re.findall(r" ?[^ ]+", SAYINGS["thoughts"]) if command == "think" else []

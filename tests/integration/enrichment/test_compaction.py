@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import select, update
 
+from backend.chronicles import writing
 from backend.database.base import now
-from backend.enrichment.compaction import task as compaction_task
 from backend.enrichment.outbox import COMPACTION
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
@@ -340,7 +340,7 @@ async def test_all_is_written_or_nothing(
     }
     await play.turn("Holt falls down the stairs.")
     version = (await play.table.get())["version"]
-    real, tries = compaction_task.add_events, []
+    real, tries = writing.add_events, []
 
     async def failing(*args: Any, **more: Any) -> Any:
         tries.append(1)
@@ -348,7 +348,7 @@ async def test_all_is_written_or_nothing(
             raise RuntimeError
         return await real(*args, **more)
 
-    monkeypatch.setattr(compaction_task, "add_events", failing)
+    monkeypatch.setattr("backend.enrichment.compaction.task.add_events", failing)
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()

@@ -61,6 +61,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "importChronicleEvents": {"files": {"file": CHRONICLE}},
     "putSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
+    "compactCampaign": {"json": {"chat_id": str(uuid4())}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},
     "removePasskey": {"json": {"password": PASSWORD}},

@@ -287,3 +287,16 @@ async def test_a_line_that_asks_for_a_summary_gets_an_ordinary_reply() -> None:
     pieces = [piece async for piece in FAST.stream(prompt, PLAIN)]
 
     assert "(Demo summary)" not in "".join(p.text for p in pieces if isinstance(p, TextPiece))
+
+
+async def test_it_keeps_the_state_of_a_campaign_in_a_few_plain_calls() -> None:
+    tools = [Tool(name, "", {"type": "object"}) for name in ("chronicle_event_tool", "finish")]
+    lines = "Jake: Oslo killed the wolf.", "The Salty Sigil is an inn by the harbour."
+    pieces = [piece async for piece in FAST.stream(story(*lines), PLAIN, tools=tools)]
+    event, place = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    assert (event.name, place.name) == ("chronicle_event_tool", "environment_updater_tool")
+    assert event.arguments["source_turns"] == [11]
+    assert place.arguments["name"] == "Salty Sigil"
+    assert not [piece for piece in pieces if isinstance(piece, TextPiece)]
+    pieces = [piece async for piece in FAST.stream(story("Go on."), PLAIN, tools=tools)]
+    assert not [piece for piece in pieces if isinstance(piece, ToolCall)]

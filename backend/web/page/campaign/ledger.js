@@ -50,6 +50,7 @@ export function line(change, world) {
         h("span.grow"),
         !undone && act("undo", c("undo", { name }), undo, "quiet")),
       h("ul.deltas", {}, deltas(change, world)),
+      change.because && h("p.soft", {}, change.because),
       h("p.row.soft", {},
         h("span", {}, whose(change.actor)),
         h("time", { datetime: when, title: dateTime(when) }, ago(when)),

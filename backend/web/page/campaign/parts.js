@@ -54,6 +54,7 @@ export const GROUPS = [
     open: true,
     fields: [
       count("memory_interval", 100),
+      count("compaction_interval", 100),
       count("scene_beats", 1000),
       { ...count("chapter_scenes", 50), min: 3 },
       { ...count("chapter_tokens", 20_000), min: 0 },
