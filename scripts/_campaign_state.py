@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -86,9 +86,9 @@ def differences(truth: Truth, state: State) -> Differences:
     for text, audience in truth.facts.items():
         said = [each for each in state.facts if each["text"] == text]
         meant = audience if audience in {"public", "gm"} else [audience]
-        told = said[0]["audience"] if said else None
+        told: Any = said[0]["audience"] if said else None
         if isinstance(told, list):
-            told = [names.get(each) for each in told]
+            told = [names.get(each) for each in cast("list[str]", told)]
         found.compare(f"fact {text}", told, meant)
     for text in truth.over:
         found.compare(f"over: {text}", text in over, wanted=True)
@@ -103,7 +103,7 @@ def differences(truth: Truth, state: State) -> Differences:
         expected = [name for each, name in truth.items if each in kinds]
         found.count(kind, [each[key] for each in items], expected)
     for each in state.entities:
-        things = (each["attributes"] or {}).get("inventory") or []
+        things: list[Any] = each["attributes"].get("inventory") or []
         twice = [thing for thing, times in Counter(map(str, things)).items() if times > 1]
         found.doubled += [f"{each['name']} has {thing} twice" for thing in twice]
     return found
@@ -119,4 +119,4 @@ def _value(item: Item, key: str, names: Mapping[str, str]) -> Any:
 
 def _plain(value: Any) -> Any:
     """Lists in one order."""
-    return sorted(value) if isinstance(value, list) else value
+    return sorted(cast("list[str]", value)) if isinstance(value, list) else value

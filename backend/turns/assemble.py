@@ -45,7 +45,7 @@ from backend.turns.sections import SectionBuilder
 
 LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
 
-_TOLD = frozenset({"summary", "scenes", "state"})
+_TOLD = frozenset({"summary", "chapters", "scenes", "state"})
 """Kinds of items that say what happened, in place of lines that are not sent."""
 
 

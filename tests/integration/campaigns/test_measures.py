@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, select
 
-from backend.campaigns.models import CampaignProposal
+from backend.campaigns.models import Campaign, CampaignProposal
 from backend.chats.models import Chat
 from backend.database.base import new_id, now
 from backend.enrichment.models import EnrichmentRun
@@ -37,7 +37,7 @@ class Teller(OpenAIServer):
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
             return super().usual(request)
-        messages: list[Any] = (request.body or {})["messages"]
+        messages: list[Any] = request.body["messages"]
         first = str(messages[0]["content"])
         if not first.startswith("Task: "):
             return reply(LINE)
@@ -184,19 +184,16 @@ async def test_percentiles_and_days_are_of_this_campaign_alone(
     assert days == [(at - timedelta(days=40)).date(), at.date()]
 
 
-async def test_conflicts_are_counted_by_what_was_decided(
-    server: Running, ada: Account, table: Table
-) -> None:
-    chat = UUID(await new_chat(table))
+async def test_conflicts_are_counted_by_what_was_decided(server: Running, table: Table) -> None:
+    campaign = UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
-        owner = (await session.get_one(Chat, chat)).user_id
+        owner = (await session.get_one(Campaign, campaign)).user_id
         for state in ("open", "open", "refused"):
             session.add(
                 CampaignProposal(
                     user_id=owner,
-                    campaign_id=UUID(table.campaign["id"]),
-                    chat_id=chat,
-                    message_id=new_id(),
+                    campaign_id=campaign,
+                    item_id=new_id(),
                     kind="entity",
                     reason="locked",
                     state=state,
