@@ -69,7 +69,8 @@ class Draft:
     Attributes:
         audience: Who may know it, as a column holds it.
         replaces: The fact that a new fact supersedes or contradicts.
-        unclear: What it is about, if that is not clear; `item_id` is then any new id.
+        unclear: Whom a mention in it means, if that is not clear. Where that is what the draft is
+            about, `item_id` is any new id.
     """
 
     kind: Kind

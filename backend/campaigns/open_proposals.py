@@ -62,9 +62,15 @@ class Proposal:
     @property
     def is_to_decide(self) -> bool:
         """Whether there is anything that it would change, and a change to make of it."""
-        if self.text.unclear is not None:
-            return any(each in self.items for each in self.text.unclear.candidates)
-        state = self.state_of(self.row.item_id)
+        state, unclear = self.state_of(self.row.item_id), self.text.unclear
+        if unclear is not None:
+            is_there = self.is_new or exists(state) or not unclear.field
+            is_said = unclear.field and value_at(state, unclear.field) in map(
+                str, unclear.candidates
+            )
+            return (
+                is_there and not is_said and any(each in self.items for each in unclear.candidates)
+            )
         return self.is_new or (exists(state) and not is_settled(self.row.kind, self.text, state))
 
     @property

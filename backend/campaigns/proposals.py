@@ -54,8 +54,9 @@ class ProposalText(msgspec.Struct, frozen=True, kw_only=True):
 
     def values(self, kind: Kind, item_id: UUID) -> bytes:
         """What makes two proposals the same: what they change, and how."""
-        is_new = exists(self.operations.set) or self.unclear is not None
-        same = kind, None if is_new else item_id, self.operations, self.replaces
+        is_of_none = self.unclear is not None and not self.unclear.field
+        is_new = exists(self.operations.set) or is_of_none
+        same = kind, None if is_new else item_id, self.operations, self.replaces, self.unclear
         return msgspec.json.encode(same, order="deterministic")
 
 

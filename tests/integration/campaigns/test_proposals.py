@@ -257,6 +257,35 @@ async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) ->
         assert (await story.entity("holt"))["role"] == "Spy"
 
 
+async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
+    story: Compacted,
+) -> None:
+    places = [UUID(story.people[name]) for name in ("hills", "shop")]
+    await story.table.change(f"/entities/{story.people['holt']}", location_id=None)
+    await story.table.change(f"/entities/{story.people['marlena']}", location_id=None)
+    moves = [
+        {
+            "kind": "entity",
+            "item_id": UUID(story.people[name]),
+            "operations": Operations(set={"location_id": None}),
+            "unclear": Unclear(mention="up there", candidates=places, field="location_id"),
+        }
+        for name in ("holt", "marlena")
+    ]
+    assert await story.drafts(*moves) == 2
+    holt, marlena = await story.open()
+    assert (holt["now"], holt["target"]["name"]) == ({"location_id": None}, "Inspector Holt")
+    ok(await story.decide(holt, "accept", params={"item_id": story.people["hills"]}))
+    assert (await story.entity("holt"))["location_id"] == story.people["hills"]
+    path = f"/entities/{story.people['marlena']}"
+    await story.table.change(path, location_id=story.people["shop"])
+    assert await story.open() == []
+    await story.table.change(path, location_id=story.people["jake"])
+    assert [each["id"] for each in await story.open()] == [marlena["id"]]
+    ok(await story.table.ask("DELETE", path), 204)
+    assert await story.open() == []
+
+
 async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacted) -> None:
     bob = await story.table.add("entities", kind="npc", name="Bob", role="Cook")
     ok(await story.table.ask("DELETE", f"/entities/{bob['id']}"), 204)

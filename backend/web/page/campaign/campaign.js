@@ -3,11 +3,14 @@ import { choose } from "../chat/choose.js";
 import { api } from "../core/api.js";
 import { more } from "../core/dialogs.js";
 import { act, fill, h, icon, tabs } from "../core/dom.js";
+import { number } from "../core/words.js";
 import { acts, c, moment } from "./parts.js";
+import { waiting } from "./proposals.js";
 
 const TABS = {
   sessions: () => import("./sessions.js"),
   world: () => import("./tab.js"),
+  proposals: () => import("./proposals.js"),
   glossary: () => import("./glossary.js"),
   ledger: () => import("./ledger.js"),
   versions: () => import("./versions.js"),
@@ -29,9 +32,11 @@ export default async function ({ params: { id }, query, signal, title }) {
     fill(when, moment(it));
   };
   tell();
-  const { default: build } = await TABS[here]();
+  const [{ default: build }, count] = await Promise.all([TABS[here](), waiting(`/campaigns/${id}`, signal)]);
   const content = await build(it, { signal, query, tell });
-  const places = Object.keys(TABS).map((name) => [name, c(`tabs.${name}`), `${path}?tab=${name}`]);
+  const badge = count > 0 && h("span.tag.badge", {}, number(count));
+  const named = (name) => (name === "proposals" ? h("span", {}, c("tabs.proposals"), " ", badge) : c(`tabs.${name}`));
+  const places = Object.keys(TABS).map((name) => [name, named(name), `${path}?tab=${name}`]);
   const nav = tabs(c("parts"), here, places);
   // On a phone the last ones are beyond the edge.
   requestAnimationFrame(() => nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" }));

@@ -33,11 +33,6 @@ export function line(change, world) {
     draw();
     element.focus();
   });
-  const go = () => attempt(async () => {
-    const { chat_id: chat, position, is_active: isTold } = await api.get(`/messages/${change.message_id}`);
-    if (isTold) location.hash = `#/chats/${chat}?at=${position}`;
-    else toast(c("not_told"));
-  });
   const draw = () => {
     const { target, counts, undone, created_at: when } = change;
     const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
@@ -54,11 +49,21 @@ export function line(change, world) {
       h("p.row.soft", {},
         h("span", {}, whose(change.actor)),
         h("time", { datetime: when, title: dateTime(when) }, ago(when)),
-        change.message_id && h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"))));
+        change.message_id && source(change.message_id)));
   };
   element.tabIndex = -1;
   draw();
   return element;
+}
+
+/** A button that leads to the message that something comes from. */
+export function source(id) {
+  const go = () => attempt(async () => {
+    const { chat_id: chat, position, is_active: isTold } = await api.get(`/messages/${id}`);
+    if (isTold) location.hash = `#/chats/${chat}?at=${position}`;
+    else toast(c("not_told"));
+  });
+  return h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"));
 }
 
 /** What a change did, a line for each field; that an item was made or deleted, in one. */

@@ -3,6 +3,7 @@ import { complain } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { c } from "./parts.js";
+import { proposals } from "./proposals.js";
 import { sections } from "./sections.js";
 import { World } from "./world.js";
 
@@ -14,8 +15,9 @@ export default async function (room, { signal }) {
     return h("div.empty", {}, h("p", {}, c("no_campaign")), h("a", { href }, c("choose")));
   }
   const world = new World(id, signal);
-  await world.read();
-  const read = () => world.read().catch(complain);
+  const asked = proposals(world, signal);
+  await Promise.all([world.read(), asked.read()]);
+  const read = () => Promise.all([world.read(), asked.read()]).catch(complain);
   const soon = settled(read, 250);
   signal.addEventListener("abort", soon.drop);
   const end = () => `${room.path.total} ${room.path.last()?.id}`;
@@ -33,5 +35,5 @@ export default async function (room, { signal }) {
   const told = h("label.row.told", {},
     h("input", { type: "checkbox", role: "switch", checked: kept.get("world.told"), onchange }),
     h("span.grow", {}, c("told"), h("small.help", {}, c("told_help"))));
-  return h("div", {}, sections(world, signal, true), told);
+  return h("div", {}, h("div.world", {}, asked.element), sections(world, signal, true), told);
 }

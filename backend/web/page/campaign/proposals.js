@@ -1,0 +1,107 @@
+/** Changes that were read out of the story and wait for a decision: both sides, and the line. */
+import { api } from "../core/api.js";
+import { complain, toast } from "../core/dialogs.js";
+import { act, fill, h, settled } from "../core/dom.js";
+import { ago, dateTime, number } from "../core/words.js";
+import { source } from "./ledger.js";
+import { c, label } from "./parts.js";
+import { said } from "./said.js";
+import { World } from "./world.js";
+
+/** More than wait at once, so that all are in one page. */
+const MOST = 500;
+
+/** How many proposals of a campaign wait for a decision. */
+export const waiting = async (path, signal) =>
+  (await api.get(`${path}/proposals`, { query: { limit: MOST }, signal })).items.length;
+
+/**
+ * The proposals of a world, in a group that is there while there are some; `told(count)` hears how
+ * many there are.
+ *
+ * @returns {{element, read, soon}} `soon()` reads them once nothing has happened for a moment.
+ */
+export function proposals(world, signal, told) {
+  const count = h("span.tag.badge");
+  const list = h("ol.ledger.proposals", { "aria-label": c("tabs.proposals") });
+  const summary = h("summary", {}, c("tabs.proposals"), " ", count);
+  const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", {}, c("proposals_help")), list);
+  let known = "";
+  const read = async () => {
+    const { items } = await api.get(`${world.path}/proposals`, { query: { limit: MOST }, signal });
+    const found = JSON.stringify(items);
+    if (found === known) return;
+    known = found;
+    const at = [...list.children].findIndex((row) => row.contains(document.activeElement));
+    fill(list, items.map((each) => row(each, world, decide)));
+    count.textContent = number(items.length);
+    element.hidden = !items.length;
+    // Whoever decides one goes on with the next.
+    if (at >= 0) (list.children[Math.min(at, items.length - 1)] ?? document.querySelector("main h1, aside h2"))?.focus();
+    told?.(items.length);
+  };
+  const decide = async ({ id, revision, target }, how, query) => {
+    try {
+      await api.post(`${world.path}/proposals/${id}/${how}`, undefined, { ifMatch: revision, query });
+      toast(c(`decided.${how}`, { name: title(target) }));
+    } catch (error) {
+      complain(error);
+    }
+    await Promise.all([world.read(), read()]).catch(complain);
+  };
+  const soon = settled(() => read().catch(complain), 250);
+  signal.addEventListener("abort", soon.drop);
+  world.addEventListener("change", soon, { signal });
+  return { element, read, soon };
+}
+
+const title = ({ kind, name }) => (kind === "world" ? c("kinds.world") : name || c(`kinds.${kind}`));
+
+/** A proposal: what is and what would be beside each other, why, and what can be answered. */
+function row(it, world, decide) {
+  const { target, reason, because, candidates, message_id: line, created_at: when } = it;
+  const name = title(target);
+  const answers = candidates.length
+    ? candidates.map((each) => act("check", c("meant", each), () => decide(it, "accept", { item_id: each.id })))
+    : act("check", c("accept"), () => decide(it, "accept"));
+  return h("li", { tabindex: -1, "aria-label": name },
+    h("header.row", {},
+      h("strong", {}, name),
+      target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
+      h("span.tag", {}, c(`reasons.${reason}`, it))),
+    sides(it, world),
+    because && h("p.quote", {}, because),
+    h("p.row.answers", {}, answers, act("close", c("refuse"), () => decide(it, "refuse"))),
+    h("p.row.soft", {}, h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
+}
+
+/** Field by field, what is now and what is proposed; a fact beside the one that it contradicts. */
+function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, target, mention, candidates }, world) {
+  const current = contradicts ? { text: contradicts.now } : now;
+  const before = contradicts ? { text: contradicts.then } : then;
+  const cell = (kind, key, value, ...more) => h("td", {}, h(kind, {}, said(key, value, world)), more);
+  const small = (text) => h("small.soft", {}, text);
+  const proposal = (key) => (key in proposed && proposed[key] != null) || !candidates.length;
+  return h("table.sides", {},
+    h("caption.unseen", {}, c("sides", { name: title(target) })),
+    h("thead", {}, h("tr", {}, ["field", "now", "proposed"].map((each) => h("th", { scope: "col" }, c(`columns.${each}`))))),
+    h("tbody", {}, Object.keys(proposed).map((key) => h("tr", {},
+      h("th", { scope: "row" }, label(key)),
+      isNew && !(key in current)
+        ? h("td", {}, "–")
+        : cell("del", key, current[key],
+          conflicts[key] && small(c(`whose.${conflicts[key]}`)),
+          key in before && JSON.stringify(before[key]) !== JSON.stringify(current[key]) && small(c("was", { value: said(key, before[key], world) }))),
+      proposal(key) ? cell("ins", key, proposed[key]) : h("td", {}, `“${mention}”`)))));
+}
+
+/** Where a campaign's page shows them. */
+export default async function (it, { signal }) {
+  const world = new World(it.id, signal);
+  await world.read();
+  const none = h("p.empty", {}, c("no_proposals"));
+  const all = proposals(world, signal, (count) => (none.hidden = count > 0));
+  await all.read();
+  document.addEventListener("visibilitychange", () => document.hidden || all.soon(), { signal });
+  return h("section.world", {}, none, all.element);
+}
