@@ -127,7 +127,7 @@ class Proposal:
             because=text.because,
             chat_id=line.chat_id,
             message_id=line.message_id,
-            then={} if self.is_new else dict(text.before),
+            then=dict(text.before) if exists(state) else {},
             now={key: value_at(state, key) for key in keys} if exists(state) else {},
             proposed=self._proposed(state),
             conflicts={key: who for key, who in text.conflicts.items() if key != EXISTS},

@@ -59,15 +59,15 @@ const title = ({ kind, name }) => (kind === "world" ? c("kinds.world") : name ||
 
 /** A proposal: what is and what would be beside each other, why, and what can be answered. */
 function row(it, world, decide) {
-  const { target, reason, because, candidates, message_id: line, created_at: when } = it;
-  const name = title(target);
+  const { target, reason, because, mention, candidates, message_id: line, created_at: when } = it;
+  const name = (!target.name && mention) || title(target);
   const answers = candidates.length
     ? candidates.map((each) => act("check", c("meant", each), () => decide(it, "accept", { item_id: each.id })))
     : act("check", c("accept"), () => decide(it, "accept"));
   return h("li", { tabindex: -1, "aria-label": name },
     h("header.row", {},
       h("strong", {}, name),
-      target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
+      target.name && target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
       h("span.tag", {}, c(`reasons.${reason}`, it))),
     sides(it, world),
     because && h("p.quote", {}, because),
@@ -91,7 +91,7 @@ function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, tar
         ? h("td", {}, "–")
         : cell("del", key, current[key],
           conflicts[key] && small(c(`whose.${conflicts[key]}`)),
-          key in before && JSON.stringify(before[key]) !== JSON.stringify(current[key]) && small(c("was", { value: said(key, before[key], world) }))),
+          key in before && key in current && JSON.stringify(before[key]) !== JSON.stringify(current[key]) && small(c("was", { value: said(key, before[key], world) }))),
       proposal(key) ? cell("ins", key, proposed[key]) : h("td", {}, `“${mention}”`)))));
 }
 
