@@ -1,13 +1,15 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """How well names are resolved to entities.
 
-.venv/bin/python scripts/bench_mentions.py [--wrong]
+    scripts/bench_mentions.py [--wrong]
+
+The mentions are those of `tests/fixtures/mentions*.json`. `--wrong` lists what is not right.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +17,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from backend.campaigns.roster import Member, Roster
 
-from backend.campaigns.roster import Member, Roster  # noqa: E402  # found by the line above
-
-FIXTURES = ROOT / "tests" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 SETS = {
     "tuned with": "mentions.json",
     "held out": "mentions_held_out.json",

@@ -1,6 +1,10 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """How well the rules find the tags of replies, and what a model makes of that which confirms them.
 
-.venv/bin/python scripts/bench_tags.py [--wrong]
+    scripts/bench_tags.py [--wrong]
+
+The replies are those of `tests/fixtures/tagged_replies*.json`. No model is asked: what one would
+make of the tags is worked out from the labels. `--wrong` lists what is not right.
 """
 
 from __future__ import annotations
@@ -8,19 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from backend.campaigns.tags import TAGS, find_tags
 
-from backend.campaigns.tags import TAGS, find_tags  # noqa: E402  # found by the line above
-
-FIXTURES = ROOT / "tests" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 SETS = {"tuned with": "tagged_replies.json", "held out": "tagged_replies_held_out.json"}
 
 Confirms = Callable[[str, Sequence[str]], bool]

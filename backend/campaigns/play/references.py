@@ -14,6 +14,7 @@ from backend.campaigns.ledger import State, exists
 from backend.campaigns.mentions import slug
 from backend.campaigns.name_cache import Names
 from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.roster import Member, Roster
 
 REF_LENGTH = 6
 """Of an item's id, the last digits: its short reference."""
@@ -51,7 +52,7 @@ class References:
         self._names = names
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
-        """The item of a name, an alias, or a short reference.
+        """The item of a name, an alias, a short reference, or whatever else may mean it alone.
 
         Args:
             said: What the model calls it.
@@ -70,6 +71,7 @@ class References:
             for item_id in candidates
             if wanted.removeprefix("#") in {item_id.hex[-REF_LENGTH:], str(item_id)}
         ]
+        found = found or list(_roster(candidates, self._items).resolve(said))
         if len(found) == 1:
             state = candidates[found[0]]
             return Reference(found[0], called(state), state)
@@ -117,6 +119,21 @@ def _is_of(held: Held, kinds: Collection[str]) -> bool:
 def _said_of(state: State) -> set[str]:
     names = [called(state), *state.get("aliases", ())]
     return {form for name in names for form in (name.casefold(), slug(name))}
+
+
+def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Roster:
+    """Items by all that they may be called. Where each is does not count: they are in play."""
+    return Roster(
+        Member(
+            id=item_id,
+            kind=state.get("kind", "") if items[item_id].kind == "entity" else items[item_id].kind,
+            names=(called(state), *state.get("aliases", ())),
+            role=state.get("role", ""),
+            place_id=None,
+            audience="",
+        )
+        for item_id, state in candidates.items()
+    )
 
 
 def _unknown(said: str, names: list[str]) -> str:

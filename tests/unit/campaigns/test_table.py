@@ -123,6 +123,13 @@ async def test_an_unknown_name_lists_near_ones(table: Table) -> None:
     assert outcome.result["error"] == "There is no 'Marlene' here. There is: Marlena."
 
 
+async def test_somebody_may_be_called_by_a_title_or_a_part_of_a_name(table: Table) -> None:
+    outcome = await use(table, "speak_as_npc", npc="Madam Marlena")
+    assert "error" not in outcome.result
+    back = await use(table, "set_scene", location="the Sigil")
+    assert back.result == {"location": "The Salty Sigil"}
+
+
 async def test_two_of_one_name_are_told_apart_by_reference() -> None:
     guards = {new_id(): Entity(kind="npc", name="Guard", wants=text) for text in ("beer", "sleep")}
     table = table_of({**town(), **guards})
