@@ -28,6 +28,8 @@ VIEW_BYTES = 500_000
 """What they take at most, sealed."""
 
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
+NOT_KEPT: tuple[Kind, ...] = ("chapter", "term")
+"""Kinds of which only whether there is one is kept."""
 
 _CHANGED = (
     select(
@@ -43,7 +45,7 @@ _CHANGED = (
     .where(
         CampaignItem.campaign_id == bindparam("campaign_id"),
         CampaignItem.version > bindparam("version"),
-        CampaignItem.kind.in_(("entity", *IN_VIEW)),
+        CampaignItem.kind.in_(("entity", *IN_VIEW, *NOT_KEPT)),
     )
     .order_by(CampaignItem.id)
 )
@@ -91,7 +93,8 @@ class Names:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
-    characters; None where they are too many to be kept.
+    characters; None where they are too many to be kept. `past` are the kinds of which there may be
+    one that no turn has in view: chapters, terms, scenes that are over.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -100,13 +103,18 @@ class Names:
         self.by_id: dict[UUID, tuple[str, ...]] = {}
         self.index = NameIndex([])
         self.in_view: Mapping[UUID, ItemInView] | None = {}
+        self.past: frozenset[Kind] = frozenset()
 
     async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, in_view = dict(self.by_id), dict(self.in_view or {})
+        by_id, in_view, past = dict(self.by_id), dict(self.in_view or {}), set(self.past)
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+            if row.kind in NOT_KEPT or (row.kind == "scene" and not row.is_live):
+                past.add(row.kind)
+                in_view.pop(row.id, None)
+                continue
             state = read_state(sealer, row.id, row.sealed_state)
             if row.kind == "entity":
                 by_id.pop(row.id, None)
@@ -117,7 +125,7 @@ class Names:
                 item, size = item_of(row.kind, state), len(row.sealed_state)
                 in_view[row.id] = ItemInView(row.id, row.seq, row.audience, size, item)
         new = Names(self.user_id)
-        new.version, new.by_id = campaign.version, by_id
+        new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
         same = by_id == self.by_id
         new.index = (
             self.index

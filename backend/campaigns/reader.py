@@ -39,10 +39,13 @@ class CampaignReader:
         self.sealer = sealer
         self.campaign = campaign
         self.viewpoint: Viewpoint = viewpoint
-        self._own = (
-            CampaignItem.campaign_id == campaign.id,
+
+    @property
+    def _own(self) -> tuple[Condition, ...]:
+        return (
+            CampaignItem.campaign_id == self.campaign.id,
             CampaignItem.exists,
-            known_to(viewpoint, CampaignItem.audience),
+            known_to(self.viewpoint, CampaignItem.audience),
         )
 
     async def rows(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -71,6 +71,13 @@ REFERENCES = (
 REFERENCE_LISTS = ("present", "scene_ids", "audience")
 
 
+# Each turn reads it: building a statement costs more than running it.
+_CAMPAIGN = select(Campaign).where(
+    Campaign.id == bindparam("campaign"), Campaign.user_id == bindparam("owner")
+)
+_LOCKED = _CAMPAIGN.with_for_update()
+
+
 class ItemKey(NamedTuple):
     """Which item is meant."""
 
@@ -83,8 +90,8 @@ async def find_campaign(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
 ) -> Campaign | None:
     """A campaign of the sealer's user, or None; see `get_campaign`."""
-    query = select(Campaign).where(Campaign.id == campaign_id, Campaign.user_id == sealer.user_id)
-    campaign = await session.scalar(query.with_for_update() if lock else query)
+    asked = {"campaign": campaign_id, "owner": sealer.user_id}
+    campaign = await session.scalar(_LOCKED if lock else _CAMPAIGN, asked)
     if lock and campaign is not None and campaign.is_stale:
         await ledger_store.refold_stale(session, sealer, campaign)
     return campaign

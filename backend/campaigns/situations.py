@@ -233,15 +233,17 @@ class SituationService:
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
         fields = open_campaign(reader.sealer, reader.campaign)
-        chapters = await reader.chapters(most_chapters(fields.settings.chapter_tokens))
-        scenes = await reader.closed_scenes(
-            {each for chapter in chapters.values() for each in chapter.scene_ids}
+        settings, past = fields.settings, names.past
+        chapters = await reader.chapters(
+            most_chapters(settings.chapter_tokens) if "chapter" in past else 0
         )
+        told_in = {each for chapter in chapters.values() for each in chapter.scene_ids}
+        scenes = await reader.closed_scenes(told_in) if "scene" in past else {}
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
             campaign_id=reader.campaign.id,
             fields=fields,
-            terms=await reader.terms(most_terms(fields.settings.glossary_tokens)),
+            terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
             chapters=chapters,
             scenes=scenes,
             block=block,

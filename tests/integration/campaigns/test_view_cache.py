@@ -68,6 +68,7 @@ async def _compare(server: Running, table: Table, cache: NameCache) -> Names:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         kept = await cache.names(session, identity.sealer, campaign)
         read = await Names(identity.user_id).updated(session, identity.sealer, campaign)
+        assert kept.past >= read.past
         read.in_view = None
         for viewpoint in (GM, PUBLIC):
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
