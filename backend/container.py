@@ -19,10 +19,10 @@ from backend.accounts.throttle import Throttle
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.history import HistoryService
 from backend.campaigns.index_source import CampaignSource
+from backend.campaigns.item_audiences import ItemAudiences
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
 from backend.campaigns.proposal_service import ProposalService
-from backend.campaigns.scene_audiences import SceneAudiences
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
@@ -180,7 +180,7 @@ class Services:
             ChatSummaries(),
             CampaignSessions(),
             CampaignAudiences(),
-            SceneAudiences(),
+            ItemAudiences(),
             names,
             memory,
             self.lore,

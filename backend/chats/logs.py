@@ -9,7 +9,7 @@ files of one export: who reads them gives each message another. CPU-bound, no da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM, Viewpoint, is_known_to
 from backend.chats.counting import CountUnit
 from backend.chats.models import (
     CHAT_TITLE,
@@ -96,18 +97,35 @@ class ChatLog:
 
 
 def write_log(
-    sealer: Sealer, chat: Chat, character_ids: Sequence[UUID], rows: Iterable[Any]
+    sealer: Sealer,
+    chat: Chat,
+    character_ids: Sequence[UUID],
+    rows: Sequence[Any],
+    viewpoint: Viewpoint = GM,
 ) -> bytes:
-    """A chat's file; `rows` are its messages with all columns, by position, then id."""
+    """A chat's file; `rows` are its messages with all columns, by position, then id.
+
+    With a viewpoint it has the messages that this one may know, each below the last of them above
+    it, and nothing of what models thought.
+    """
+    known = [row for row in rows if is_known_to(viewpoint, row.audience)]
+    # By position, so that of whoever is above it is known already where that leads.
+    above: dict[UUID | None, UUID | None] = {None: None}
+    for row in rows:
+        above[row.id] = row.id if is_known_to(viewpoint, row.audience) else above[row.parent_id]
+    lines = [_line(sealer, row) for row in known]
+    for line in lines:
+        line.parent_id = above[line.parent_id]
+        line.thinking = line.thinking if viewpoint == GM else None
     head = LogHead(
         id=chat.id,
         title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
-        leaf_id=chat.leaf_id,
+        leaf_id=above[chat.leaf_id],
         character_ids=list(character_ids),
         persona_id=chat.persona_id,
         created_at=chat.created_at,
     )
-    return msgspec.json.Encoder().encode_lines([head, *(_line(sealer, row) for row in rows)])
+    return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
 def _line(sealer: Sealer, row: Any) -> LogLine:

@@ -13,7 +13,7 @@ from backend.accounts.settings import (
     LoreOverrides,
     MemorySettings,
 )
-from backend.audience import Audience
+from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
@@ -189,5 +189,7 @@ class ChatSettings(
     `as_written` puts it there. By default it stands behind the history, so that what comes before
     stays the same and providers' caches keep hitting.
     """
+    viewpoint: ViewpointText | None = None
+    """Whose knowledge the prompts of turns may hold that say nothing of it; absent: `gm`."""
     names: bool | None = None
     """Put each author's name before the text. Absent: only where several characters take part."""

@@ -12,11 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import check_budgets
+from backend.audience import GM, PUBLIC
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
-from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted
+from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted, check_audience
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -217,6 +218,8 @@ class ChatService:
             self.effective_model(identity, settings)
             if settings.enrichment.model is not None:
                 self._registry.spec(settings.enrichment.model)
+            if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
+                await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,

@@ -91,14 +91,17 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted):
         *,
         before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
     ) -> None:
-        """Let what the agent wrote of a message be for those alone who may know the message."""
+        """Let what was written of a message be for those alone who may know the message.
+
+        What people wrote, or changed, is theirs to show.
+        """
         rows = await session.scalars(
             select(ChronicleEvent)
             .join(EventSource, EventSource.event_id == ChronicleEvent.id)
             .where(
                 EventSource.message_id == message.id,
                 ChronicleEvent.user_id == identity.user_id,
-                ChronicleEvent.source == "agent",
+                ChronicleEvent.source.in_(("agent", "campaign")),
                 ~ChronicleEvent.is_edited,
             )
         )

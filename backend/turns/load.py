@@ -110,7 +110,9 @@ class ChatLoader:
             else None
         )
         user_name = persona.name if persona else self._user_name
-        viewpoint = await find_viewpoint(self._session, self._identity, chat, request, user_name)
+        viewpoint = await find_viewpoint(
+            self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
+        )
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -201,7 +203,9 @@ class ChatLoader:
         if campaign is None:
             return loaded
         limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
-        plays = loaded.target.kind in PLAYED
+        # The world that tools change is known to more than hear of it.
+        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
+        plays = loaded.target.kind in PLAYED and is_heard
         table = read_table(campaign, loaded.viewpoint) if plays else None
         loaded = replace(loaded, campaign=campaign, table=table)
         if leaf is None:

@@ -28,9 +28,15 @@ async def find_audience(
 
 
 async def find_viewpoint(
-    session: AsyncSession, identity: Identity, chat: Chat, request: TurnRequest, user_name: str
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    request: TurnRequest,
+    user_name: str,
+    *,
+    usual: str | None,
 ) -> Viewpoint:
-    """Whose knowledge the prompt may hold.
+    """Whose knowledge the prompt may hold: as asked, or the chat's `usual` viewpoint.
 
     Raises `ValidationError` for an entity that the chat's campaign does not have, and where a
     player's line would be written with what only the game master knows.
@@ -38,9 +44,12 @@ async def find_viewpoint(
     players: Viewpoint = GM
     if request.impersonate and chat.campaign_id is not None:
         players = await players_viewpoint(session, identity, chat.campaign_id, user_name)
-    if request.viewpoint is None:
+    wanted = request.viewpoint
+    if wanted is None and not request.impersonate and chat.campaign_id is not None:
+        wanted = usual
+    if wanted is None:
         return players
-    asked = read_viewpoint(request.viewpoint)
+    asked = read_viewpoint(wanted)
     if asked == GM and players != GM:
         raise ValidationError(
             "The campaign has hidden information: the user's line can't be written with what "

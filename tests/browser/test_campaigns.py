@@ -78,6 +78,19 @@ def test_chats_join_a_campaign_and_leave_it(page: Page, account: Account) -> Non
     assert account.get(f"/chats/{chat}")["campaign_id"] is None
 
 
+def test_a_chat_says_from_whose_knowledge_it_is_told(page: Page, account: Account) -> None:
+    campaign = account.post("/campaigns", {"name": "Seagate"})["id"]
+    jake = account.post(f"/campaigns/{campaign}/entities", {"kind": "pc", "name": "Jake"})["id"]
+    chat = account.new_chat(title="The storm", campaign_id=campaign)["id"]
+    page.goto(f"/#/chats/{chat}?panel=settings")
+    choice = page.get_by_role("complementary").get_by_label("Told by")
+    expect(choice).to_have_value("null")
+    for label, wanted in (("Jake", jake), ("Everyone", "public"), ("The game master", None)):
+        with page.expect_response(f"**/chats/{chat}/settings"):
+            choice.select_option(label=label)
+        assert account.get(f"/chats/{chat}/settings").get("viewpoint") == wanted
+
+
 def test_a_campaign_is_deleted_once_that_is_confirmed(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:

@@ -6,10 +6,11 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
+from backend.audience import GM, ViewpointText, read_viewpoint
 from backend.campaigns.errors import (
     CampaignFileError,
     CampaignFullError,
@@ -71,12 +72,15 @@ class CampaignTransferController(Controller):
         campaign_transfer: NamedDependency[CampaignTransfer],
         activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "json",
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[bytes]:
         """A zip of the campaign, from which it is imported to the same state.
 
         `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
-        programs such as Obsidian; its import begins a ledger of its own.
+        programs such as Obsidian; its import begins a ledger of its own. `viewpoint` is for a
+        player: it holds what `public`, or an entity, may know, and no ledger.
         """
-        file = await campaign_transfer.export(identity, campaign_id, file_format)
+        seen = read_viewpoint(viewpoint)
+        file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)
         await activity.note(request, "exported", detail="campaign")
         return file_answer(file)

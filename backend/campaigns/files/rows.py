@@ -18,9 +18,9 @@ from backend.campaigns.files.archive import ChangeRecord, SourceRecord
 from backend.campaigns.files.draft import CampaignDraft
 from backend.campaigns.item_rows import item_row, read_state
 from backend.campaigns.items import Kind
-from backend.campaigns.ledger import State
+from backend.campaigns.ledger import State, exists
 from backend.campaigns.models import OPERATIONS, Campaign
-from backend.campaigns.records import seal_campaign
+from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, seal_campaign
 from backend.chats.counting import CountUnit
 from backend.chats.logs import ChatLog, message_rows
 from backend.chats.models import CHAT_TITLE
@@ -157,6 +157,23 @@ def campaign_rows(
 def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, State]]:
     """Items by their rows (`id`, `kind`, `sealed_state`)."""
     return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
+
+
+def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
+    """Those items that exist, without what they say of others that are not among them."""
+    known = [each for each in items if exists(each[2])]
+    found = {str(item_id) for item_id, *_ in known}
+    kept: list[tuple[UUID, Kind, State]] = []
+    for item_id, kind, state in known:
+        lost = {name for name in REFERENCES if state.get(name) and state[name] not in found}
+        if lost & {"from_id", "to_id"}:
+            continue
+        left = {name: value for name, value in state.items() if name not in lost}
+        for name in REFERENCE_LISTS:
+            if isinstance(left.get(name), list):
+                left[name] = [each for each in left[name] if each in found]
+        kept.append((item_id, kind, left))
+    return kept
 
 
 def open_changes(

@@ -13,6 +13,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, Viewpoint, is_known_to, known_to
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.archive import (
     CompactionRecord,
@@ -27,6 +28,7 @@ from backend.campaigns.files.rows import (
     ChatRows,
     campaign_rows,
     chat_rows,
+    known_items,
     open_changes,
     open_items,
 )
@@ -36,6 +38,7 @@ from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, Cha
 from backend.campaigns.records import campaign_views, open_campaign, reading
 from backend.campaigns.schemas import CampaignView
 from backend.campaigns.service import check_room
+from backend.campaigns.viewpoints import check_viewpoint
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
@@ -93,24 +96,36 @@ class CampaignTransfer:
         self._checks_added = checks_added
 
     async def export(
-        self, identity: Identity, campaign_id: UUID, file_format: ExportFormat
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        file_format: ExportFormat,
+        *,
+        viewpoint: Viewpoint = GM,
     ) -> ExportedFile:
-        """A zip of a campaign. Raises `CampaignNotFoundError`."""
+        """A zip of a campaign, or of what a viewpoint may know of it: then it has no ledger.
+
+        Raises `CampaignNotFoundError`, `ValidationError`.
+        """
         sealer = identity.sealer
         async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             fields = open_campaign(sealer, campaign)
-            rows = await _items(session, campaign)
+            rows = await _items(session, campaign, viewpoint)
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await all_events(session, sealer, campaign.chronicle_id)
+                events = [each for each in events if is_known_to(viewpoint, each.audience)]
             if file_format == "json":
-                changes, sources = await _changes(session, campaign)
                 chats = await _chats(session, campaign)
+            if file_format == "json" and viewpoint == GM:
+                changes, sources = await _changes(session, campaign)
 
         def write() -> bytes:
+            items = open_items(sealer, rows)
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -119,12 +134,12 @@ class CampaignTransfer:
                     edits=campaign.edits,
                     compactions=campaign.compactions,
                 ),
-                items=open_items(sealer, rows),
+                items=items if viewpoint == GM else known_items(items),
                 uses={row.id: row.uses for row in rows if row.kind == "term"},
                 changes=open_changes(sealer, changes, sources),
                 chronicle=ChronicleFields(name=fields.name),
                 events=events,
-                chats=[write_log(sealer, *each) for each in chats],
+                chats=[write_log(sealer, *each, viewpoint) for each in chats],
             )
             files = write_archive(found) if file_format == "json" else write_vault(found)
             return pack(files, deflated=True)
@@ -209,10 +224,11 @@ async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[s
         await session.execute(insert(table), list(part))
 
 
-async def _items(session: AsyncSession, campaign: Campaign) -> Sequence[Any]:
+async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
-    return (await session.execute(query.where(*mine).order_by(CampaignItem.id))).all()
+    query = query.where(*mine, known_to(viewpoint, CampaignItem.audience))
+    return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
 async def _changes(

@@ -346,3 +346,52 @@ async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: 
     problem(answer, 422, "unreadable-campaign")
     assert ok(await ada.client.get("/api/v1/campaigns"))["items"] == before
     assert len(ok(await ada.client.get("/api/v1/chronicles"))["items"]) == 1
+
+
+async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
+    ada: Account, table: Table
+) -> None:
+    ids = await seagate(table)
+    jake = ids["jake"]
+    den = await table.add("entities", kind="location", name="The den", audience="gm")
+    moth = await table.add("entities", kind="npc", name="Moth", audience="gm")
+    await table.change(f"/entities/{ids['holt']}", location_id=den["id"])
+    await table.add("relations", from_id=ids["holt"], to_id=moth["id"], score=50)
+    await table.add("relations", from_id=ids["holt"], to_id=jake, score=50)
+    await table.add("facts", text="Holt takes bribes.", about_id=ids["holt"], audience=[jake])
+    await table.add("scenes", title="The counter", present=[ids["holt"], moth["id"]])
+    chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
+    for text, audience in (("One.", "public"), ("Two.", "gm"), ("Three.", [jake])):
+        await ada.turn(chat, text=text, audience=audience)
+
+    async def exported(**query: str) -> dict[str, Any]:
+        answer = await ada.client.get(f"{table.path}/export", params=query)
+        assert answer.status_code == 200, answer.text
+        return {name: data.decode() for name, data in unzipped(answer.content).items()}
+
+    files = await exported(viewpoint=jake)
+    assert "Moth" not in str(files)
+    assert "The den" not in str(files)
+    assert moth["id"] not in str(files)
+    assert "Holt takes bribes." in files["facts.json"]
+    assert len(json.loads(files["relations.json"])) == 1
+    assert json.loads(files["ledger.json"]) == []
+    lines = [json.loads(line) for line in files["chats/001.jsonl"].splitlines()]
+    said = [line["text"] for line in lines if line.get("role") == "user"]
+    assert said == ["One.", "Three."]
+    [three] = [line for line in lines if line.get("text") == "Three."]
+    [answered] = [line for line in lines if line["id"] == three["parent_id"]]
+    assert answered["role"] == "assistant"
+    assert "Holt takes bribes." not in str(await exported(viewpoint="public"))
+    assert "Holt takes bribes." not in str(await exported(viewpoint="public", format="vault"))
+    assert "Moth" in str(await exported(viewpoint="gm"))
+    made = ok(await sent(ada, files), 201)
+    there = Table(ada, made)
+    assert {each["name"] for each in (await there.get("/entities"))["items"]} == {
+        "The Salty Sigil", "Sunfall Hills", "Marlena", "Inspector Holt", "Jake",
+    }  # fmt: skip
+    chats = ok(await ada.client.get("/api/v1/chats"))["items"]
+    [copy] = [each["id"] for each in chats if each["campaign_id"] == made["id"]]
+    assert [line["text"] for line in await ada.messages(copy)][0::2] == ["One.", "Three."]
+    answer = await ada.client.get(f"{table.path}/export", params={"viewpoint": made["id"]})
+    problem(answer, 422, "validation-failed")

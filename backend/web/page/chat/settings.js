@@ -50,6 +50,8 @@ export default async function (room, { signal }) {
     api.get(own, { signal }), api.get("/me/settings", { signal }), api.all("/models"), lorebooks.all(),
     campaigns.all(),
   ]);
+  const world = room.chat.campaign_id;
+  const players = world ? await api.all(`/campaigns/${world}/entities`, { query: { kind: "pc" }, signal }) : [];
   account.model ??= models.find((each) => each.is_default)?.id;
 
   const stored = ({ name, options }) =>
@@ -174,6 +176,10 @@ export default async function (room, { signal }) {
 
   const basics = [one("persona_id", room.personas), one("model", models)];
   if (worlds.length) basics.push(one("campaign_id", worlds, { wide: true }, "none"));
+  if (world) {
+    const everyone = { id: "public", name: word("everyone") };
+    basics.push(one("viewpoint", [everyone, ...players], { wide: true }, "game_master"));
+  }
   const keeping = [
     field("check", "chronicle_enabled", { wide: true }),
     { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },

@@ -1,22 +1,23 @@
-"""What was made of a scene follows the audience of the messages that it was made from."""
+"""What was made of messages, or of their scene, follows the audience of the messages."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, func, or_, select
+from sqlalchemy import bindparam, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
-from backend.audience import PUBLIC, narrowest, opened
+from backend.audience import PUBLIC, is_known_to_all, narrowest, opened
 from backend.campaigns import ledger_store
 from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.marks import IS_COMPACTED
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.records import get_campaign
+from backend.campaigns.records import get_campaign, open_campaign
 from backend.chats.events import AudienceChanged
 from backend.chats.models import Chat, Message
 
@@ -47,22 +48,29 @@ _BEGUN = select(func.min(ChangeSource.position)).where(
 )
 
 
-_QUOTED = (
-    select(CampaignChange.item_id)
+_CHANGED = (
+    select(CampaignChange.id, CampaignChange.item_id, CampaignItem.audience)
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
     .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
     .where(
         ChangeSource.message_id == bindparam("message"),
-        CampaignChange.actor == "compactor",
+        CampaignChange.campaign_id == bindparam("campaign"),
+        CampaignChange.actor.in_(("tool", "compactor")),
         CampaignChange.is_on_path,
-        CampaignItem.kind == "fact",
+        ~CampaignChange.is_undone,
     )
 )
-"""Facts that were read out of a message."""
+"""What a turn, or the work after it, has changed because of a message."""
+
+_EARLIER = aliased(CampaignChange)
+_MADE = _CHANGED.where(
+    ~exists().where(_EARLIER.item_id == CampaignChange.item_id, _EARLIER.seq < CampaignChange.seq)
+)
+"""The items that it has made."""
 
 
-class SceneAudiences(AudienceChanged):
-    """Narrows scenes, their threads, facts and chapters to the audience of their messages."""
+class ItemAudiences(AudienceChanged):
+    """Narrows what was made of messages, scenes and chapters to the audience of the messages."""
 
     async def audience_changed(
         self,
@@ -72,29 +80,22 @@ class SceneAudiences(AudienceChanged):
         *,
         before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
     ) -> None:
-        """Let scenes that tell of the message, and their threads, be for those who may know it.
+        """Let what was made of the message be for those who may know it.
 
+        So are scenes that tell of it, with their threads. With hidden information, what it changed
+        of items that others know is undone.
         A message for more than before opens nothing: what it came to is its user's to show.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
-        place = {"chat": chat.id, "campaign": campaign.id, "place": message.position}
-        wanted: set[UUID] = set()
-        for row in (await session.execute(_COMPRESSED, place)).all():
-            begun = await session.scalar(_BEGUN, {"chat": chat.id, "scene": row.item_id})
-            # It begins with the line that its first reply answers.
-            if begun is not None and begun - 1 <= message.position:
-                made = select(CampaignChange.item_id).where(
-                    CampaignChange.campaign_id == campaign.id, CampaignChange.version == row.version
-                )
-                wanted.update(await session.scalars(made))
-        quoted = set(await session.scalars(_QUOTED, {"message": message.id}))
+        wanted = await _followed(session, message, campaign.id)
+        values = {"message": message.id, "campaign": campaign.id}
+        made = {row.item_id for row in await session.execute(_MADE, values)}
         query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.audience).where(
-            CampaignItem.id.in_(wanted | quoted),
-            or_(CampaignItem.kind != "fact", CampaignItem.id.in_(quoted)),
-            CampaignItem.kind.in_(("scene", "thread", "fact")),
+            CampaignItem.id.in_(wanted | made),
+            or_(CampaignItem.kind.in_(("scene", "thread")), CampaignItem.id.in_(made)),
             CampaignItem.exists,
         )
         changes: list[Change] = []
@@ -112,3 +113,22 @@ class SceneAudiences(AudienceChanged):
             await ledger_store.append(
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
+        if open_campaign(identity.sealer, campaign).settings.hidden_information:
+            for change in (await session.execute(_CHANGED, values)).all():
+                if not is_known_to_all(change.audience, message.audience):
+                    await ledger_store.undo(session, identity.sealer, campaign, change.id)
+
+
+async def _followed(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
+    """Scenes that tell of a message, and what was changed together with their summaries."""
+    place = {"chat": message.chat_id, "campaign": campaign_id, "place": message.position}
+    found: set[UUID] = set()
+    for row in (await session.execute(_COMPRESSED, place)).all():
+        begun = await session.scalar(_BEGUN, {"chat": message.chat_id, "scene": row.item_id})
+        # It begins with the line that its first reply answers.
+        if begun is not None and begun - 1 <= message.position:
+            together = select(CampaignChange.item_id).where(
+                CampaignChange.campaign_id == campaign_id, CampaignChange.version == row.version
+            )
+            found.update(await session.scalars(together))
+    return found

@@ -1,0 +1,285 @@
+"""Secrets over many rounds, with a model that repeats whatever it is shown.
+
+A thorough run has 40 secrets over 40 rounds.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from backend.jobs.models import Job
+from backend.memory.outbox import RECONCILE
+from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
+from tests.integration.campaigns.seagate import Table
+from tests.support.chronicling import opt_in
+from tests.support.memory import API, embedding, preview, remembering, search, set_chat, take_turn
+from tests.support.memory import until as wait_until
+from tests.support.models import asking
+from tests.support.server import Account, Running, ok
+from tests.support.shared import ada, shared_url
+from tests.support.thorough import rounds
+
+__all__ = ["ada", "shared_url"]
+
+pytestmark = [pytest.mark.anyio]
+
+ROUNDS = rounds(20, 40)
+PLAYERS = ("Jake", "Kim", "Lou", "Mia")
+ASKED = "Where is the obsidian ledger?"
+"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[ParrotServer]:
+    async with ParrotServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: ParrotServer
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("data")
+    settings = {**asking(model), **embedding(model)}
+    async with remembering(shared_url, folder, **settings) as server:
+        yield server
+
+
+@dataclass(slots=True)
+class Trial:
+    """A campaign with hidden information, and who may know which secret.
+
+    `known` says of each word whose it is: `gm`, or a player's id. `leaks` are what was seen where
+    it may not be.
+    """
+
+    server: Running
+    model: ParrotServer
+    table: Table
+    chat: str = ""
+    chronicle: str = ""
+    people: dict[str, str] = field(default_factory=dict[str, str])
+    known: dict[str, str] = field(default_factory=dict[str, str])
+    seen: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    leaks: list[str] = field(default_factory=list[str])
+
+    @property
+    def ada(self) -> Account:
+        return self.table.account
+
+    @property
+    def viewpoints(self) -> list[str]:
+        """Those that may not know everything."""
+        return ["public", *(self.people[name] for name in PLAYERS)]
+
+    async def begin(self) -> None:
+        place = await self.table.add("entities", kind="location", name="The Salty Sigil")
+        self.people["place"] = place["id"]
+        for name in (*PLAYERS, "Mara"):
+            kind = "npc" if name == "Mara" else "pc"
+            made = await self.table.add("entities", kind=kind, name=name, location_id=place["id"])
+            self.people[name] = made["id"]
+        await self.table.add("scenes", location_id=place["id"], title="The counter")
+        self.model.knows = [*PLAYERS, "Mara", "The Salty Sigil"]
+        character = await self.ada.new_character(first_mes="")
+        chat = await self.ada.new_chat(
+            character_ids=[character["id"]], campaign_id=self.table.campaign["id"]
+        )
+        self.chat = chat["id"]
+        self.chronicle = await opt_in(self.ada, self.chat)
+        await set_chat(self.ada, self.chat, memory={"min_relevance": 0})
+
+    async def settled(self) -> None:
+        """Wait until nothing of the work after a reply is left."""
+
+        async def is_done() -> bool:
+            # What keeps house at night waits for its hour.
+            mine = Job.user_id.is_not(None), Job.kind != RECONCILE
+            query = select(Job.kind, Job.error).where(*mine, Job.state.not_in(("done", "dead")))
+            async with self.server.parts.database.read() as session:
+                rows = (await session.execute(query)).all()
+                return not rows
+
+        self.server.parts.queue.wake()
+        await wait_until(is_done, seconds=10)
+
+    def new_secret(self, number: int, whose: str) -> str:
+        """What is said of a new secret."""
+        word = secret_word(number)
+        self.known[word] = whose
+        return f"{word} keeps the obsidian ledger"
+
+    def look(self, viewpoint: str, where: str, *found: Any) -> None:
+        """Note what a viewpoint is shown."""
+        words = {word for each in found for word in secrets_in(each)}
+        self.seen.setdefault(viewpoint, set()).update(words)
+        if viewpoint != "gm":
+            leaked = {word for word in words if self.known[word] not in {viewpoint, "public"}}
+            self.leaks += [f"{where} for {viewpoint}: {word}" for word in sorted(leaked)]
+
+    def prompts_since(self, start: int) -> list[Any]:
+        return [each.body for each in self.model.prompts[start:]]
+
+    async def turn(self, viewpoint: str, where: str, **body: Any) -> str:
+        """A turn told from a viewpoint, for those who have it."""
+        start = len(self.model.prompts)
+        reply_id = await take_turn(self.ada, self.chat, viewpoint=viewpoint, **body)
+        # The jobs after it ask the model too.
+        story = [each for each in self.prompts_since(start) if "ongoing roleplay" in str(each)]
+        assert story
+        self.look(viewpoint, where, story)
+        await self.settled()
+        return reply_id
+
+    async def watch(self, viewpoint: str) -> None:
+        """What a turn would be told now, whoever is asked about."""
+        asked = f"{ASKED} Mara asks about {' '.join(word.lower() for word in self.known)}."
+        context = await preview(self.ada, self.chat, asked, viewpoint=viewpoint)
+        self.look(viewpoint, "preview", context)
+
+    async def watch_closely(self, viewpoint: str) -> None:
+        """The same, with all that a model or a search is asked for."""
+        for text in (None, ASKED, "continue"):
+            context = await preview(self.ada, self.chat, text, viewpoint=viewpoint)
+            self.look(viewpoint, f"preview of {text}", context)
+        asked = {"chat_id": self.chat, "text": ASKED, "viewpoint": viewpoint}
+        self.look(viewpoint, "state block", await self.table.get("/context", **asked))
+        for query in (ASKED, *(word.lower() for word in list(self.known)[-3:])):
+            self.look(viewpoint, "search", await search(self.ada, query, viewpoint=viewpoint))
+            of_chat = {"chat_id": self.chat, "viewpoint": viewpoint}
+            self.look(viewpoint, "search", await search(self.ada, query, limit=100, **of_chat))
+        if viewpoint != "gm":
+            start = len(self.model.prompts)
+            await self.ada.turn(self.chat, impersonate=True, viewpoint=viewpoint)
+            self.look(viewpoint, "impersonation", self.prompts_since(start))
+            start = len(self.model.prompts)
+            lines = await self.ada.client.post(
+                f"{API}/chats/{self.chat}/suggestions", json={"viewpoint": viewpoint, "count": 2}
+            )
+            self.look(viewpoint, "suggestions", self.prompts_since(start), lines.json())
+        for form in ("json", "vault"):
+            answer = await self.ada.client.get(
+                f"{self.table.path}/export", params={"format": form, "viewpoint": viewpoint}
+            )
+            assert answer.status_code == 200, answer.text
+            with zipfile.ZipFile(io.BytesIO(answer.content)) as file:
+                texts = [file.read(name).decode() for name in file.namelist()]
+            self.look(viewpoint, f"export as {form}", *texts, file.namelist())
+        answer = await self.ada.client.get(
+            f"{API}/chats/{self.chat}/summary", params={"viewpoint": viewpoint}
+        )
+        self.look(viewpoint, "summary", answer.json())
+
+    async def close_scene(self) -> None:
+        """End the open scenes, and have them compressed."""
+        for scene in (await self.table.get("/scenes", limit=100))["items"]:
+            if scene["status"] == "open":
+                ok(await self.table.ask("POST", f"/scenes/{scene['id']}/close"))
+        await self.settled()
+
+    async def plant(self, number: int, whose: str) -> None:
+        """A secret in some source of a campaign."""
+        told = self.new_secret(number, whose)
+        more = {"audience": whose if whose == "gm" else [whose]}
+        place, mara, jake = (self.people[name] for name in ("place", "Mara", "Jake"))
+        sources = (
+            ("entities", {"kind": "npc", "name": f"{told}", "location_id": place}),
+            ("entities", {"kind": "npc", "name": f"Rook {number}", "description": told,
+                          "wants": told, "location_id": place}),
+            ("facts", {"text": told, "about_id": mara}),
+            ("events", {"summary": told, "day": 1 + number % 3}),
+            ("glossary", {"term": secret_word(number), "definition": told}),
+            ("scenes", {"status": "closed", "title": told, "summary": told, "key_moments": [told]}),
+            ("threads", {"title": told, "next_step": told, "tension": "urgent"}),
+            ("clocks", {"name": told, "consequence": told, "segments": 4, "filled": 2}),
+            ("relations", {"from_id": mara, "to_id": jake, "score": 50, "note": told}),
+            ("echoes", {"text": told}),
+        )  # fmt: skip
+        self.model.knows.append(f"Rook {number}")
+        kind, fields = sources[number // 2 % len(sources)]
+        if kind == "events":
+            path = f"{API}/chronicles/{self.chronicle}/events"
+            ok(await self.ada.client.post(path, json={**fields, **more}), 201)
+        else:
+            await self.table.add(kind, **fields, **more)
+
+    async def kinds(self) -> set[str]:
+        """Which kinds of work after a reply have written something."""
+        path = f"{API}/chats/{self.chat}/enrichment"
+        runs = ok(await self.ada.client.get(path, params={"limit": 500}))["items"]
+        return {run["kind"] for run in runs if run["significant"]}
+
+
+@pytest.fixture
+async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
+    settings = {"hidden_information": True, "approve_terms": True, "scene_beats": 5}
+    body = {"name": "Seagate", "day": 1, "settings": settings}
+    campaign = ok(await ada.client.post(f"{API}/campaigns", json=body), 201)
+    trial = Trial(server, model, Table(ada, campaign))
+    await trial.begin()
+    return trial
+
+
+async def test_secrets_reach_nobody_who_may_not_know_them(
+    trial: Trial,
+) -> None:
+    owners = ["gm", *(trial.people[name] for name in PLAYERS)]
+    for number in range(ROUNDS):
+        whose = owners[number % len(owners)]
+        audience = whose if whose == "gm" else [whose]
+        # Half of the secrets stand in items, events and so on, half are told in lines.
+        if number % 2:
+            await trial.plant(number, whose)
+            line = "We go on about the obsidian ledger."
+        else:
+            line = f"Psst: {trial.new_secret(number, whose)}."
+        told = await trial.turn(whose, "secret turn", text=line, audience=audience)
+        if number % 4 == 1:
+            await trial.turn(whose, "swipe", regenerate_of=told)
+        if number % 4 == 3:
+            await trial.turn(whose, "continuation", **{"continue": True})
+        await trial.turn("public", "public turn", text="And the weather?", audience="public")
+        if number % 8 == 7:
+            await trial.close_scene()
+        for viewpoint in trial.viewpoints:
+            await trial.watch(viewpoint)
+        await trial.watch_closely(trial.viewpoints[number % len(trial.viewpoints)])
+        await trial.watch("gm")
+        assert trial.leaks == []
+    for viewpoint in trial.viewpoints:
+        await trial.watch_closely(viewpoint)
+    await trial.watch_closely("gm")
+    assert trial.leaks == []
+    # It could have failed: who may know a secret was told of it.
+    assert trial.seen["gm"] == set(trial.known)
+    assert await trial.kinds() == {"compaction", "glossary", "scene", "summary", "turn"}
+    for word, whose in trial.known.items():
+        assert word in trial.seen[whose]
+
+
+async def test_a_message_that_is_limited_takes_along_what_was_made_of_it(trial: Trial) -> None:
+    trial.model.knows = []
+    told = trial.new_secret(0, "public")
+    reply_id = await trial.turn("public", "turn", text=f"Listen: {told}.")
+    for viewpoint in trial.viewpoints:
+        await trial.watch_closely(viewpoint)
+    assert trial.seen["public"] == set(trial.known)
+    lines = await trial.ada.messages(trial.chat)
+    assert lines[-1]["id"] == reply_id
+    trial.known[secret_word(0)] = "gm"
+    for line in lines[-2:]:
+        limited = {"audience": "gm"}
+        ok(await trial.ada.client.patch(f"{API}/messages/{line['id']}", json=limited))
+    await trial.settled()
+    for viewpoint in trial.viewpoints:
+        await trial.watch_closely(viewpoint)
+    await trial.turn("public", "turn", text="And the weather?")
+    assert trial.leaks == []
+    await trial.watch_closely("gm")
