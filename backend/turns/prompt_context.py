@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from backend.audience import GM, PUBLIC, Viewpoint
+from backend.campaigns.ledger import State
 from backend.campaigns.marks import Unread
 from backend.campaigns.play.state import is_unsettled
 from backend.campaigns.play.table import Table
@@ -160,7 +161,7 @@ class LoadedChat:
             return False
         world = self.campaign.now.in_play.get(self.campaign.campaign_id)
         fields = self.campaign.fields
-        state = msgspec.to_builtins(world) if world else {}
+        state: State = msgspec.to_builtins(world) if world else {}
         return is_unsettled(state, rules_of(fields.rules), is_played=fields.settings.tools)
 
     @property

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from backend.enrichment.outbox import COMPACTION
 from backend.jobs.models import Job
-from tests.fakes.openai_server import OpenAIServer, called, reply, usage
+from tests.fakes.openai_server import OpenAIServer, called, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.server import Account, Running, ok
@@ -32,13 +32,14 @@ class Compactor(OpenAIServer):
         self.finds: dict[str, list[Call]] = {}
         self.tells: dict[str, str] = {}
         self.fails: list[Answer] = []
+        self.has_tools = True
         self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
         self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
         self.requests.clear()
-        self.finds, self.tells, self.fails = {}, {}, []
+        self.finds, self.tells, self.fails, self.has_tools = {}, {}, [], True
         self.is_opened.set()
         self.may_tell.set()
 
@@ -81,8 +82,7 @@ class Compactor(OpenAIServer):
         if is_compaction(request):
             if self.fails:
                 return self.fails.pop(0)
-            calls = self.calls_for(shown(request))
-            return called(*calls) if calls else reply("Nothing.", used=usage(100, 10))
+            return self.answered(request)
         system = str(request.body["messages"][0]["content"])
         if "response_format" in request.body or system.startswith("Task: glossary"):
             return reply(json.dumps({"why": "", "significant": False, "kinds": [], "terms": []}))
@@ -91,6 +91,16 @@ class Compactor(OpenAIServer):
         line = str(request.body["messages"][-1]["content"])
         told = next((told for said, told in self.tells.items() if said in line), "So it is.")
         return reply(told)
+
+    def answered(self, request: Request) -> Answer:
+        """The answer to a request for a compaction, in the way in which it was asked."""
+        calls = self.calls_for(shown(request))
+        if "tools" not in request.body:
+            written = [{"tool": name, "arguments": each} for name, each in calls]
+            return reply(json.dumps({"narration": "", "calls": written}))
+        if not self.has_tools:
+            return error(400)
+        return called(*calls) if calls else reply("Nothing.", used=usage(100, 10))
 
     def calls_for(self, asked: str) -> list[Call]:
         """The calls for the new lines, each from its line."""
@@ -115,7 +125,8 @@ def is_compaction(request: Request) -> bool:
 
 
 def shown(request: Request) -> str:
-    return str(request.body["messages"][1]["content"])
+    texts = [str(each["content"]) for each in request.body["messages"]]
+    return next(text for text in texts if "<new_lines>\n" in text)
 
 
 def lines_of(asked: str) -> list[str]:

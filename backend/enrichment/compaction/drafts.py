@@ -31,19 +31,23 @@ from backend.enrichment.compaction.known import (
     member_of,
 )
 from backend.enrichment.compaction.tools import UPDATERS, Call, FieldType, Updater, schema_of
+from backend.enrichment.compaction.values import (
+    MAX_TEXT,
+    event_of,
+    listed,
+    parted,
+    put_objectives,
+    read_value,
+)
 from backend.enrichment.runs import Refused
 from backend.errors import ValidationError
 from backend.generation.model import ToolCall
 from backend.generation.tool_arguments import InvalidCallError, read_arguments
 
 MAX_NAME = 200
-MAX_TEXT = 1_000
 MAX_BECAUSE = 300
-MAX_LISTED = 20
 MAX_DRAFTS = 200
 """Changes of one run."""
-
-_WORLD = frozenset({"day", "time_of_day"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class DraftedEvent:
 
     fields: EventFields
     significance: int
+    because: str
     positions: Sequence[int]
 
 
@@ -123,7 +128,7 @@ class Drafter:
         elif updater.kind == "fact":
             self._record(asked, positions[-1])
         else:
-            world, rest = _parted(asked) if "day" in updater.fields else (None, asked)
+            world, rest = parted(asked) if "day" in updater.fields else (None, asked)
             if world is not None:
                 self._change(updater, world, self._known.campaign_id, positions[-1])
             if world is None or rest.set or rest.add or rest.remove:
@@ -254,21 +259,9 @@ class Drafter:
 
     def _tell(self, asked: Call, positions: Sequence[int]) -> None:
         """An event of the chronicle."""
-        given = {**asked.add, **asked.set}
-        names = EventFields.__struct_fields__
-        said = {name: _cleaned(value) for name, value in given.items() if name in names}
-        for name in ("who", "keywords"):
-            if name in said:
-                said[name] = _listed(said[name])
-        said["summary"] = said.get("summary") or one_line(asked.name)
-        if not said["summary"]:
-            raise ToolRefusedError("An event has a `set.summary`, one sentence.")
-        try:
-            fields = msgspec.convert(said, EventFields)
-            weight = msgspec.convert(given.get("significance", 3), int)
-        except msgspec.ValidationError as error:
-            raise ToolRefusedError(f"{error}.") from None
-        self.events.append(DraftedEvent(fields, min(max(weight, 1), 5), positions))
+        fields, weight = event_of(asked)
+        because = clipped(one_line(asked.because), MAX_BECAUSE)
+        self.events.append(DraftedEvent(fields, weight, because, positions))
 
     def _operations(
         self, updater: Updater, asked: Call, state: State
@@ -292,15 +285,15 @@ class Drafter:
                 # Of a list that is told whole nothing goes that it does not name.
                 to = operations.add if is_list and how == "set" else getattr(operations, how)
                 if name in {"objectives", "done"}:
-                    _put_objectives(operations, name, _listed(value), is_gone=how == "remove")
+                    put_objectives(operations, name, listed(value), is_gone=how == "remove")
                 elif kind in {"reference", "references"}:
-                    mentions = _listed(value)
+                    mentions = listed(value)
                     ids, doubt = self._referred(mentions, key_of(updater, name))
                     unclear = unclear or doubt
                     if ids:
                         to[key_of(updater, name)] = ids if is_list else ids[0]
                 else:
-                    to[key_of(updater, name)] = _read(name, kind, value, how)
+                    to[key_of(updater, name)] = read_value(name, kind, value, how)
         return operations, unclear
 
     def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Unclear | None]:
@@ -366,68 +359,6 @@ class Drafter:
 
 def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Unclear:
     return Unclear(mention=clipped(mention, MAX_NAME), candidates=list(found), field=field)
-
-
-def _parted(asked: Call) -> tuple[Call | None, Call]:
-    """What a call says of the whole world, if anything, and the rest of it."""
-    given: dict[str, dict[str, Any]] = {"set": asked.set, "add": asked.add}
-    world = {how: {k: v for k, v in each.items() if k in _WORLD} for how, each in given.items()}
-    if not any(world.values()):
-        return None, asked
-    rest = {how: {k: v for k, v in each.items() if k not in _WORLD} for how, each in given.items()}
-    replace = msgspec.structs.replace
-    return replace(asked, remove={}, **world), replace(asked, **rest)
-
-
-def _put_objectives(
-    operations: Operations, name: str, texts: Sequence[str], *, is_gone: bool
-) -> None:
-    """Objectives are put in, taken out, or done: then they stand there as such."""
-    open_ones = [{"text": text, "done": False} for text in texts]
-    done = [{"text": text, "done": True} for text in texts]
-    if name == "done":
-        operations.add.setdefault("objectives", []).extend(done)
-        operations.remove.setdefault("objectives", []).extend(open_ones)
-    elif is_gone:
-        operations.remove.setdefault("objectives", []).extend([*open_ones, *done])
-    else:
-        operations.add.setdefault("objectives", []).extend(open_ones)
-
-
-def _read(name: str, kind: FieldType, value: Any, how: str) -> Any:
-    """A value as its field holds it. Raises `ToolRefusedError`."""
-    if kind == "list":
-        return _listed(value)
-    if kind == "number":
-        number = int(value) if isinstance(value, str) and _is_number(value) else value
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ToolRefusedError(f"{name} is a number.")
-        return number
-    if how != "set":
-        raise ToolRefusedError(f"{name} is a text: use `set`.")
-    text = _cleaned(str(value) if isinstance(value, int | float) else value)
-    if not isinstance(text, str):
-        raise ToolRefusedError(f"{name} is a text.")
-    if isinstance(kind, tuple) and text not in kind:
-        raise ToolRefusedError(f"{name} is one of: {', '.join(kind)}.")
-    return text
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().lstrip("+-").isdecimal() and len(text) < 12  # noqa: PLR2004
-
-
-def _cleaned(value: Any) -> Any:
-    return clipped(one_line(value), MAX_TEXT) if isinstance(value, str) else value
-
-
-def _listed(value: Any) -> list[str]:
-    """A list of texts; one text stands for a list of it."""
-    values = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
-    texts = [_cleaned(each) for each in values[:MAX_LISTED]]
-    if not all(isinstance(each, str) for each in texts):
-        raise ToolRefusedError("A list holds texts.")
-    return [each for each in texts if each]
 
 
 def _converted(kind: Kind, fields: State) -> Item:

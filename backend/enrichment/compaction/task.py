@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from msgspec import structs
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, PUBLIC
-from backend.campaigns import ledger_store
-from backend.campaigns.authority import Draft, judged
-from backend.campaigns.errors import CampaignFullError
-from backend.campaigns.item_service import check_item_room
-from backend.campaigns.ledger import exists
-from backend.campaigns.ledger_store import Change
-from backend.campaigns.models import Campaign, CampaignMark
+from backend.campaigns.models import CampaignMark
 from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.proposals import keep
-from backend.campaigns.records import find_campaign, item_name, item_states, open_campaign
+from backend.campaigns.records import (
+    find_campaign,
+    open_campaign,
+)
 from backend.chats.models import Chat, Message
-from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.events import told
-from backend.chronicles.reading import SourceMessage, current_events
-from backend.chronicles.writing import NewEvent, add_events, first_place
+from backend.chronicles.reading import current_events
 from backend.cpu_pool import unhurried
-from backend.database.base import now
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.compaction.drafts import Drafted, DraftedEvent, Drafter
+from backend.enrichment.compaction.drafts import Drafter
 from backend.enrichment.compaction.known import (
     KnownWorld,
     ShownWorld,
@@ -45,10 +36,11 @@ from backend.enrichment.compaction.known import (
 )
 from backend.enrichment.compaction.tools import offered
 from backend.enrichment.compaction.window import Window, is_unread, read_window
-from backend.enrichment.effects import Changed, effect_on, note_in_index
+from backend.enrichment.compaction.writing import CompactionWriter
+from backend.enrichment.effects import note_in_index
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, Task, Work
-from backend.enrichment.runs import Refused, RunDetail, RunEffect
+from backend.enrichment.runs import Refused, RunDetail
 from backend.generation.model import (
     ChatModel,
     ModelError,
@@ -69,9 +61,15 @@ MOST_CALLS = 3
 WAIT_SECONDS = 900.0
 """How long it waits for an action to be over, if no turn says so before."""
 
+CHARACTERS_AN_ITEM = 200
+"""What reading an item's names takes, in characters of a text."""
+
 MAX_WRITES = 40
 MAX_EVENTS = 20
 MAX_EVENT = 300
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +84,16 @@ class CompactionWork(Work):
 
 @dataclass(frozen=True, slots=True)
 class CompactionProposal:
-    """Calls that can be, in order; `references` are by what the model was told to call items."""
+    """Calls that can be, in order, and what they come to in the campaign's state as it is `known`.
+
+    `shown` says by what the model was told to call items.
+    """
 
     calls: Sequence[ToolCall]
     refused: Sequence[Refused]
-    references: ShownWorld
+    shown: ShownWorld
+    known: KnownWorld
+    drafter: Drafter
     note: str = ""
 
 
@@ -155,12 +158,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         """Have the model call, and again where calls can't be: it is told why."""
         model, window = self.runtime.registry.get(work.reader.model_id), work.window
         text = "\n".join([*window.earlier, *window.lines])
-        shown = await self.runtime.agent.pool.run(
-            self.sealer.user_id,
-            partial(show, work.known, text),
-            size=len(text) + 20 * len(work.known.items),
-            is_job=True,
-        )
+        shown = await self._unhurried(work.known, partial(show, work.known, text), text)
         prompts = self.runtime.prompts
         story = prompts["enrichment/compaction_lines"].render(
             world=shown.lines, events=work.events, earlier=window.earlier, lines=window.lines
@@ -168,7 +166,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         system = prompts["enrichment/compaction"].render(most=MAX_WRITES)
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
         tools = offered(attributes_of(work.known))
-        drafter = _drafter(work, work.known, shown)
+        drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
         rounds: list[ToolRound] = []
         calls: list[ToolCall] = []
         refused: list[Refused] = []
@@ -193,8 +191,26 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             if all("ok" in each for each in results):
                 break
             rounds.append(ToolRound(made, results, said))
+        known = await self._known_now(work)
+        if known is not work.known:
+            read = partial(_drafted, work, known, shown, calls)
+            drafter, again = await self._unhurried(known, read)
+            refused += again
         note = DEMO_NOTE if model.spec.provider == "demo" else ""
-        return CompactionProposal(calls, refused, shown, note)
+        return CompactionProposal(calls, refused, shown, known, drafter, note)
+
+    async def _known_now(self, work: CompactionWork) -> KnownWorld:
+        """The state once the model has answered: while it worked, play has gone on."""
+        async with self.runtime.database.read() as session:
+            campaign = await find_campaign(session, self.sealer, work.campaign_id)
+            if campaign is None or campaign.is_stale or campaign.version == work.known.version:
+                return work.known
+            return await read_world(session, self.sealer, campaign, audience=work.window.audience)
+
+    async def _unhurried(self, known: KnownWorld, read: Callable[[], T], text: str = "") -> T:
+        """Do what takes longer the more a campaign has; no transaction waits for it."""
+        size = len(text) + CHARACTERS_AN_ITEM * len(known.items)
+        return await self.runtime.agent.pool.run(self.sealer.user_id, read, size=size, is_job=True)
 
     async def apply(
         self,
@@ -216,25 +232,25 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         campaign = await find_campaign(session, self.sealer, work.campaign_id, lock=True)
         if campaign is None:
             raise PathChangedError
-        known = work.known
-        if campaign.version != known.version:
+        drafter, again = proposal.drafter, list[Refused]()
+        if campaign.version != proposal.known.version:  # this very moment
             audience = work.window.audience
             known = await read_world(session, self.sealer, campaign, audience=audience)
-        drafter = _drafter(work, known, proposal.references)
-        again = [drafter.use(call) async for call in unhurried(proposal.calls)]
-        outcome = _Outcome(refused=[*proposal.refused, *filter(None, again)])
+            drafter, again = _drafted(work, known, proposal.shown, proposal.calls)
         query = select(Message).where(Message.id.in_(work.message_ids))
         messages = {message.position: message for message in await session.scalars(query)}
-        verdict = await judged(
-            session,
-            self.sealer,
-            campaign,
-            [_draft(work, each, messages) for each in drafter.drafts],
-            since=work.window.since,
+        writer = CompactionWriter(
+            session=session,
+            sealer=self.sealer,
+            campaign=campaign,
+            messages=messages,
+            audience=work.window.audience,
+            run_id=work.run_id,
+            refused=[*proposal.refused, *again],
         )
-        await keep(session, self.sealer, campaign, chat, verdict.proposals)
-        await self._append(session, campaign, verdict.drafts, outcome)
-        await self._tell(session, work, drafter.events, messages, outcome)
+        await writer.change(chat, drafter.drafts, since=work.window.since)
+        changed = await writer.tell(work.chronicle_id, drafter.events)
+        await note_in_index(session, self.runtime.index, work.reader, changed)
         campaign.compactions += 1
         marks = [
             {
@@ -250,127 +266,23 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         await session.execute(insert(CampaignMark), marks)
         return RunDetail(
             message_ids=list(work.message_ids),
-            significant=bool(outcome.effects),
-            effects=outcome.effects,
-            refused=outcome.refused,
+            significant=bool(writer.effects),
+            effects=writer.effects,
+            refused=writer.refused,
             note=proposal.note,
         )
 
-    async def _append(
-        self,
-        session: AsyncSession,
-        campaign: Campaign,
-        drafts: Sequence[Draft],
-        outcome: _Outcome,
-    ) -> None:
-        """Write changes, all of one version, also where there are none: marks are of a version."""
-        made = sum(exists(draft.operations.set) for draft in drafts)
-        try:
-            await check_item_room(session, campaign.id, more=made)
-        except CampaignFullError as error:
-            outcome.refuse("campaign", error.detail)
-            drafts = []
-        if not drafts:
-            campaign.version += 1
-            return
-        because = [
-            Change(each.kind, each.item_id, structs.replace(each.operations, because=each.because))
-            for each in drafts
-        ]
-        change_ids = await ledger_store.append(
-            session,
-            self.sealer,
-            campaign,
-            because,
-            actor="compactor",
-            sources=[draft.message for draft in drafts],
-        )
-        names = await item_states(
-            session, self.sealer, campaign, {draft.item_id for draft in drafts}
-        )
-        outcome.effects += [
-            RunEffect(
-                what="item_changed",
-                id=change_id,
-                container_id=campaign.id,
-                title=item_name(draft.kind, names[draft.item_id]),
-                because=draft.because,
-            )
-            for change_id, draft in zip(change_ids, drafts, strict=True)
-        ]
 
-    async def _tell(
-        self,
-        session: AsyncSession,
-        work: CompactionWork,
-        events: Sequence[DraftedEvent],
-        messages: Mapping[int, Message],
-        outcome: _Outcome,
-    ) -> None:
-        """Write events into the chronicle, each from its messages."""
-        if work.chronicle_id is None or not events:
-            return
-        new = [self._event(work, each, messages) for each in events]
-        try:
-            rows = await add_events(session, self.sealer, work.chronicle_id, new)
-        except ChronicleFullError as error:
-            outcome.refuse("chronicle_event_tool", error.detail)
-            return
-        outcome.effects += [
-            effect_on(row, "event_created", title=each.fields.summary, because="")
-            for row, each in zip(rows, events, strict=True)
-        ]
-        changed: Changed = defaultdict(set)
-        changed["event", work.chronicle_id].update(row.id for row in rows)
-        await note_in_index(session, self.runtime.index, work.reader, changed)
+def _drafted(
+    work: CompactionWork, known: KnownWorld, shown: ShownWorld, calls: Sequence[ToolCall] = ()
+) -> tuple[Drafter, list[Refused]]:
+    """What calls come to in a state, and what is wrong with those that can't be. CPU-bound.
 
-    def _event(
-        self, work: CompactionWork, event: DraftedEvent, messages: Mapping[int, Message]
-    ) -> NewEvent:
-        sources = [
-            SourceMessage(id=messages[at].id, chat_id=self.chat_id, position=at)
-            for at in event.positions
-        ]
-        return NewEvent(
-            fields=event.fields,
-            significance=event.significance,
-            source="campaign",
-            happened_at=now(),
-            place=first_place(sources),
-            sources=sources,
-            run_id=work.run_id,
-            audience=work.window.audience,
-        )
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What a run has written, and what it has not."""
-
-    effects: list[RunEffect] = field(default_factory=list[RunEffect])
-    refused: list[Refused] = field(default_factory=list[Refused])
-
-    def refuse(self, tool: str, reason: str) -> None:
-        self.refused.append(Refused(tool=tool, reason=clipped(one_line(reason), MAX_EVENT)))
-
-
-def _drafter(work: CompactionWork, known: KnownWorld, shown: ShownWorld) -> Drafter:
-    """Reads calls on a state; lines are named by the numbers that they were shown with."""
+    Lines are named by the numbers that they were shown with.
+    """
     positions = {position + 1: position for position in work.window.positions}
-    return Drafter(known, shown.references, positions, audience=work.window.audience)
-
-
-def _draft(work: CompactionWork, draft: Drafted, messages: Mapping[int, Message]) -> Draft:
-    return Draft(
-        kind=draft.kind,
-        item_id=draft.item_id,
-        operations=draft.operations,
-        message=messages[draft.position],
-        because=draft.because,
-        audience=work.window.audience,
-        replaces=draft.replaces,
-        unclear=draft.unclear,
-    )
+    drafter = Drafter(known, shown.references, positions, audience=work.window.audience)
+    return drafter, [problem for call in calls if (problem := drafter.use(call))]
 
 
 async def _asked(

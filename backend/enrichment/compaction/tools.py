@@ -195,9 +195,13 @@ def offered(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[Tool]
 def schema_of(updater: Updater, attributes: Mapping[str, AttributeType]) -> dict[str, Any]:
     """The JSON Schema of a tool's arguments, in the plain form that every provider takes."""
     fields: Mapping[str, FieldType] = {**updater.fields, **attributes}
-    single = {name: kind for name, kind in fields.items() if kind not in _LISTS}
-    counted = {name: kind for name, kind in fields.items() if kind in (*_LISTS, "number")}
-    taken = {name: kind for name, kind in counted.items() if name != "done"}
+    single: dict[str, FieldType] = {
+        name: kind for name, kind in fields.items() if kind not in _LISTS
+    }
+    counted: dict[str, FieldType] = {
+        name: kind for name, kind in fields.items() if kind in (*_LISTS, "number")
+    }
+    taken: dict[str, FieldType] = {name: kind for name, kind in counted.items() if name != "done"}
     about = "whom it is about" if updater.kind == "fact" else "it is called"
     members = {
         "ref": {"type": "string", "description": "Its reference in <world>, such as E3."},

@@ -181,6 +181,9 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
     facts = {each["text"]: each for each in await play.items("facts")}
     # What the user has said stays, until they say otherwise.
     assert facts["The gate is shut."]["superseded_by"] is None
+    [proposal] = await play.items("proposals")
+    assert proposal["reason"] == "contradicts"
+    assert "The gate is shut." in str(proposal["contradicts"])
     assert facts["She owes 40 crowns."]["about_id"] == town["marlena"]
     assert (await play.table.get(f"/clocks/{clock['id']}"))["filled"] == 3
     assert fact["id"] == facts["The gate is shut."]["id"]
@@ -340,7 +343,7 @@ async def test_all_is_written_or_nothing(
     }
     await play.turn("Holt falls down the stairs.")
     version = (await play.table.get())["version"]
-    real, tries = writing.add_events, []
+    real, tries = writing.add_events, list[int]()
 
     async def failing(*args: Any, **more: Any) -> Any:
         tries.append(1)
@@ -348,7 +351,7 @@ async def test_all_is_written_or_nothing(
             raise RuntimeError
         return await real(*args, **more)
 
-    monkeypatch.setattr("backend.enrichment.compaction.task.add_events", failing)
+    monkeypatch.setattr("backend.enrichment.compaction.writing.add_events", failing)
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
@@ -469,6 +472,29 @@ async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
     entities = await play.items("entities")
     assert [each["status"] for each in entities] == ["active", "active"]
     assert await play.changes() == []
+    [proposal] = await play.items("proposals")
+    assert proposal["reason"] == "uncertain"
+    assert len(model.asked) == 1
+
+
+async def test_what_the_user_has_locked_or_changed_since_is_proposed(
+    play: Evening, model: Compactor
+) -> None:
+    town = await seagate(play.table)
+    await play.table.change(f"/entities/{town['holt']}", locked=["status"])
+    model.finds = {"Holt falls": [HOLT, npc("Inspector Holt", wants="A doctor")]}
+    model.finds["Marlena"] = [npc("Marlena", disposition="cold")]
+    await play.turn("Holt falls down the stairs, and Marlena sees it.")
+    await play.table.change(f"/entities/{town['marlena']}", disposition="worried")
+    await play.compacted()
+    holt = await play.table.get(f"/entities/{town['holt']}")
+    assert (holt["status"], holt["wants"]) == ("active", "A doctor")
+    marlena = await play.table.get(f"/entities/{town['marlena']}")
+    assert marlena["disposition"] == "worried"
+    reasons = {each["reason"] for each in await play.items("proposals")}
+    assert reasons == {"locked", "changed"}
+    [line] = {each["message_id"] for each in await play.items("proposals")}
+    assert line == (await play.ada.messages(play.chat))[0]["id"]
 
 
 @pytest.mark.every_database
@@ -712,3 +738,16 @@ async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compact
     await play.compacted()
     context = await play.table.get("/context", chat_id=play.chat, text="I wait.")
     assert (context["form"], context["why"]) == ("full", "a compaction came in between")
+
+
+async def test_a_model_without_tools_is_asked_in_another_way(
+    play: Evening, model: Compactor
+) -> None:
+    """The last one of the module: from then on the server is known to have no tools."""
+    model.has_tools = False
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    assert await play.entity("Inspector Holt")
+    [run] = await play.runs()
+    assert (run["state"], run["calls"]) == ("done", 1)
