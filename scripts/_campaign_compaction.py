@@ -4,20 +4,18 @@ A made-up campaign (`_campaign_script.py`) is told twice in one installation, bl
 chat that the compactor reads, and in one that it does not. A share of the calls behind replies
 fails, and now and then a process is killed while it works: of two workers one after the other, or,
 on SQLite, the one process that there is. After each block of rounds it is asked about what was told
-some rounds ago. In the end the state is compared with what the script knows.
+some rounds ago. In the end the state is compared with what the script knows, and turns of the chat
+that was read are timed with the work behind them and without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import re
 import statistics
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,15 @@ import httpx
 from sqlalchemy import select
 
 from backend.database.engine import Database
-from backend.generation.tokens import get_tokenizer
 from backend.jobs.models import Job
 from scripts._bench_table import DatabaseName, Row, new_database, spread
 from scripts._campaign_compactor import Compactor
-from scripts._campaign_continuity import ASIDE, PRESENT, prompt_lines, recent
+from scripts._campaign_continuity import ASIDE, prompt_lines
 from scripts._campaign_script import BLOCK, Script, Scripted, write_script
-from scripts._campaign_state import State, differences, read_state
+from scripts._campaign_state import Differences, differences, read_state
+from scripts._campaign_tally import Tally, sliding_window
 from scripts._campaign_truth import Question
+from scripts._campaign_words import PLAYERS
 from scripts._enrichment_latency import time_turn
 from scripts._enrichment_town import PATIENCE, Town, checked, player, town
 from scripts._enrichment_wire import listen
@@ -42,49 +41,13 @@ ROUNDS = 100
 FAILURES = 0.2
 THINK = 0.1
 """Seconds that a call behind a reply takes."""
-PACE = 0.1
-"""Seconds between two turns."""
-COLD = 2
-"""Turns after a kill whose times do not count: caches are empty."""
+TIMED_BLOCKS, TIMED = 6, 10
+"""Stretches of turns with and without the work behind them, by turns, and turns in each."""
+TIMED_PACE = 1.0
+"""Seconds from the end of a turn that is timed to the next one."""
 
 _WORDS = (150, 250)
 """Words of a line and of a reply, at most."""
-
-
-@dataclass
-class Tally:
-    """How the questions came out, of one way to make prompts."""
-
-    found: Counter[str] = field(default_factory=Counter[str])
-    asked: Counter[str] = field(default_factory=Counter[str])
-    missed: list[str] = field(default_factory=list[str])
-    stale: list[str] = field(default_factory=list[str])
-    leaked: list[str] = field(default_factory=list[str])
-
-    def judge(self, question: Question, said: Sequence[tuple[str, str]], number: int) -> None:
-        """Note what a prompt says; `said` are its lines, each with the kind of its section."""
-        what = f"round {number}, {question.kind}: {question.asks}"
-        lines = [line for _, line in said]
-        if question.hidden:
-            if _says(lines, question.hidden):
-                self.leaked.append(what)
-            return
-        self.asked[question.kind] += 1
-        is_found = any(_says(lines, words) for words in question.answers)
-        if is_found:
-            self.found[question.kind] += 1
-        else:
-            self.missed.append(f"{what} {question.answers}")
-        present = [line for kind, line in said if kind in PRESENT or not is_found]
-        if old := next((words for words in question.stale if _says(present, words)), None):
-            self.stale.append(f"{what} {old}")
-
-    def row(self, database: str, what: str) -> Row:
-        """The share of answers found, with what else there is to say."""
-        kinds = ", ".join(f"{k} {self.found[k]}/{n}" for k, n in sorted(self.asked.items()))
-        note = f"stale {len(self.stale)}, leaked {len(self.leaked)}; {kinds}"
-        percent = round(100 * self.found.total() / max(1, self.asked.total()), 1)
-        return Row(database, what, percent, unit="%", note=note)
 
 
 @dataclass
@@ -99,10 +62,8 @@ class Telling:
     chat: str
     ids: dict[str, str]
     tally: Tally = field(default_factory=Tally)
-    times: list[float] = field(default_factory=list[float])
     budget: int = 0
     kills: int = 0
-    cold: int = 0
 
     @classmethod
     async def open(
@@ -134,9 +95,9 @@ class Telling:
         character = checked(await client.post("/characters", json=master))
         body = {"campaign_id": campaign, "character_ids": [character["id"]]}
         chat = checked(await client.post("/chats", json=body))["id"]
-        consent = {"chronicle_enabled": is_read}
-        checked(await client.patch(f"/chats/{chat}/settings", json=consent))
-        return cls(client, made, model, database, campaign, chat, ids)
+        telling = cls(client, made, model, database, campaign, chat, ids)
+        await telling.agree(is_read=is_read)
+        return telling
 
     async def play(self, told: Scripted) -> None:
         """Tell a round."""
@@ -153,18 +114,30 @@ class Telling:
             to = audience if audience == "gm" else [self.ids[audience]]
             await self.turn(says, text=ASIDE, audience=to)
 
-    async def turn(self, reply: str, **turn: Any) -> None:
-        """Take a turn, and note its time."""
+    async def turn(self, reply: str, **turn: Any) -> float:
+        """Take a turn; the milliseconds to its first token."""
         self.model.next_reply = reply
         authorization = self.client.headers["authorization"]
         first, _ = await time_turn(self.made.port, authorization, self.chat, **turn)
-        if "regenerate_of" in turn or "audience" in turn:
-            return
-        if self.cold:
-            self.cold -= 1
-        else:
-            self.times.append(first)
-        await asyncio.sleep(PACE)
+        return first
+
+    async def agree(self, *, is_read: bool) -> None:
+        """Agree to the work behind the replies, or no longer."""
+        consent = {"chronicle_enabled": is_read}
+        checked(await self.client.patch(f"/chats/{self.chat}/settings", json=consent))
+
+    async def time_turns(self) -> Mapping[bool, Sequence[float]]:
+        """Milliseconds to the first token of turns with the work behind them, and without."""
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for block in range(TIMED_BLOCKS):
+            is_read = block % 2 == 0
+            await self.agree(is_read=is_read)
+            for number in range(TIMED):
+                name = PLAYERS[number % len(PLAYERS)]
+                times[is_read].append(await self.turn("Rain falls.", text=f"{name} waits."))
+                await asyncio.sleep(TIMED_PACE)
+            await self.settle()
+        return times
 
     async def kill(self, after: float) -> None:
         """Kill what works for it, some time after the last turn."""
@@ -173,7 +146,6 @@ class Telling:
             await self.made.kill_worker(self.kills % len(self.made.workers))
         else:
             await self.made.kill_server()
-            self.cold = COLD
         self.kills += 1
 
     async def settle(self) -> None:
@@ -231,10 +203,27 @@ async def bench_compaction(
                 await _tell(script, read, plain)
                 state = await read_state(client, read.campaign, read.chat)
                 memory = checked(await client.get(f"/campaigns/{read.campaign}/memory"))
+                times = await read.time_turns()
         await database.dispose()
-    window = Tally()
-    _slide(script, read.budget, window)
-    return _rows(name, script, read, plain, window, state, memory, explain=explain)
+    window = sliding_window(script, read.budget)
+    tallies = {"with the compactor": read.tally, "without": plain.tally, "sliding window": window}
+    rows = [tally.row(name, f"{WINDOW:,}: {what}") for what, tally in tallies.items()]
+    found = differences(script.truth, state)
+    rows += _rows(name, read, found, memory, times)
+    told = {
+        "missed": read.tally.missed,
+        "stale": read.tally.stale,
+        "leaked": read.tally.leaked,
+        "wrong": found.wrong,
+        "is lost": found.lost,
+        "is doubled": found.doubled,
+        "refused": model.refused,
+    }
+    if explain:
+        rows += [
+            Row(name, f"  {what}", 0, note=note) for what, some in told.items() for note in some
+        ]
+    return rows
 
 
 async def _tell(script: Script, read: Telling, plain: Telling) -> None:
@@ -272,86 +261,26 @@ def fillers(turns: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             line, reply = [], []
 
 
-def _slide(script: Script, budget: int, tally: Tally) -> None:
-    """The last messages that fit, whoever asks: what one audience may not know is left out."""
-    count = get_tokenizer("o200k_base").count
-    told: list[tuple[str, str]] = []
-    for number, each in enumerate(script.rounds, 1):
-        told += [(f"{each.speaker}: {each.line}", "public"), (each.reply, "public")]
-        if each.aside is not None:
-            told.append(each.aside)
-        for question in each.questions:
-            texts = [
-                text
-                for text, audience in told
-                if question.asker == "gm" or audience in {"public", question.asker}
-            ]
-            room = budget - count(question.asks) - 40
-            lines = recent(texts, room, count)
-            tally.judge(question, [("history", line) for line in lines], number)
-
-
 def _rows(
     name: str,
-    script: Script,
     read: Telling,
-    plain: Telling,
-    window: Tally,
-    state: State,
+    found: Differences,
     memory: dict[str, Any],
-    *,
-    explain: bool,
+    times: Mapping[bool, Sequence[float]],
 ) -> list[Row]:
-    found = differences(script.truth, state)
-    right = found.fields - len(found.wrong)
-    percent = round(100 * right / max(1, found.fields), 1)
-    asked, model = read.model.asked, read.model
-    ratio = round(statistics.median(read.times) / statistics.median(plain.times), 3)
-    rows = [
-        read.tally.row(name, f"{WINDOW:,}: with the compactor"),
-        plain.tally.row(name, f"{WINDOW:,}: without"),
-        window.row(name, f"{WINDOW:,}: sliding window"),
+    percent = round(100 * (found.fields - len(found.wrong)) / max(1, found.fields), 1)
+    ratio = round(statistics.median(times[True]) / statistics.median(times[False]), 3)
+    asked, refused = read.model.asked, len(read.model.refused)
+    calls = sum(n for kind, n in asked.items() if kind not in {"reply", "failed", "updates"})
+    work = f"{asked['failed']} failed; {asked['updates']} updates, {refused} refused"
+    tokens = "{saved_tokens:,} tokens saved of {whole_tokens:,}, {tokens:,} spent"
+    return [
         Row(name, "fields as the script knows them", percent, unit="%", note=f"of {found.fields}"),
         Row(name, "lost", len(found.lost)),
         Row(name, "doubled or made up", len(found.doubled)),
-        spread(name, "turn, first token, with", read.times, unit="ms"),
-        spread(name, "turn, first token, without", plain.times, unit="ms"),
+        Row(name, "calls behind replies", calls, note=f"{work}; {read.kills} kills"),
+        Row(name, "compactions", memory["compactions"], note=tokens.format(**memory)),
+        spread(name, "first token, with work behind replies", times[True], unit="ms"),
+        spread(name, "first token, without", times[False], unit="ms"),
         Row(name, "  with by without", ratio, note="aim: 1.05"),
-        Row(
-            name,
-            "calls behind replies",
-            sum(n for kind, n in asked.items() if kind not in {"reply", "failed", "updates"}),
-            note=f"{asked['failed']} failed; {asked['updates']} updates asked, "
-            f"{len(model.refused)} refused; {read.kills} kills",
-        ),
-        Row(
-            name,
-            "compactions",
-            memory["compactions"],
-            note=f"{memory['failures']} failures, conflicts {memory['conflicts']}; "
-            f"{memory['saved_tokens']:,} tokens saved of {memory['whole_tokens']:,}, "
-            f"{memory['tokens']:,} spent",
-        ),
     ]
-    if explain:
-        told = {
-            "missed": read.tally.missed,
-            "stale": read.tally.stale,
-            "leaked": read.tally.leaked,
-            "wrong": found.wrong,
-            "lost": found.lost,
-            "doubled": found.doubled,
-            "refused": model.refused,
-        }
-        rows += [Row("", f"  {what}", 0, note=each) for what, all_ in told.items() for each in all_]
-    return rows
-
-
-def _says(lines: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether one of the lines says all of the words, as whole words."""
-    return any(all(each(line) for each in map(_finder, words)) for line in lines)
-
-
-@cache
-def _finder(word: str) -> Callable[[str], Any]:
-    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE).search

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import _campaign_compaction
 from scripts._bench import made_up
 from scripts._bench_table import DatabaseName
 from scripts._campaign_compaction import bench_compaction, fillers
@@ -83,6 +84,8 @@ async def test_a_campaign_is_kept_though_calls_fail_and_what_works_is_killed(
     name: DatabaseName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # for PostgreSQL's lock file
+    monkeypatch.setattr(_campaign_compaction, "TIMED", 3)
+    monkeypatch.setattr(_campaign_compaction, "TIMED_PACE", 0.0)
     assert SWIPED <= COMPACTED_ROUNDS
     found = await bench_compaction(name, spoken(), rounds=COMPACTED_ROUNDS, explain=True)
     rows = {row.what.strip(): row for row in found}
