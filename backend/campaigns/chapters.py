@@ -148,16 +148,16 @@ def most_chapters(budget: int) -> int:
 
 
 def fitting_chapters(
-    newest_first: Sequence[Chapter], *, count: Callable[[str], int], budget: int
-) -> list[Chapter]:
-    """The last chapters that fit `budget` tokens, oldest first: an unbroken run."""
-    kept: list[Chapter] = []
-    for chapter in newest_first:
+    newest_first: Mapping[UUID, Chapter], *, count: Callable[[str], int], budget: int
+) -> dict[UUID, Chapter]:
+    """The last chapters that fit `budget` tokens, by their ids, oldest first: an unbroken run."""
+    kept: list[tuple[UUID, Chapter]] = []
+    for chapter_id, chapter in newest_first.items():
         budget -= count(f"- {chapter.title}: {chapter.summary}\n")
         if budget < 0:
             break
-        kept.append(chapter)
-    return kept[::-1]
+        kept.append((chapter_id, chapter))
+    return dict(kept[::-1])
 
 
 async def _read(session: AsyncSession, sealer: Sealer, ids: Sequence[UUID]) -> dict[UUID, Scene]:

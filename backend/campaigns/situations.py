@@ -248,7 +248,7 @@ class SituationService:
             scenes=scenes,
             block=block,
             named=named,
-            told=told.union((each.id for each in named), facts, chapters, scenes),
+            told=told.union((each.id for each in named), facts, scenes),
             now=now,
             names=names,
             is_compacted=reader.campaign.compactions > 0,

@@ -175,7 +175,7 @@ class PromptAssembler:
             context.memories,
             count=count,
             pinned=loaded.pinned,
-            told=loaded.campaign.told if loaded.campaign else (),
+            told=[*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids],
         )
         named = named_items(loaded, count=count)
         followed = consequence_items(context, count=count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -42,12 +42,14 @@ class SectionBuilder:
         self._macro_budget = macro_budget
         self.variables = variables
         self.used: dict[str, str] = {}
+        self.chapter_ids: Collection[UUID] = ()
 
     def build(self, *, count: Counter, suggestions: int) -> list[Item]:
-        """The items, in order. `variables` holds what macros wrote, `used` the prompt files.
+        """The items, in order.
 
-        `count` counts the tokens of a text. An empty one leaves its section out. Raises
-        `MacroLimitError`.
+        `variables` holds what macros wrote, `used` the prompt files, `chapter_ids` the chapters
+        that are told. `count` counts the tokens of a text. An empty one leaves its section out.
+        Raises `MacroLimitError`.
         """
         note = self._loaded.note.position
         items = [
@@ -165,12 +167,12 @@ class SectionBuilder:
         campaign = self._loaded.campaign
         if campaign is None or not campaign.chapters:
             return []
-        newest_first = list(campaign.chapters.values())
         budget = campaign.fields.settings.chapter_tokens
-        chapters = fitting_chapters(newest_first, count=count, budget=budget)
+        chapters = fitting_chapters(campaign.chapters, count=count, budget=budget)
         if not chapters:
             return []
-        text = self._render("sections/chapters", chapters=chapters)
+        self.chapter_ids = chapters.keys()
+        text = self._render("sections/chapters", chapters=list(chapters.values()))
         return [_head("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
 
     def _scenes(self) -> list[Item]:

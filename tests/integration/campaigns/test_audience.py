@@ -126,6 +126,9 @@ class Planted:
             summary=self.mark("scene"), key_moments=[self.mark("moment")], **more,
         )  # fmt: skip
         await table.add(
+            "chapters", title=self.mark("chapter_title"), summary=self.mark("chapter"), **more
+        )
+        await table.add(
             "glossary", term=self.mark("term"), definition=self.mark("definition"), **more
         )
 

@@ -160,6 +160,21 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     assert await found(table, "windmill") == []
 
 
+async def test_a_chapter_that_the_prompt_has_no_room_for_is_found(
+    table: Table, server: Running
+) -> None:
+    await table.add("chapters", title="The fire", summary="They burned the windmill. " * 20)
+    await table.add("chapters", title="The flood", summary="They drowned the windmill.")
+    await table.change("", settings={"chapter_tokens": 60})
+    chat = await session_of(table)
+    await settled(server)
+    context = await preview(table.account, chat, "Who burned the windmill?")
+    (told,) = [each["text"] for each in context["items"] if each["kind"] == "chapters"]
+    assert ("flood" in told, "fire" in told) == (True, False)
+    (text,) = remembered(context, "campaign")
+    assert text.startswith("The fire: Chapter\nThey burned the windmill.")
+
+
 async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: Running) -> None:
     await table.add("scenes", title="The mill")
     chat = await session_of(table)

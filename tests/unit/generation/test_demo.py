@@ -222,3 +222,14 @@ async def test_offered_tools_it_calls_none() -> None:
 
     assert answer.calls == ()
     assert answer.text
+
+
+async def test_a_chapter_has_the_first_sentence_of_each_scene() -> None:
+    scenes = "- The mill: They broke in. Nobody saw.\n  - A spark.\n- The roof: They ran."
+    schema: dict[str, Any] = {"properties": {"title": {}, "summary": {}}}
+    asked = prompt(f"<scenes>\n{scenes}\n</scenes>", system="Task: chapter")
+    answer = await FAST.structured(asked, schema, PLAIN)
+    assert answer.value == {
+        "title": "The mill",
+        "summary": "(Demo summary) They broke in. They ran.",
+    }
