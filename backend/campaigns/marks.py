@@ -101,14 +101,22 @@ async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) 
 async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: UUID) -> None:
     """Let a message be read again that says, or is for, something else: what followed is gone.
 
+    So are those after it that were read with it: what followed from several is of the last one.
     Without a sealer the next request that reads the campaign folds it.
     """
-    mark = await session.get(CampaignMark, message_id)
-    if mark is None:
+    first = await session.get(CampaignMark, message_id)
+    if first is None:
         return
-    campaign = await session.get_one(Campaign, mark.campaign_id, with_for_update=True)
-    await ledger_store.detach(session, sealer, campaign, message_id, version=mark.version)
-    await session.delete(mark)
+    campaign = await session.get_one(Campaign, first.campaign_id, with_for_update=True)
+    together = select(CampaignMark).where(
+        CampaignMark.campaign_id == first.campaign_id,
+        CampaignMark.version == first.version,
+        CampaignMark.chat_id == first.chat_id,
+        CampaignMark.position >= first.position,
+    )
+    for mark in (await session.scalars(together)).all():
+        await ledger_store.detach(session, sealer, campaign, mark.id, version=mark.version)
+        await session.delete(mark)
 
 
 async def copy_marks(

@@ -345,6 +345,32 @@ async def test_with_hidden_information_the_users_line_is_written_by_the_players_
     assert "poisoned" in json.dumps(await preview(ada, chat, "Hm?"))
 
 
+async def test_a_chat_says_from_whose_knowledge_its_replies_are_told(
+    ada: Account, table: Table, model: OpenAIServer
+) -> None:
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    chat = await session_of(table)
+    await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
+    await table.add("threads", title="Jake's itch", tension="urgent", audience=[jake])
+    path = f"{API}/chats/{chat}/settings"
+    for viewpoint, words in (("public", []), (jake, ["itch"]), (None, ["poisoned", "itch"])):
+        ok(await ada.client.patch(path, json={"viewpoint": viewpoint}))
+        asked = len(model.requests)
+        await take_turn(ada, chat, text="Continue")
+        told = json.dumps([each.body for each in model.requests[asked:]])
+        shown = json.dumps(await preview(ada, chat, "Continue"))
+        for text in (told, shown):
+            assert [word for word in ("poisoned", "itch") if word in text] == words
+    # A turn may say otherwise.
+    ok(await ada.client.patch(path, json={"viewpoint": "public"}))
+    assert "poisoned" in json.dumps(await preview(ada, chat, "Continue", viewpoint="gm"))
+    for viewpoint in (other, "nobody", str(uuid4())):
+        answer = await ada.client.patch(path, json={"viewpoint": viewpoint})
+        problem(answer, 422, "validation-failed")
+    assert ok(await ada.client.get(path))["viewpoint"] == "public"
+
+
 async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
     ada: Account, table: Table, server: Running
 ) -> None:

@@ -664,6 +664,26 @@ async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
     assert holt["audience"] == "gm"
 
 
+async def test_what_comes_from_several_messages_is_read_again_without_the_secret_one(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"hidden_information": True})
+    model.finds = {"Holt falls": [HOLT]}
+    # What both say is a change of the last of them.
+    name, told = HOLT
+    model.finds = {"Holt limps": [(name, {**told, "source_turns": [1, 3]})]}
+    await play.turn("Holt falls down the stairs.")
+    await play.turn("Holt limps.")
+    await play.compacted()
+    assert await play.entity("Inspector Holt") is not None
+    model.finds = {}
+    line = (await play.ada.messages(play.chat))[0]
+    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
+    assert await play.entity("Inspector Holt") is None
+    await play.compacted()
+    assert [len(lines_of(asked)) for asked in model.asked] == [4, 1, 3]
+
+
 async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [HOLT, ("chronicle_event_tool", {"set": {"summary": "Holt fell."}})]
