@@ -9,6 +9,7 @@ a draft does not name goes. Nothing here commits; the caller has locked the camp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast
@@ -39,6 +40,7 @@ from backend.campaigns.records import item_name, item_states, named_items
 from backend.chats.models import Message
 from backend.cpu_pool import unhurried
 from backend.database.base import chunks
+from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 500
@@ -139,11 +141,9 @@ async def judged(
 ) -> Judged:
     """Which drafts `actor` may write, as things are now, and which become proposals.
 
-    What is so already, and what is about an item that is gone, is left out. Drafts may build on
-    others before them; all come from messages of one chat, which was read `since` then.
-
-    Raises:
-        ValidationError: What an item would become is not what its kind may be.
+    What is so already, what can't be, and what is about an item that is gone, is left out. Drafts
+    may build on others before them. All come from messages of one chat, the first of which is from
+    `since`.
     """
     if not drafts:
         return Judged([], [])
@@ -167,7 +167,9 @@ async def judged(
         ),
     )
     async for draft in unhurried(drafts):
-        judgement.consider(draft)
+        # One may have been possible with others before it that are not written now.
+        with suppress(ValidationError):
+            judgement.consider(draft)
     return Judged(judgement.drafts, judgement.proposals)
 
 

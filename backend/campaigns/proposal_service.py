@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from msgspec import structs
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -167,7 +168,8 @@ async def _write(
     if after == before:
         return
     await check_references(session, campaign.id, item_of(change.kind, after))
-    changes = [change]
+    told = structs.replace(change.operations, because=proposal.text.because)
+    changes = [Change(change.kind, change.item_id, told)]
     old_id = proposal.text.replaces
     if old_id is not None and proposal.is_in_force(old_id):
         heir = Operations(set={"superseded_by": str(change.item_id)})
@@ -177,9 +179,9 @@ async def _write(
         message.id: message
         for message in await session.scalars(select(Message).where(Message.id.in_(ids)))
     }
-    told = messages.pop(ids[0])
+    line = messages.pop(ids[0])
     change_ids = await ledger_store.append(
-        session, sealer, campaign, changes, actor="user", message=told
+        session, sealer, campaign, changes, actor="user", message=line
     )
     copies = [
         {

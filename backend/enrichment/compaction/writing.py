@@ -60,7 +60,10 @@ class CompactionWriter:
         verdict = await judged(
             session, sealer, campaign, [self._draft(each) for each in drafts], since=since
         )
-        await keep(session, sealer, campaign, chat, verdict.proposals)
+        kept = await keep(session, sealer, campaign, chat, verdict.proposals)
+        if left := len(verdict.proposals) - kept:
+            reason = f"{left} were proposed before, or too many wait already."
+            self.refused.append(Refused(tool="proposal", reason=reason))
         wanted = await self._with_room(verdict.drafts)
         if not wanted:
             campaign.version += 1

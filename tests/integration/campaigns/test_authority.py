@@ -21,6 +21,7 @@ from backend.campaigns.item_service import ItemService
 from backend.campaigns.items import Entity, Fact, Item, Kind
 from backend.campaigns.ledger import EXISTS, Operations, State, creation
 from backend.campaigns.models import Actor, CampaignChange, CampaignProposal
+from backend.campaigns.proposal_service import ProposalService
 from backend.campaigns.proposals import MAX_OPEN
 from backend.campaigns.records import ItemKey, get_campaign, item_states
 from backend.campaigns.schemas import NewCampaign
@@ -37,7 +38,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 FIELDS = ("status", "wants", "aliases", "attributes.hp", "attributes.inventory")
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["user", "tool", "lock", "undo", "append", "window", "draft", "draft"]),
+        st.sampled_from(
+            ["user", "tool", "lock", "undo", "append", "window", "accept", "draft", "draft"]
+        ),
         st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True),
         st.integers(0, 5),
     ),
@@ -182,6 +185,8 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
     elif name == "lock":
         await story.edit("entity", marlena, locked=keys)
         story.locked = set(keys)
+    elif name == "accept":
+        await accept(story, marlena)
     elif name == "undo":
         async with story.database.read() as session:
             query = select(CampaignChange).where(
@@ -197,6 +202,22 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
                 story.theirs |= set(undone.touched())
     else:
         await draft(story, marlena, keys, number)
+
+
+async def accept(story: Story, marlena: UUID) -> None:
+    """Accept the oldest proposal: it is the user's word from then on."""
+    service = ProposalService(story.database)
+    page = await service.list_page(
+        story.identity, story.campaign_id, state="open", viewpoint=GM, limit=1, after=None
+    )
+    for proposal in page.items:
+        await service.accept(
+            story.identity, story.campaign_id, proposal.id, item_id=None, if_match=None
+        )
+        state = await story.state(marlena)
+        for key, value in proposal.proposed.items():
+            assert value_of(state, key) == value
+        story.theirs |= proposal.proposed.keys()
 
 
 async def draft(story: Story, marlena: UUID, keys: list[str], number: int) -> None:
@@ -319,6 +340,16 @@ async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story
         line=line,
     )
     assert (found.drafts, kept, await story.state(again)) == ([], 1, {})
+
+
+async def test_what_can_not_be_keeps_nothing_else_from_being_written(story: Story) -> None:
+    names = [f"Name {number}" for number in range(50)]
+    marlena = await story.make(Entity(kind="npc", name="Marlena", aliases=names))
+    changes = [Operations(add={"aliases": ["One more"]}), Operations(set={"status": "dead"})]
+    drafts = [{"kind": "entity", "item_id": marlena, "operations": each} for each in changes]
+    await story.compact(*drafts, line=await story.line())
+    state = await story.state(marlena)
+    assert (len(state["aliases"]), state["status"]) == (50, "dead")
 
 
 async def test_nothing_that_is_gone_is_changed(story: Story) -> None:

@@ -108,6 +108,7 @@ async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Co
     changes = (await story.table.get("/changes"))["items"]
     [change] = [each for each in changes if each["set"].get("status") == "dead"]
     assert (change["actor"], change["message_id"]) == ("user", story.line)
+    assert change["because"] == "It says so."
     assert await story.open() == []
     assert [each["id"] for each in await story.open(state="accepted")] == [proposal["id"]]
     problem(await story.decide(proposal, "refuse"), 409, "proposal-decided")
