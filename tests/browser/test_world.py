@@ -88,6 +88,26 @@ def test_the_world_is_beside_the_chat(
     assert_accessible(page)
 
 
+def test_a_chapter_tells_its_scenes_and_is_edited(page: Page, seagate: Seagate) -> None:
+    scenes = [
+        seagate.account.post(f"{seagate.path}/scenes", {"title": title, "status": "closed"})["id"]
+        for title in ("The mill", "The roof")
+    ]
+    told = {"title": "The fire", "summary": "They burned the mill.", "scene_ids": scenes}
+    chapter = seagate.account.post(f"{seagate.path}/chapters", told)["id"]
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.locator("summary").filter(has_text="Chapters").click()
+    fire = card(page, "The fire")
+    expect(fire).to_contain_text("They burned the mill.")
+    expect(fire).to_contain_text("The mill, The roof")
+    fire.get_by_role("button", name="They burned the mill.").click()
+    fire.get_by_label("Summary", exact=True).fill("They fled.")
+    expect(fire.get_by_role("button", name="They fled.")).to_be_visible()
+    fire.get_by_role("button", name="Done").click()
+    found = seagate.account.get(f"{seagate.path}/chapters/{chapter}")
+    assert (found["summary"], found["scene_ids"]) == ("They fled.", scenes)
+
+
 def test_on_a_phone_the_world_covers_the_chat_and_is_left_with_escape(
     page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
 ) -> None:
