@@ -19,7 +19,7 @@ from backend.chats.models import Chat, Message
 from backend.database.base import chunks
 from backend.vault.sealing import Sealer
 
-LOOK_BACK = 1_000
+LOOK_BACK = 400
 """Messages before the last one among which unread ones are looked for."""
 
 IS_COMPACTED = (

@@ -328,3 +328,18 @@ def test_of_a_large_world_what_is_not_read_is_found(
     facts.get_by_role("button", name="Done").click()
     find.fill("")
     expect(facts.get_by_role("listitem")).to_have_count(50)
+
+
+def test_the_world_is_brought_up_to_date_by_hand(
+    page: Page, seagate: Seagate, watch: Watch
+) -> None:
+    account, chat = seagate.account, f"/chats/{seagate.chat}"
+    watch.expected.append("/compact$")
+    page.goto(f"/#{chat}?panel=world")
+    page.get_by_role("button", name="Bring the world up to date").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not keep a chronicle")
+    answer = account.client.patch(f"{chat}/settings", json={"chronicle_enabled": True})
+    assert answer.is_success, answer.text
+    account.turn(seagate.chat, text="Zedekiah is a smuggler from the north.")
+    page.get_by_role("button", name="Bring the world up to date").click()
+    expect(page.get_by_text("2 messages are being read")).to_be_visible()

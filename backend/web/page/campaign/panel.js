@@ -1,5 +1,6 @@
 /** The world beside a chat: as the chat's active path leaves it. */
-import { complain } from "../core/dialogs.js";
+import { api } from "../core/api.js";
+import { attempt, complain, toast } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { c } from "./parts.js";
@@ -35,5 +36,10 @@ export default async function (room, { signal }) {
   const told = h("label.row.told", {},
     h("input", { type: "checkbox", role: "switch", checked: kept.get("world.told"), onchange }),
     h("span.grow", {}, c("told"), h("small.help", {}, c("told_help"))));
-  return h("div", {}, h("div.world", {}, asked.element), sections(world, signal, true), told);
+  const compact = () => attempt(async () => {
+    const { messages: count, waits } = await api.post(`${world.path}/compact`, { chat_id: room.chat.id });
+    toast(c(waits && count ? "compact_waits" : "compacted", { count }));
+  });
+  const update = h("button", { type: "button", onclick: compact }, c("compact"));
+  return h("div", {}, h("div.world", {}, asked.element), sections(world, signal, true), update, told);
 }
