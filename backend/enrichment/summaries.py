@@ -32,6 +32,8 @@ MAX_SUMMARY_CHARS = 20_000
 _TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
 """A reply may go on after it was summed up: what was added is in no summary through it."""
 
+_FIRST = aliased(ChatSummary)
+
 
 class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of the path down to and with a message; `id` is its row's.
@@ -123,8 +125,7 @@ async def active_summaries(
     if up_to_position is not None:
         query = query.where(ChatSummary.position <= up_to_position)
     if audiences:
-        first = aliased(ChatSummary)
-        is_told = first.message_id == ChatSummary.message_id, first.audience == audiences[0]
+        is_told = _FIRST.message_id == ChatSummary.message_id, _FIRST.audience == audiences[0]
         query = query.where(
             ChatSummary.audience.in_(audiences),
             or_(ChatSummary.audience == audiences[0], ~exists().where(*is_told)),
