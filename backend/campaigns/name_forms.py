@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from backend.text_forms import normalized
 
 MAX_NAME = 200
 """Characters of a name that are read."""
+
+MAX_WORDS = 20
+"""Words of it. A campaign whose names share all their words is looked through for each."""
 
 _LONGEST = 30
 _VOWELS = frozenset("aeiou")
@@ -58,9 +62,9 @@ class NameWord(NamedTuple):
 
 
 def words_of(name: str) -> list[NameWord]:
-    """The words of a name or a mention, of at most `MAX_NAME` characters."""
+    """The first words of a name or a mention."""
     words: list[NameWord] = []
-    for match in WORD.finditer(plain(normalized("NFKC", name[:MAX_NAME]))):
+    for match in islice(WORD.finditer(plain(normalized("NFKC", name[:MAX_NAME]))), MAX_WORDS):
         word = match[0].replace("_", "-")
         head, mark, tail = word.partition("'")
         if mark and head.casefold() in ELIDED:

@@ -167,6 +167,14 @@ def test_5000_entities_of_one_family_are_looked_up_at_once() -> None:
     assert time.process_time() - began < 3
 
 
+def test_a_mention_of_many_words_that_all_share_takes_no_longer() -> None:
+    roster = Roster([_member("a b c d e f g h") for _ in range(2_000)])
+    began = time.process_time()
+
+    assert len(roster.resolve("a b c d e f g h " * 12, "npc")) in {0, 2_000}
+    assert time.process_time() - began < 1
+
+
 def _name(number: int) -> str:
     return "Q" + "".join(chr(ord("a") + int(digit)) for digit in f"{number:04}")
 
