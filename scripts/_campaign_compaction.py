@@ -41,7 +41,7 @@ ROUNDS = 100
 FAILURES = 0.2
 THINK = 0.1
 """Seconds that a call behind a reply takes."""
-TIMED_BLOCKS, TIMED = 6, 10
+TIMED_BLOCKS, TIMED = 12, 6
 """Stretches of turns with and without the work behind them, by turns, and turns in each."""
 TIMED_PACE = 1.0
 """Seconds from the end of a turn that is timed to the next one."""
