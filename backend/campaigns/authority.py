@@ -8,45 +8,34 @@ a draft does not name goes. Nothing here commits; the caller has locked the camp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
-from msgspec import NODEFAULT
-from msgspec.structs import fields
-from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import PUBLIC, is_known_to_all, narrowest
 from backend.campaigns.item_rows import audience_of
-from backend.campaigns.items import STRUCTS, Kind
+from backend.campaigns.items import Kind
 from backend.campaigns.known_items import KnownItems, gist_of, read_known
 from backend.campaigns.ledger import EXISTS, Operations, State, applied, exists, value_at
-from backend.campaigns.ledger_store import Change, read_operations
+from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import (
     Actor,
     Campaign,
-    CampaignChange,
-    CampaignItem,
-    ChangeSource,
     ProposalReason,
 )
 from backend.campaigns.play.table import locked_fields
+from backend.campaigns.recent_changes import Told, Who, changes_since
 from backend.campaigns.records import item_name, item_states, named_items
 from backend.chats.models import Message
 from backend.cpu_pool import unhurried
-from backend.database.base import chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
-
-AT_ONCE = 500
-
-Who = Literal["locked", "user", "tool", "compactor", "undone"]
-"""Who has the last word on a field: its lock, who changed it, or the user who took it back."""
 
 _RANK: Mapping[str, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 _USERS_OWN = frozenset({"locked", "audience"})
@@ -113,21 +102,6 @@ class Judged:
 
     drafts: Sequence[Draft]
     proposals: Sequence[Proposed]
-
-
-class Told(NamedTuple):
-    """A change that somebody made of an item. `position` is its last line in the chat asked about.
-
-    `is_creation` says that it makes the item, with what its user filled in; `is_old` that it is
-    from before the time asked about.
-    """
-
-    operations: Operations
-    by: Who
-    at: datetime
-    position: int | None
-    is_creation: bool
-    is_old: bool
 
 
 async def judged(
@@ -305,36 +279,6 @@ class _Judgement:
         )
 
 
-async def changes_since(
-    session: AsyncSession,
-    sealer: Sealer,
-    item_ids: Collection[UUID],
-    *,
-    since: datetime,
-    chat_id: UUID,
-) -> dict[UUID, list[Told]]:
-    """What was changed of each item since a time, and all that the user took back; newest first."""
-    found: dict[UUID, list[Told]] = {}
-    for part in chunks(list(item_ids), AT_ONCE):
-        rows = (
-            await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
-        ).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
-            operations = read_operations(sealer, row.id, row.sealed_operations)
-            by: Any = "user" if row.actor == "import" else row.actor
-            is_creation = EXISTS in operations.set
-            told = Told(
-                operations=filled_in(row.kind, operations) if is_creation else operations,
-                by="undone" if row.is_undone else by,
-                at=row.created_at,
-                position=row.position,
-                is_creation=is_creation,
-                is_old=row.created_at < since,
-            )
-            found.setdefault(row.item_id, []).append(told)
-    return found
-
-
 def _careful(state: State, operations: Operations) -> Operations:
     """The same change without what it does not name: members stay, and a list is added to."""
     given: dict[str, Any] = {}
@@ -358,23 +302,6 @@ def _careful(state: State, operations: Operations) -> Operations:
     return Operations(set=kept, add=added, remove=operations.remove)
 
 
-def filled_in(kind: Kind, creation: Operations) -> Operations:
-    """Of a change that makes an item, the fields that are not as every new one has them."""
-    usual = {
-        each.name: each.default if each.default_factory is NODEFAULT else each.default_factory()
-        for each in fields(STRUCTS[kind])
-    }
-    filled: dict[str, Any] = {}
-    for key, value in creation.set.items():
-        if key == EXISTS or value == usual.get(key, NODEFAULT):
-            continue
-        if isinstance(value, dict):
-            filled |= {f"{key}.{name}": each for name, each in cast("State", value).items()}
-        else:
-            filled[key] = value
-    return Operations(set=filled)
-
-
 def _is_news(line: Message, told: Told) -> bool:
     """Whether a line comes after a change: in the story, or by the clock if no line made that."""
     if told.position is not None:
@@ -385,29 +312,3 @@ def _is_news(line: Message, told: Told) -> bool:
 def _overlap(one: str, other: str) -> bool:
     """Whether two keys are of the same value, or one of a member of the other's."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-_SINCE = (
-    select(
-        CampaignChange.id,
-        CampaignChange.item_id,
-        CampaignItem.kind,
-        CampaignChange.actor,
-        CampaignChange.is_undone,
-        CampaignChange.created_at,
-        CampaignChange.sealed_operations,
-        select(func.max(ChangeSource.position))
-        .where(
-            ChangeSource.change_id == CampaignChange.id, ChangeSource.chat_id == bindparam("chat")
-        )
-        .scalar_subquery()
-        .label("position"),
-    )
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        CampaignChange.item_id.in_(bindparam("items", expanding=True)),
-        CampaignChange.is_on_path,
-        or_(CampaignChange.created_at >= bindparam("since"), CampaignChange.is_undone),
-    )
-    .order_by(CampaignChange.seq.desc())
-)

@@ -11,12 +11,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import Viewpoint, is_known_to
-from backend.campaigns.authority import filled_in
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import EXISTS, Operations, State, applied, exists, value_at
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem, CampaignProposal, ProposalSource
 from backend.campaigns.proposals import ProposalText, is_settled, read_text
+from backend.campaigns.recent_changes import filled_in
 from backend.campaigns.records import item_name
 from backend.campaigns.schemas import Contradicted, ProposalView, Target
 from backend.chats.models import Chat, Message

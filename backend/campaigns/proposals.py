@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.authority import Draft, Proposed, Unclear, Who
+from backend.campaigns.authority import Draft, Proposed, Unclear
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import Operations, State, applied, exists
 from backend.campaigns.models import (
@@ -23,6 +23,7 @@ from backend.campaigns.models import (
     CampaignProposal,
     ProposalSource,
 )
+from backend.campaigns.recent_changes import Who
 from backend.campaigns.records import item_states
 from backend.chats.models import Chat, Message
 from backend.cpu_pool import unhurried

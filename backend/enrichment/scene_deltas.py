@@ -16,7 +16,6 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, PUBLIC, Audience, is_known_to_all, stored
-from backend.campaigns.authority import changes_since
 from backend.campaigns.ledger import State, difference
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignChange
@@ -25,6 +24,7 @@ from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, chan
 from backend.campaigns.play.references import called
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.recent_changes import changes_since
 from backend.campaigns.records import open_campaign
 from backend.campaigns.situation_reader import SituationReader
 from backend.database.base import now
