@@ -289,8 +289,8 @@ class ListReader:
         is_untitled = title == vault.UNTITLED and not entry.said["title"]
         fields: State = {"title": "" if is_untitled else title, "summary": summary}
         if (chapter_id := self._add("chapter", fields, entry)) is not None:
-            told = entry.said["scene"][:MAX_SCENES]
-            self._references += [(chapter_id, "scene_ids", "scene", each) for each in told]
+            for told in entry.said["scene"][:MAX_SCENES]:
+                self._references.append((chapter_id, "scene_ids", "scene", told))
 
     def _echo(self, entry: _Entry) -> None:
         kind = "threat" if entry.group.casefold().startswith("threat") else "cost"

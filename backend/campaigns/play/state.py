@@ -119,9 +119,10 @@ class TableState(msgspec.Struct, kw_only=True):
 def is_unsettled(world: State, rules: Rules, *, is_played: bool) -> bool:
     """Whether an action or a fight is on, by the mood of play or the flag `combat`."""
     flags: State = world.get("flags") or {}
-    moods = rules.moods() if is_played else {}
-    mood = moods.get(play_of(world, rules).mood) if moods else None
-    return flags.get("combat") is True or (mood is not None and mood.is_unsettled)
+    if flags.get("combat") is True:
+        return True
+    mood = rules.moods().get(play_of(world, rules).mood) if is_played and rules.moods() else None
+    return mood is not None and mood.is_unsettled
 
 
 def play_of(world: State, rules: Rules) -> Play:

@@ -49,6 +49,8 @@ MAX_BECAUSE = 300
 MAX_DRAFTS = 200
 """Changes of one run."""
 
+_PEOPLE = frozenset({"pc", "npc", "faction"})
+
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
@@ -169,7 +171,9 @@ class Drafter:
                 for one, held in self._items.items()
                 if held.kind == updater.kind and slug(called(held.state)) == wanted
             ][:1]
-        found = self._roster.resolve(name, updater.subkinds[0]) or self._roster.resolve(name)
+        found = self._roster.resolve(name, updater.subkinds[0])
+        if not found and updater.subkinds[0] in _PEOPLE:
+            found = self._roster.resolve(name)
         if len(found) == 1:
             self._check_kind(updater, found[0])
         return found
@@ -181,7 +185,7 @@ class Drafter:
             held.kind == "entity"
             and kind not in updater.subkinds
             # Whom a call means is clear: which of these they are, the campaign says.
-            and not {kind, updater.subkinds[0]} <= {"pc", "npc", "faction"}
+            and not {kind, updater.subkinds[0]} <= _PEOPLE
         ):
             raise ToolRefusedError(f"{called(held.state)} is known already: it is a {kind}.")
 
