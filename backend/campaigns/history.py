@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths, ledger_store
 from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
     CampaignVersionNotFoundError,
@@ -102,7 +102,7 @@ class HistoryService:
             )
             if change is None:
                 raise CampaignChangeNotFoundError
-            await ledger_store.undo(session, identity.sealer, campaign, change_id)
+            await ledger_paths.undo(session, identity.sealer, campaign, change_id)
             await session.refresh(change)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
             sources = await _first_sources(session, [change.id])

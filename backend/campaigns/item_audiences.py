@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
 from backend.audience import PUBLIC, is_known_to_all, narrowest, opened
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths, ledger_store
 from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
@@ -116,7 +116,7 @@ class ItemAudiences(AudienceChanged):
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
             for change in (await session.execute(_CHANGED, values)).all():
                 if not is_known_to_all(change.audience, message.audience):
-                    await ledger_store.undo(session, identity.sealer, campaign, change.id)
+                    await ledger_paths.undo(session, identity.sealer, campaign, change.id)
 
 
 async def _followed(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:

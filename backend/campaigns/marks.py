@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths
 from backend.campaigns.models import Campaign, CampaignChange, CampaignMark
 from backend.chats.models import Chat, Message
 from backend.database.base import chunks
@@ -115,7 +115,7 @@ async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: U
         CampaignMark.position >= first.position,
     )
     for mark in (await session.scalars(together)).all():
-        await ledger_store.detach(session, sealer, campaign, mark.id, version=mark.version)
+        await ledger_paths.detach(session, sealer, campaign, mark.id, version=mark.version)
         await session.delete(mark)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from backend.accounts.identity import Identity
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths
 from backend.campaigns.marks import copy_marks, read_again
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalSource
 from backend.campaigns.records import get_campaign
@@ -47,7 +47,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted,
         )
         campaign = await session.scalar(query.with_for_update())
         if campaign is not None:
-            await ledger_store.path_moved(session, sealer, campaign, chat.id, above=above)
+            await ledger_paths.path_moved(session, sealer, campaign, chat.id, above=above)
 
     async def chat_copied(
         self,
@@ -128,4 +128,4 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted,
         if chat.chronicle_id is None:
             chat.chronicle_id = campaign.chronicle_id
         await session.flush()
-        await ledger_store.path_moved(session, identity.sealer, campaign, chat.id, above=0)
+        await ledger_paths.path_moved(session, identity.sealer, campaign, chat.id, above=0)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths
 from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
     InjectedContext,
@@ -199,7 +199,7 @@ class SituationService:
         names = await self._names.names(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
-            rewritten = await ledger_store.changed_items(session, chat.id, above=until)
+            rewritten = await ledger_paths.changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
@@ -208,7 +208,7 @@ class SituationService:
             async with self._database.write() as trial:
                 campaign = await get_campaign(trial, identity, campaign.id, lock=True)
                 await tree.leave_path(trial, chat.id, above=until)
-                await ledger_store.path_moved(
+                await ledger_paths.path_moved(
                     trial, identity.sealer, campaign, chat.id, above=until
                 )
                 names = await names.updated(trial, identity.sealer, campaign)

@@ -18,7 +18,7 @@ from sqlalchemy import Row, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths
 from backend.campaigns.records import find_campaign
 from backend.chats.repository import get_chat
 from backend.chronicles import writing
@@ -281,7 +281,7 @@ class _Undoer:
         campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
         if campaign is None:
             return "gone"
-        await ledger_store.undo(self.session, self.sealer, campaign, effect.id)
+        await ledger_paths.undo(self.session, self.sealer, campaign, effect.id)
         return None
 
     async def _entry(self, effect: RunEffect) -> KeptBecause | None:

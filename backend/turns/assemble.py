@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
-
-import msgspec
 
 from backend.accounts.identity import Identity
 from backend.audience import GM
@@ -27,7 +24,7 @@ from backend.turns.counting import CountCache
 from backend.turns.history import fit
 from backend.turns.lore import LoreReader
 from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place, scan_of
-from backend.turns.macro_fields import expanded_size, macros_for
+from backend.turns.macro_fields import expanded_size, macros_for, within_limits
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.retrieval import (
     by_rank,
@@ -331,30 +328,3 @@ def _in_model_tokens(ratio: float) -> Generator[None]:
         yield
     except ContextOverflowError as error:
         raise error.scaled(ratio) from None
-
-
-MAX_VARIABLE_BYTES: Final = 200_000
-"""What the variables of a chat may take as JSON, and what a user's may."""
-
-
-def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
-    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
-    notes: list[str] = []
-    local = _within(before.local, after.local, "the chat's", notes)
-    global_ = _within(before.global_, after.global_, "the user's", notes)
-    return (Variables(local, global_) if notes else after), notes
-
-
-def _within(
-    before: Mapping[str, str], after: Mapping[str, str], whose: str, notes: list[str]
-) -> Mapping[str, str]:
-    if after is before:
-        return after
-    size = len(msgspec.json.encode(dict(after)))
-    if size <= MAX_VARIABLE_BYTES:
-        return after
-    notes.append(
-        f"{whose} variables stay as they were: they would have {size:,} bytes, "
-        f"of {MAX_VARIABLE_BYTES:,} allowed"
-    )
-    return before

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from backend.characters.cards.model import Card
-from backend.context.macros import MacroContext
+from backend.context.macros import MacroContext, Variables
 from backend.generation.model import Role
 from backend.turns.prompt_context import LoadedChat, PromptWindow
+
+MAX_VARIABLE_BYTES: Final = 200_000
+"""What the variables of a chat may take as JSON, and what a user's may."""
 
 
 def macros_of(
@@ -89,3 +95,26 @@ def seed_of(*ids: UUID | None) -> int:
     """A seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
+
+
+def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
+    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
+    notes: list[str] = []
+    local = _within(before.local, after.local, "the chat's", notes)
+    global_ = _within(before.global_, after.global_, "the user's", notes)
+    return (Variables(local, global_) if notes else after), notes
+
+
+def _within(
+    before: Mapping[str, str], after: Mapping[str, str], whose: str, notes: list[str]
+) -> Mapping[str, str]:
+    if after is before:
+        return after
+    size = len(msgspec.json.encode(dict(after)))
+    if size <= MAX_VARIABLE_BYTES:
+        return after
+    notes.append(
+        f"{whose} variables stay as they were: they would have {size:,} bytes, "
+        f"of {MAX_VARIABLE_BYTES:,} allowed"
+    )
+    return before

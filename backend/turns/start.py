@@ -215,7 +215,7 @@ def _inject(sealer: Sealer, reply: Message, built: Built) -> None:
 async def _save_variables(
     session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
 ) -> None:
-    """Keep what macros wrote; `assemble.within_limits` has seen to the limits."""
+    """Keep what macros wrote; `macro_fields.within_limits` has seen to the limits."""
     if after.local is not before.local:
         data = msgspec.json.encode(dict(after.local))
         chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)

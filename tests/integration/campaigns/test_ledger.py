@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from backend.campaigns import ledger_store
+from backend.campaigns import ledger_paths, ledger_store
 from backend.campaigns.history import HistoryService
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Clock, Entity
@@ -308,7 +308,7 @@ async def test_a_path_that_moves_without_a_key_is_followed_when_there_is_one(
     async with database.write() as session:
         campaign = await get_campaign(session, world.identity, world.campaign_id, lock=True)
         await session.execute(update(Message).where(Message.id == reply).values(is_active=False))
-        await ledger_store.path_moved(session, None, campaign, grove.chat_id, above=0)
+        await ledger_paths.path_moved(session, None, campaign, grove.chat_id, above=0)
         assert campaign.is_stale
     async with reading(database, world.identity, world.campaign_id) as (session, campaign):
         item = await session.get_one(CampaignItem, clock)
