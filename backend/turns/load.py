@@ -32,10 +32,9 @@ from backend.context.macros import Variables
 from backend.enrichment.summaries import current_summary
 from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
-from backend.reasons import ReasonKind
 from backend.turns.lore import LoreReader
 from backend.turns.models import TurnKind
-from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker
+from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker, authors_note
 from backend.turns.retrieval import EXCHANGE
 from backend.turns.schemas import TurnRequest
 from backend.turns.target import Target, find_target
@@ -131,7 +130,7 @@ class ChatLoader:
             leaf=target.leaf,
             overrides=(settings.lore, self._identity.settings.lore),
         )
-        note, note_reason = _authors_note(settings.authors_note, speaker.card)
+        note, note_reason = authors_note(settings.authors_note, speaker.card)
         account = self._identity.settings
         loaded = LoadedChat(
             chat=chat,
@@ -346,24 +345,3 @@ def text_of(identity: Identity, message: Message) -> str:
 
 def _decoded(data: bytes | None) -> dict[str, str]:
     return msgspec.json.decode(data, type=dict[str, str]) if data else {}
-
-
-class _Ours(msgspec.Struct):
-    authors_note: AuthorsNote
-
-
-class _Extensions(msgspec.Struct):
-    talekeeper: _Ours
-
-
-def _authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
-    """The note that holds, and where it is from.
-
-    A card keeps its character's in `extensions.talekeeper.authors_note`.
-    """
-    if not own.text.strip():
-        try:
-            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
-        except msgspec.ValidationError:  # there is none, or what is there is no note
-            pass
-    return own, "chat_settings"

@@ -254,3 +254,24 @@ class PromptContext:
 def version_of(chat: Chat) -> tuple[UUID | None, int, str]:
     """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
     return chat.leaf_id, chat.revision, chat.count_unit
+
+
+class _Ours(msgspec.Struct):
+    authors_note: AuthorsNote
+
+
+class _Extensions(msgspec.Struct):
+    talekeeper: _Ours
+
+
+def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
+    """The note that holds, and where it is from.
+
+    A card keeps its character's in `extensions.talekeeper.authors_note`.
+    """
+    if not own.text.strip():
+        try:
+            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
+        except msgspec.ValidationError:  # there is none, or what is there is no note
+            pass
+    return own, "chat_settings"

@@ -72,6 +72,26 @@ ATTRIBUTES = frozenset(
 )  # fmt: skip
 """Front matter that belongs among an entity's attributes, and needs no warning."""
 
+DETAILS: dict[str, frozenset[str]] = {
+    THREADS: frozenset(
+        {"next", "objective", "kind", "priority", "tension", "status", "giver", "clock"}
+    ),
+    TIMELINE: frozenset({"kind", "time", "where", "who", "keyword", "significance", "pinned"}),
+    CLOCKS: frozenset({"filled", "kind", "visible", "linked", "id"}),
+    FACTS: frozenset({"superseded by", "id"}),
+    RELATIONS: frozenset({"note"}),
+    GLOSSARY: frozenset({"source", "uses", "status"}),
+    SCENES: frozenset(
+        {"location", "present", "stakes", "type", "mood", "variant", "beats", "moment", "status"}
+        | {"id"}
+    ),
+    CHAPTERS: frozenset({"scene"}),
+    ECHOES: frozenset({"kind", "resolved"}),
+}
+EVERYWHERE = frozenset({"title", "text", "audience", "locked"})
+RAW = LINKED | {"objective"}
+"""Details that are read as they are written: names, and what has a box in front."""
+
 
 def entity_kind(path: str) -> EntityKind | None:
     """What kind of entity a file is about, by the nearest folder that says so."""

@@ -35,28 +35,6 @@ _SCORE = re.compile(r"-?[0-9]{1,3}")
 MAX_EVENTS = 20_000
 MAX_USES = 1_000_000_000
 
-_DETAILS: dict[str, frozenset[str]] = {
-    vault.THREADS: frozenset(
-        {"next", "objective", "kind", "priority", "tension", "status", "giver", "clock"}
-    ),
-    vault.TIMELINE: frozenset(
-        {"kind", "time", "where", "who", "keyword", "significance", "pinned"}
-    ),
-    vault.CLOCKS: frozenset({"filled", "kind", "visible", "linked", "id"}),
-    vault.FACTS: frozenset({"superseded by", "id"}),
-    vault.RELATIONS: frozenset({"note"}),
-    vault.GLOSSARY: frozenset({"source", "uses", "status"}),
-    vault.SCENES: frozenset(
-        {"location", "present", "stakes", "type", "mood", "variant", "beats", "moment", "status"}
-        | {"id"}
-    ),
-    vault.CHAPTERS: frozenset({"scene"}),
-    vault.ECHOES: frozenset({"kind", "resolved"}),
-}
-_EVERYWHERE = frozenset({"title", "text", "audience", "locked"})
-_RAW = vault.LINKED | {"objective"}
-"""Details that are read as they are written: names, and what has a box in front."""
-
 
 class World(Protocol):
     """What is known of a vault's entities, and takes in what lists say."""
@@ -103,7 +81,7 @@ class _Entry:
             key = name.strip(" *").casefold()
             if colon and key in known:
                 bare = value.removeprefix("**").strip()
-                self.said[key].append(bare if key in _RAW else decoded(bare, world.follow))
+                self.said[key].append(bare if key in vault.RAW else decoded(bare, world.follow))
             elif _BOX.match(detail) and "objective" in known:
                 self.said["objective"].append(detail)
             else:
@@ -158,7 +136,7 @@ class ListReader:
             self._warn(f"`{key[:200]}` is kept as a fact")
             self._world.note(f"{key}: {value}", None)
         for bullet in bullets(document.body):
-            entry = _Entry(self._world, bullet, _DETAILS[outline] | _EVERYWHERE)
+            entry = _Entry(self._world, bullet, vault.DETAILS[outline] | vault.EVERYWHERE)
             for text in entry.unknown:
                 self._warn(f"`{text[:200]}` is kept in the text of its entry")
             read(entry)

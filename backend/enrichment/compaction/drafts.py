@@ -7,7 +7,6 @@ who is known, somebody new, who is made once, or it is not clear which, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
@@ -21,7 +20,6 @@ from backend.campaigns.mentions import slug
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.roster import Roster
-from backend.chronicles.events import EventFields
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.known import (
@@ -33,6 +31,8 @@ from backend.enrichment.compaction.known import (
 from backend.enrichment.compaction.tools import UPDATERS, Call, FieldType, Updater, schema_of
 from backend.enrichment.compaction.values import (
     MAX_TEXT,
+    Drafted,
+    DraftedEvent,
     event_of,
     listed,
     parted,
@@ -50,33 +50,6 @@ MAX_DRAFTS = 200
 """Changes of one run."""
 
 _PEOPLE = frozenset({"pc", "npc", "faction"})
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """A change that was read out of the message at `position`.
-
-    `replaces` is the fact that a new one makes untrue. With `unclear` nothing is changed: the user
-    is asked which item is meant; `item_id` is then a new one.
-    """
-
-    kind: Kind
-    item_id: UUID
-    operations: Operations
-    position: int
-    because: str
-    replaces: UUID | None = None
-    unclear: Unclear | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedEvent:
-    """Something for the chronicle, from the messages at these positions."""
-
-    fields: EventFields
-    significance: int
-    because: str
-    positions: Sequence[int]
 
 
 class Drafter:

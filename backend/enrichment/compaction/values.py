@@ -1,12 +1,16 @@
-"""The values of calls as a campaign's items hold them. Nothing here knows the items."""
+"""What calls come to: changes, and values as items hold them. Nothing here knows the items."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
+from backend.campaigns.authority import Unclear
+from backend.campaigns.items import Kind
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.chronicles.events import EventFields
@@ -17,6 +21,33 @@ MAX_TEXT = 1_000
 MAX_LISTED = 20
 
 _WORLD = frozenset({"day", "time_of_day"})
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A change that was read out of the message at `position`.
+
+    `replaces` is the fact that a new one makes untrue. With `unclear` nothing is changed: the user
+    is asked which item is meant; `item_id` is then a new one.
+    """
+
+    kind: Kind
+    item_id: UUID
+    operations: Operations
+    position: int
+    because: str
+    replaces: UUID | None = None
+    unclear: Unclear | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedEvent:
+    """Something for the chronicle, from the messages at these positions."""
+
+    fields: EventFields
+    significance: int
+    because: str
+    positions: Sequence[int]
 
 
 def parted(asked: Call) -> tuple[Call | None, Call]:

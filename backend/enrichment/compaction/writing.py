@@ -25,7 +25,7 @@ from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.reading import SourceMessage
 from backend.chronicles.writing import NewEvent, add_events, first_place
 from backend.database.base import now
-from backend.enrichment.compaction.drafts import Drafted, DraftedEvent
+from backend.enrichment.compaction.values import Drafted, DraftedEvent
 from backend.enrichment.effects import Changed, effect_on
 from backend.enrichment.runs import Refused, RunEffect
 from backend.vault.sealing import Sealer
