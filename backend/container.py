@@ -169,7 +169,7 @@ class Services:
         names = NameCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
-        self.measures = MeasureService(database)
+        self.measures = MeasureService(database, settings.model_prices)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.

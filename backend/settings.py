@@ -13,6 +13,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    NonNegativeFloat,
     SecretStr,
     field_validator,
     model_validator,
@@ -125,6 +126,9 @@ class Settings(BaseSettings):
     """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
     Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;
     one that takes tools and never calls them needs the setting."""
+    model_prices: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
+    """What models cost, in JSON: `{"gemini/gemini-2.5-flash": [0.3, 2.5]}` for a million tokens
+    read and a million written, in any currency. Campaigns then show what their memory costs."""
     model_silence_seconds: float = Field(60, gt=0, le=3600)
     """A model that says nothing for this long has failed."""
     demo_tokens_per_second: float = Field(50, ge=0)

@@ -174,7 +174,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default()
     if isinstance(value, tuple):
         value = ",".join(cast("tuple[str, ...]", value))
-    return "" if value in {None, ""} else f"`{value}`"
+    return "" if value in (None, "", {}) else f"`{value}`"
 
 
 def _meaning(text: str, field: FieldInfo) -> str:

@@ -54,8 +54,10 @@ async def undo_run(
     """
     owner_id = identity.user_id
     run = await get_run(session, run_id, owner_id=owner_id)
-    # The chat and the chronicle first: all code that writes into them locks them in this order.
+    # Chat, campaign, chronicle: all code that writes into them locks them in this order.
     await get_chat(session, run.chat_id, owner_id=owner_id, lock=True)
+    if run.campaign_id is not None:
+        await find_campaign(session, identity.sealer, run.campaign_id, lock=True)
     if run.chronicle_id is not None:
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)

@@ -18,7 +18,7 @@ from backend.jobs.candidates import Wanted
 from backend.jobs.claims import Claimed
 from backend.jobs.errors import MAX_LEASES_LOST, LostLeaseError, WorkerLostError
 from backend.jobs.keys import JobKeys
-from backend.jobs.queue import JobQueue
+from backend.jobs.queue import ANSWER_SECONDS, JobQueue
 from backend.jobs.running import (
     MAX_ATTEMPTS,
     Clock,
@@ -231,7 +231,12 @@ class Worker:
                 self._wake.set()
 
     async def _fail(self, job: RunningJob, error: Exception) -> None:
-        await self._change(job, after_failure(job, error, at=self._clock(), draw=self._draw))
+        changes = after_failure(job, error, at=self._clock(), draw=self._draw)
+        await self._change(job, changes)
+        if (due := changes.get("run_after")) is not None:
+            wait = (due - self._clock()).total_seconds() + ANSWER_SECONDS
+            if wait < self._poll:  # else the next look finds it in good time
+                asyncio.get_running_loop().call_later(max(0.0, wait), self._wake.set)
 
     async def _wait_for_key(self, job: RunningJob) -> None:
         log.info("job.waits_for_key", job_id=job.id, job_kind=job.kind)

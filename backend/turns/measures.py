@@ -1,6 +1,6 @@
 """What keeping a campaign takes and saves, for people: `GET /campaigns/{campaign_id}/memory`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from functools import cache
 from typing import Any, TypeVar
@@ -124,12 +124,16 @@ class WorkMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ModelMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """What one model was asked by the work after replies, in tokens as its provider counts them."""
+    """What one model was asked by the work after replies, in tokens as its provider counts them.
+
+    `cost` is by the installation's prices; null where it has none for the model.
+    """
 
     model: str
     calls: int
     prompt_tokens: int
     completion_tokens: int
+    cost: float | None = None
 
 
 class PromptMeasure(msgspec.Struct, kw_only=True, frozen=True):
@@ -172,9 +176,10 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
     Of the `replies` of its chats since this is noted, prompts with the whole history would have had
     `whole_tokens` of it. They had `sent_tokens`: the lines that were sent, the summary, the state
     block, and what was recalled. A turn counts once, however often its tools ask the model.
-    `conflicts` counts proposals by what was decided. There is no price list: `models` says which
-    tokens are to be paid for. `prompts` are the last 60, `days` the last 30 on which something was
-    done, both oldest first; `problems` are the last 10 failures, newest first.
+    `conflicts` counts proposals by what was decided. `cost` adds up that of the models with a
+    price (`TALEKEEPER_MODEL_PRICES`); null where none has one. `prompts` are the last 60, `days`
+    the last 30 on which something was done, both oldest first; `problems` are the last 10
+    failures, newest first.
     """
 
     replies: int
@@ -186,6 +191,7 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
     conflicts: dict[ProposalState, int]
     calls: int
     tokens: int
+    cost: float | None
     work: list[WorkMeasure]
     models: list[ModelMeasure]
     prompts: list[PromptMeasure]
@@ -196,8 +202,10 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
 class MeasureService:
     """Adds up what campaigns took."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, prices: Mapping[str, tuple[float, float]]) -> None:
+        """Take prices of models: for a million tokens read, and a million written."""
         self._database = database
+        self._prices = prices
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignMemory:
         """Raises `CampaignNotFoundError`."""
@@ -208,10 +216,11 @@ class MeasureService:
             prompts = await _read(session, _PROMPTS, mine, PromptMeasure)
             conflicts = {row[0]: row[1] for row in await session.execute(_CONFLICTS, mine)}
             work = await _work(session, mine)
-            models = await _read(session, _BY_MODEL, mine, ModelMeasure)
+            models = list(map(self._priced, await _read(session, _BY_MODEL, mine, ModelMeasure)))
             by_day = _by_day(session.get_bind().dialect.name)
             days = await _read(session, by_day, mine, DayMeasure)
             failed: Sequence[Any] = (await session.execute(_FAILURES, mine)).all()
+        costs = [each.cost for each in models if each.cost is not None]
         states: tuple[ProposalState, ...] = ("open", "accepted", "refused")
         return CampaignMemory(
             replies=totals.replies,
@@ -225,6 +234,7 @@ class MeasureService:
             conflicts={state: conflicts.get(state, 0) for state in states},
             calls=sum(each.calls for each in work),
             tokens=sum(each.prompt_tokens + each.completion_tokens for each in work),
+            cost=sum(costs) if costs else None,
             work=work,
             models=models,
             prompts=prompts[::-1],
@@ -241,6 +251,13 @@ class MeasureService:
                 for run, job in failed
             ],
         )
+
+    def _priced(self, measure: ModelMeasure) -> ModelMeasure:
+        if measure.model not in self._prices:
+            return measure
+        read, written = self._prices[measure.model]
+        cost = (read * measure.prompt_tokens + written * measure.completion_tokens) / 1_000_000
+        return msgspec.structs.replace(measure, cost=cost)
 
 
 T = TypeVar("T", bound=msgspec.Struct)

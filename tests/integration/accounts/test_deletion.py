@@ -12,8 +12,13 @@ import pytest
 from PIL import Image
 from sqlalchemy import Table, select
 
-from backend.campaigns.models import ChangeSource
-from backend.database.base import Base, now
+from backend.campaigns.models import (
+    CampaignMark,
+    CampaignProposal,
+    ChangeSource,
+    ProposalSource,
+)
+from backend.database.base import Base, new_id, now
 from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
@@ -73,21 +78,26 @@ async def keep_a_vector(server: Running, account: Account) -> None:
 
 
 async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
-    """A campaign with a session, and a change that a message of it made, as a turn would."""
+    """A campaign with a session: a change that a message made, one proposed, and what was read."""
     client = account.client
     campaign = ok(await client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
     body = {"campaign_id": campaign["id"]}
     ok(await client.patch(f"/api/v1/chats/{chat_id}", json=body))
     (change,) = ok(await client.get(f"/api/v1/campaigns/{campaign['id']}/changes"))["items"]
     newest = (await account.messages(chat_id))[-1]
+    message_id, position = UUID(newest["id"]), newest["position"]
+    own = {"user_id": UUID(account.user["id"]), "campaign_id": UUID(campaign["id"])}
+    place = {"chat_id": UUID(chat_id), "position": position}
+    proposal = CampaignProposal(
+        **own, id=new_id(), item_id=new_id(), kind="fact", reason="locked", sealed_proposal=b"-"
+    )
     async with server.parts.database.write() as session:
+        session.add(ChangeSource(change_id=UUID(change["id"]), message_id=message_id, **place))
+        session.add(CampaignMark(**own, id=message_id, version=1, **place))
+        session.add(proposal)
+        await session.flush()
         session.add(
-            ChangeSource(
-                change_id=UUID(change["id"]),
-                message_id=UUID(newest["id"]),
-                chat_id=UUID(chat_id),
-                position=newest["position"],
-            )
+            ProposalSource(proposal_id=proposal.id, message_id=message_id, chat_id=UUID(chat_id))
         )
 
 

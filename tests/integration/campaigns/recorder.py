@@ -107,7 +107,7 @@ def lines_of(asked: str) -> list[str]:
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.2)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,11 @@ async def server(
 ) -> AsyncGenerator[Running]:
     registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
     folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
+    prices = {MODEL_ID: (2.0, 8.0), "another": (1.0, 1.0)}
+    async with (
+        running(shared_url, folder, registry=registry, model_prices=prices) as server,
+        working(server.parts),
+    ):
         yield server
 
 
@@ -117,8 +121,10 @@ async def test_a_long_campaign_saves_what_its_summary_stands_for(
             "calls": work["calls"],
             "prompt_tokens": work["prompt_tokens"],
             "completion_tokens": work["completion_tokens"],
+            "cost": pytest.approx((2 * 90 + 8 * 10) / 1e6 * work["runs"]),
         }
     ]
+    assert seen["cost"] == seen["models"][0]["cost"]
     [today] = seen["days"]
     assert today["runs"] == work["runs"]
     assert seen["tokens"] == 100 * work["runs"]

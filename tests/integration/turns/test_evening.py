@@ -79,6 +79,7 @@ class Evening:
             heard += rests[0]
             self.done["chosen"] += 1
         self.moods |= {each.data["mood"] for each in heard if each.name == "mood.changed"}
+        self.moods.add((await self.game.state())["attributes"].get("play", {}).get("mood", "scene"))
         self.done[heard[-1].name] += 1
         again = await follow(self.game.client, turn_id)
         assert [(each.id, each.name) for each in again if not each.name.endswith("delta")] == [
