@@ -29,7 +29,7 @@ function view(memory, read) {
       tile("failures", memory.failures),
       tile("conflicts", proposed, proposed > 0 && m("conflicts_note", { open, accepted, refused })),
       tile("calls", memory.calls, t("common.tokens", { count: memory.tokens })),
-      memory.cost != null && tile("cost", money(memory.cost), m("cost_note"))),
+      tile("cost", money(memory.cost), m("cost_note"))),
     h("h2", {}, m("prompts")),
     prompts.length
       ? chart("prompts", prompts.map((each) => [dateTime(each.at), each.whole_tokens, each.sent_tokens]), ["whole", "sent"])
@@ -43,19 +43,18 @@ function view(memory, read) {
         kind(each.kind), each.runs, each.failures, each.calls, each.prompt_tokens + each.completion_tokens,
         seconds(each.seconds_p50), seconds(each.seconds_p95)])),
       h("h2", {}, m("models")),
-      memory.cost == null && h("p.help", {}, m("no_prices")),
       table(m("models"), ["model", "calls", "read", "written", "cost"], models.map((each) =>
-        [each.model, each.calls, each.prompt_tokens, each.completion_tokens, each.cost == null ? m("none") : money(each.cost)]))],
+        [each.model, each.calls, each.prompt_tokens, each.completion_tokens, money(each.cost)]))],
     problems.length > 0 && [
       h("h2", {}, m("problems")),
       h("ul.list", { "aria-label": m("problems") }, problems.map((each) => problem(each, read)))],
   ];
 }
 
-const money = (value) => Math.round(value * 1e4) / 1e4;
+const money = (value) => (value == null ? m("none") : value.toPrecision(3));
 
 const tile = (name, value, note) =>
-  h("div.card", {}, h("dt", {}, m(name)), h("dd", {}, h("strong", {}, number(value)), note && h("small.soft", {}, note)));
+  h("div.card", {}, h("dt", {}, m(name)), h("dd", {}, h("strong", {}, typeof value === "number" ? number(value) : value), note && h("small.soft", {}, note)));
 
 /**
  * Bars over time, of the first `shown` columns behind each other, with all of them as a table.
