@@ -45,7 +45,7 @@ _USERS_OWN = frozenset({"locked", "audience"})
 class Unclear(msgspec.Struct, frozen=True, kw_only=True):
     """A mention that may mean several items.
 
-    `field` is the reference that it stands in; the draft's own item where it is empty.
+    `field` is the draft's field that names the item; empty where the draft's own item is unclear.
     """
 
     mention: str

@@ -1,7 +1,8 @@
 """Chapters: old scenes told together. Which scenes are due, and what a prompt tells of chapters.
 
 A chapter is made of scenes that one chat has told and that are for the same audience, so it is
-taken back with their messages, and tells nobody what a scene of it does not. Nothing here commits.
+taken back with their messages, and only those who may know all its scenes may know it. Nothing here
+commits.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ class Unread(NamedTuple):
 
 
 async def first_unread(session: AsyncSession, leaf: Message, *, after: int) -> Unread:
-    """Where on the path down to `leaf`, behind position `after`, what was not read begins.
+    """The first message after position `after`, down to `leaf`, that was not read.
 
-    Behind `leaf` where all of it was read.
+    The place after `leaf` where all of them were read.
     """
     place = {"chat": leaf.chat_id, "leaf": leaf.position}
     row = (

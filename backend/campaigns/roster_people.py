@@ -35,7 +35,7 @@ from backend.campaigns.roster_words import (
 
 _NO_ROLES = frozenset({"honour", "kin"})
 _RANKS = frozenset({"king", "queen", "prince", "princess"})
-"""Nobody has two of these."""
+"""Nobody has two of these at once, so two people with different ones are two."""
 
 _GENERATIONS = {
     **dict.fromkeys(YOUNGER, "younger"),
@@ -55,7 +55,7 @@ class _Said:
         key: All of it, without articles.
         names: The words that are names.
         titles: What it calls them.
-        epithets: What it says behind the name that they are: Tom the smith.
+        epithets: Words after the name: the smith, of Tom the smith.
         title_words: The words that say so: they may be names too, as Smith is.
         gender: `m`, `f` or nothing.
         generation: Which of two of the same name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class Member(NamedTuple):
     audience: str
 
 
-class WordIndex:
+class WordIndex(ABC):
     """Entities of one kind by the words of their names.
 
     Attributes:
@@ -59,13 +60,13 @@ class WordIndex:
         self.genitives: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._near: defaultdict[str, dict[str, None]] = defaultdict(dict)
 
+    @abstractmethod
     def add(self, member: Member) -> None:
         """Have an entity found by its names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find(self, words: Sequence[NameWord]) -> Found:
         """Those whom a mention of these words may mean, and how sure that is."""
-        raise NotImplementedError
 
     def add_word(self, word: str, member_id: UUID) -> None:
         """Have an entity found by a word of its name, its forms, and spellings near it."""

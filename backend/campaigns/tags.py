@@ -210,7 +210,7 @@ def _applies(
 
 
 def _shows_newcomer(words: Sequence[_Word], known: Collection[str]) -> bool:
-    """Whether a story brings somebody whom nobody has named: a woman in a cloak."""
+    """Whether a sentence introduces a person without a name: a woman in a cloak."""
     for at, word in enumerate(words):
         if word.text not in _PERSONS or word.text in known:
             continue

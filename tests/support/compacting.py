@@ -13,7 +13,8 @@ from sqlalchemy import select
 
 from backend.enrichment.outbox import COMPACTION
 from backend.jobs.models import Job
-from tests.fakes.openai_server import OpenAIServer, called, error, reply, usage
+from tests.fakes.holding_server import HoldingServer
+from tests.fakes.openai_server import called, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.server import Account, Running, ok
@@ -24,7 +25,7 @@ LINE = re.compile(r"^#(\d+) (.*)$", re.MULTILINE)
 Call = tuple[str, dict[str, Any]]
 
 
-class Compactor(OpenAIServer):
+class Compactor(HoldingServer):
     """Tells a line, and compacts: `finds` has the calls for lines with a text in them."""
 
     def __init__(self) -> None:
@@ -33,7 +34,6 @@ class Compactor(OpenAIServer):
         self.tells: dict[str, str] = {}
         self.fails: list[Answer] = []
         self.has_tools = True
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
         self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         self.reset()
 
@@ -52,14 +52,8 @@ class Compactor(OpenAIServer):
         finally:
             self.may_tell.set()
 
-    @contextlib.asynccontextmanager
-    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
-        """For the length of the block nothing is compacted; set once it is asked for."""
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        try:
-            yield self.is_reached
-        finally:
-            self.is_opened.set()
+    def holds(self, request: Request) -> bool:
+        return is_compaction(request)
 
     async def _answer(
         self,
@@ -68,10 +62,7 @@ class Compactor(OpenAIServer):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        if is_compaction(request):
-            self.is_reached.set()
-            await self.is_opened.wait()
-        elif request.body and request.body.get("stream"):
+        if not self.holds(request) and request.body and request.body.get("stream"):
             self.is_asked.set()
             await self.may_tell.wait()
         return await super()._answer(request, answer, reader, writer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -15,7 +14,8 @@ from backend.enrichment.outbox import CHAPTER, SCENE
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, reply, usage
+from tests.fakes.holding_server import HoldingServer
+from tests.fakes.openai_server import MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
@@ -25,7 +25,7 @@ API = "/api/v1"
 USED = usage(100, 10)
 
 
-class Recorder(OpenAIServer):
+class Recorder(HoldingServer):
     """Tells a line, and compresses scenes as `kept` says, and chapters as `chapter` does."""
 
     def __init__(self) -> None:
@@ -34,7 +34,6 @@ class Recorder(OpenAIServer):
         self.chapter: dict[str, Any] = {}
         self.fails: list[Answer] = []
         self.task = "scene"
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
         self.reset()
 
     def reset(self) -> None:
@@ -44,27 +43,6 @@ class Recorder(OpenAIServer):
         self.kept = {"summary": "They broke in.", "key_moments": ["The lock gave."], "seeds": []}
         self.chapter = {"title": "The break-in", "summary": "They stole the ledger."}
         self.is_opened.set()
-
-    @contextlib.asynccontextmanager
-    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
-        """For the length of the block nothing is compressed; set once it is asked for."""
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        try:
-            yield self.is_reached
-        finally:
-            self.is_opened.set()
-
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        if self.holds(request):
-            self.is_reached.set()
-            await self.is_opened.wait()
-        return await super()._answer(request, answer, reader, writer)
 
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -22,7 +21,8 @@ from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import COMPACTION, GLOSSARY
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
+from tests.fakes.holding_server import HoldingServer
+from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
@@ -35,7 +35,7 @@ API = "/api/v1"
 COINS = "She leans closer. “Everyone who touched the Skyglass went to Dunmere, and stayed there.”"
 
 
-class Glossarist(OpenAIServer):
+class Glossarist(HoldingServer):
     """Tells what it is given to tell, finds nothing significant, and defines every candidate.
 
     `means` has other definitions than the usual one; an empty one leaves its term out. It confirms
@@ -49,29 +49,9 @@ class Glossarist(OpenAIServer):
         self.adds: list[dict[str, str]] = []
         self.confirms: list[str] = []
         self.fails: Answer | None = None
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        self.is_opened.set()
 
-    @contextlib.asynccontextmanager
-    async def thinking(self) -> AsyncGenerator[asyncio.Event]:
-        """For the length of the block no definitions are given; set once they are asked for."""
-        self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
-        try:
-            yield self.is_reached
-        finally:
-            self.is_opened.set()
-
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        if request.body and is_glossary(request):
-            self.is_reached.set()
-            await self.is_opened.wait()
-        return await super()._answer(request, answer, reader, writer)
+    def holds(self, request: Request) -> bool:
+        return bool(request.body) and is_glossary(request)
 
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
