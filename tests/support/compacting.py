@@ -9,15 +9,18 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 
 from backend.enrichment.outbox import COMPACTION
+from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
-from tests.fakes.openai_server import called, error, reply, usage
+from tests.fakes.openai_server import MODEL_ID, called, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
-from tests.support.server import Account, Running, ok
+from tests.support.memory import working
+from tests.support.server import Account, Running, ok, running
 
 API = "/api/v1"
 LINE = re.compile(r"^#(\d+) (.*)$", re.MULTILINE)
@@ -124,6 +127,22 @@ def lines_of(asked: str) -> list[str]:
     """The new lines that a request has, without who says them."""
     inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
     return [text.partition(": ")[2] for _, text in LINE.findall(inside)]
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[Compactor]:
+    async with Compactor() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Compactor
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
+    folder = tmp_path_factory.mktemp("data")
+    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
+        yield server
 
 
 class Evening:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table
-from tests.support.compacting import API, Call, Compactor, Evening, evening, npc
-from tests.support.memory import working
-from tests.support.server import Running, ok, running
+from tests.support.compacting import API, Call, Compactor, Evening, evening, model, npc, server
+from tests.support.server import Running, ok
 
-__all__ = ["table"]
+__all__ = ["model", "server", "table"]
 
 pytestmark = pytest.mark.anyio
 
@@ -120,22 +116,6 @@ TOLD: dict[int, tuple[str, list[Call]]] = {
     ),
 }
 ELSEWHERE = "We leave Seagate by boat, and Holt waves."
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Compactor]:
-    async with Compactor() as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Compactor
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
-        yield server
 
 
 async def notes(play: Evening) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
@@ -13,17 +12,26 @@ from sqlalchemy import select, update
 from backend.chronicles import writing
 from backend.database.base import now
 from backend.enrichment.outbox import COMPACTION
-from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
-from tests.fakes.openai_server import MODEL_ID, error
+from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.compacting import API, Call, Compactor, Evening, evening, lines_of, npc
-from tests.support.memory import until, working
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.compacting import (
+    API,
+    Call,
+    Compactor,
+    Evening,
+    evening,
+    lines_of,
+    model,
+    npc,
+    server,
+)
+from tests.support.memory import until
+from tests.support.server import Account, Running, ok, problem
 
-__all__ = ["table"]
+__all__ = ["model", "server", "table"]
 
 pytestmark = pytest.mark.anyio
 
@@ -32,22 +40,6 @@ pytestmark = pytest.mark.anyio
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.05)
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Compactor]:
-    async with Compactor() as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Compactor
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
-        yield server
 
 
 @pytest.fixture(autouse=True)
