@@ -1,7 +1,8 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
 """How much of what answers a question memory's search brings back, on the dialogues of LoCoMo.
 
-    scripts/bench_locomo.py [--data FILE] [--model-path DIR] [--weights loo|default] [--json]
+    scripts/bench_locomo.py [--data FILE] [--model-path DIR] [--weights loo|default]
+        [--vectors DIR] [--json]
 
 Each dialogue is a user's chat: its turns become messages, scenes and points by the code that a
 server runs, in an index of Qdrant Edge in a temporary folder, and its questions, word for word, go
@@ -11,6 +12,8 @@ within a budget of word pieces (of `Speaker: text`, by the model's own tokenizer
 
 Beside it, in the same run and from the same index: BM25 alone, dense alone, their reciprocal rank
 fusion with k=60 and with Qdrant's default k=2 (prefetch 100).
+
+With `--vectors` they are kept in that folder and not made again: times then say nothing.
 
 With `--weights loo` a dialogue is scored with weights that were chosen on the others; with
 `--weights default` with the shipped ones.
@@ -55,6 +58,7 @@ from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import blinded, query_terms
 from backend.memory.thresholds import RankingThresholds, relevant
 from backend.vault.sealing import Sealer
+from scripts._vectors import KeptVectors
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 KS = (5, 10, 20, 50)
@@ -116,6 +120,7 @@ class WithoutCache:
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
+        self.spec = embedder.spec
         self.seconds = 0.0
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is kept
@@ -448,6 +453,8 @@ async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Be
             bench.searched.append(found)
         await index.aclose()
         await pool.aclose()
+    if model is not None:
+        await model.aclose()
     return bench
 
 
@@ -530,10 +537,14 @@ def main() -> None:
         help="folder of the embedding model (ONNX)",
     )
     parser.add_argument("--weights", choices=("loo", "default"), default="loo")
+    parser.add_argument("--vectors", type=Path, help="folder to keep vectors in between runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")
-    figures = summary(asyncio.run(run(options.data, options.model_path)), options.weights)
+    model = None
+    if options.vectors:
+        model = KeptVectors(LocalEmbedder(options.model_path, workers=2), options.vectors)
+    figures = summary(asyncio.run(run(options.data, options.model_path, model)), options.weights)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -28,9 +28,9 @@ from backend.lorebooks.activation.decorators import split_decorators
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.formats.reader import read_file
 from backend.memory.documents import lore_documents
+from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.parsed_query import read
-from backend.memory.thresholds import LORE_COSINE
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -107,7 +107,7 @@ def table(books: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, flo
                     else {}
                 ),
             }
-            for cut in sorted({*CUTS, LORE_COSINE})
+            for cut in sorted({*CUTS, MINILM.lore})
         }
         for name, book in books.items()
     }

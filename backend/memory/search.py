@@ -34,7 +34,8 @@ from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
-from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
+from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
@@ -89,7 +90,8 @@ class SearchRequest:
 class SearchResult:
     """What the index brought back, best first, and what there is to say about it.
 
-    `by_meaning` says whether it was looked for by meaning, and not by words alone.
+    `by_meaning` says whether it was looked for by meaning, and not by words alone; `cosines` what
+    the model's cosines say.
     """
 
     request: SearchRequest | None = None
@@ -97,6 +99,7 @@ class SearchResult:
     vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
     notes: Sequence[str] = ()
     by_meaning: bool = False
+    cosines: ModelCosines = MINILM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +110,22 @@ class Memory:
     rank: int
     score: float
     signals: Mapping[Signal, float]
+    cosines: ModelCosines = MINILM
 
     @property
     def reason(self) -> Reason:
         """Why it is there: its meaning is near, or it has the words."""
-        kind: ReasonKind = "semantic" if is_meant(self.signals) else "words"
+        kind: ReasonKind = "semantic" if is_meant(self.signals, self.cosines) else "words"
         return Reason(kind, score=round(self.score, 4), rank=self.rank)
 
 
 class QueryEmbedder(Protocol):
     """Turns what is looked for into a vector, quickly or not at all."""
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """Which model it is."""
+        ...
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
         """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
@@ -198,6 +207,9 @@ class MemorySearch:
         )
         parsed = await self._pool.run(user_id, read, size=size)
         vector = await self._embed(sealer, parsed.meaning, index, notes)
+        cosines = MINILM
+        if self._embedder is not None and vector is not None:
+            cosines = cosines_of(self._embedder.spec.model)
         blinder = self._blinders.get(sealer)
         plan = partial(
             parsed_query.plan,
@@ -219,7 +231,9 @@ class MemorySearch:
             wants_recent=parsed.wants_recent,
         )
         ranked = ranking.weighed(ranked, request.weights)
-        least = thresholds(request.min_relevance, activates_lore=request.activates_lore)
+        least = thresholds(
+            request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
+        )
         if ranked:
             least = for_corpus(least, await self._points(index, user_id))
         kept = relevant(ranked, least)
@@ -230,6 +244,7 @@ class MemorySearch:
             vectors=await index.dense_vectors(near) if vector is not None and near else {},
             notes=notes,
             by_meaning=vector is not None,
+            cosines=cosines,
         )
 
     async def _embed(
@@ -287,6 +302,7 @@ class MemorySearch:
                 rank=rank,
                 score=each.score,
                 signals=each.signals,
+                cosines=result.cosines,
             )
             for rank, each in enumerate(chosen, start=1)
         ]

@@ -10,13 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from backend.memory.embedding.cosines import MINILM, ModelCosines
 from backend.memory.ranking import Candidate, Signal
-
-LORE_COSINE = 0.30
-"""The cosine from which on an entry of a lorebook is what a line is about. Words alone never are.
-
-MiniLM's; chosen by `scripts/bench_lore.py`.
-"""
 
 MOST_TERMS = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
@@ -39,26 +34,39 @@ class RankingThresholds:
             away is no answer either.
         lore: The cosine from which on lore counts, whatever else is near. Null holds it against
             the others.
+        unrelated: The cosine that is no share of `dense` yet.
     """
 
-    dense: float = 0.29
+    dense: float = MINILM.dense
     sparse: float = 8.7
     best: float = 1.33
     lore: float | None = None
+    unrelated: float = MINILM.unrelated
 
     def shares(self, signals: Mapping[Signal, float]) -> tuple[float, float]:
         """How much of what is enough a memory has, by meaning and by words."""
-        dense = max(0.0, signals.get("dense", 0.0), signals.get("dense_window", 0.0))
+        dense = max(signals.get("dense", -1.0), signals.get("dense_window", -1.0)) - self.unrelated
         sparse = max(0.0, signals.get("sparse", 0.0), signals.get("sparse_window", 0.0))
-        return dense / self.dense, sparse / self.sparse
+        return max(0.0, dense) / (self.dense - self.unrelated), sparse / self.sparse
 
 
-def thresholds(min_relevance: float | None, *, activates_lore: bool) -> RankingThresholds:
-    """The thresholds for a relevance: 0 is nothing, 1 what no text but the query's own reaches."""
-    lore = max(LORE_COSINE, min_relevance or 0) if activates_lore else None
+def thresholds(
+    min_relevance: float | None, *, activates_lore: bool, cosines: ModelCosines = MINILM
+) -> RankingThresholds:
+    """The thresholds for a relevance: 0 is nothing, 1 what no text but the query's own reaches.
+
+    `cosines` are those of the model that is searched with.
+    """
+    relevance = min_relevance or 0.0
+    cosine = cosines.unrelated + relevance * (1 - cosines.unrelated)
+    least = RankingThresholds(
+        dense=cosines.dense,
+        lore=max(cosines.lore, cosine) if activates_lore else None,
+        unrelated=cosines.unrelated,
+    )
     if min_relevance is None:
-        return RankingThresholds(lore=lore)
-    return RankingThresholds(dense=min_relevance, sparse=min_relevance * MOST_TERMS, lore=lore)
+        return least
+    return replace(least, dense=cosine, sparse=relevance * MOST_TERMS)
 
 
 def for_corpus(least: RankingThresholds, points: int) -> RankingThresholds:
@@ -89,14 +97,14 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
     ]
 
 
-def is_meant(signals: Mapping[Signal, float]) -> bool:
+def is_meant(signals: Mapping[Signal, float], cosines: ModelCosines) -> bool:
     """Whether a memory was found by its meaning more than by its words."""
-    dense, sparse = RankingThresholds().shares(signals)
+    dense, sparse = thresholds(None, activates_lore=False, cosines=cosines).shares(signals)
     return dense > 0 and dense >= sparse
 
 
 def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
-    if least.dense <= 0 or least.sparse <= 0:
+    if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)
     shares = [sum(least.shares(candidate.signals)) for candidate in ranked]
     if not any("dense" in candidate.signals for candidate in ranked):

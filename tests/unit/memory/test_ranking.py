@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
 from backend.memory.index.protocol import Hit, Kind, Payload
 from backend.memory.ranking import (
     FEATURES,
@@ -21,7 +22,14 @@ from backend.memory.ranking import (
     points,
     rank,
 )
-from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant
+from backend.memory.thresholds import (
+    MANY,
+    RankingThresholds,
+    for_corpus,
+    is_meant,
+    relevant,
+    thresholds,
+)
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
@@ -209,6 +217,27 @@ def test_without_vectors_words_count_twice() -> None:
 def test_thresholds_of_zero_let_everything_through() -> None:
     far = [candidate("a", dense=-0.1)]
     assert relevant(far, RankingThresholds(dense=0, sparse=0)) == far
+
+
+def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> None:
+    compressed = ModelCosines(unrelated=0.7, dense=0.8, lore=0.82)
+    hits = [candidate("near", dense=0.86), candidate("far", dense=0.76), candidate("no", dense=0.7)]
+    assert relevant(hits, thresholds(None, activates_lore=False)) == hits
+    usual = thresholds(None, activates_lore=True, cosines=compressed)
+    assert (usual.dense, usual.lore) == (0.8, 0.82)
+    assert relevant(hits, usual) == hits[:1]
+    half = thresholds(0.5, activates_lore=True, cosines=compressed)
+    assert (half.dense, half.lore) == (0.85, 0.85)
+    assert relevant(hits, thresholds(0.0, activates_lore=False, cosines=compressed)) == hits
+    assert is_meant({"dense": 0.79, "sparse": 5.0}, compressed)
+    assert not is_meant({"dense": 0.71, "sparse": 5.0}, compressed)
+
+
+@pytest.mark.parametrize(
+    "name", ["minilm-l6-v2-int8-0a1b2c3d", "sentence-transformers/all-MiniLM-L6-v2"]
+)
+def test_a_model_is_known_by_its_name_whoever_serves_it(name: str) -> None:
+    assert cosines_of(name) == MINILM
 
 
 def test_the_shipped_weights_of_signals_sum_to_one() -> None:
