@@ -53,6 +53,7 @@ from backend.lorebooks.link_controller import (
     ChatLorebookController,
     PersonaLorebookController,
 )
+from backend.memory.controller import MemoryController
 from backend.openapi import openapi_config
 from backend.openings import OpeningController
 from backend.quotas.controller import AccountUsageController, UsageController
@@ -116,6 +117,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ModelController,
     TokenController,
     SearchController,
+    MemoryController,
     JobController,
 )
 """Everything below `API`, behind the guard."""

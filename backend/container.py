@@ -65,6 +65,7 @@ from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
 from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
+from backend.memory.status import MemoryStatusService
 from backend.openings import OpeningService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
@@ -248,6 +249,7 @@ class Services:
         )
         # Not `search`: so lists name their query parameter.
         self.search_service = SearchService(database, memory.search, SOURCES)
+        self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(
             settings, database, registry, prompts, memory, pool, enrichment_outbox

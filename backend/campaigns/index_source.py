@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
@@ -85,6 +85,19 @@ class CampaignSource:
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """A user's campaigns."""
         return list(await session.scalars(select(Campaign.id).where(Campaign.user_id == owner_id)))
+
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """See `Source`."""
+        query = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())
+        if container_ids is not None:
+            query = query.where(CampaignItem.campaign_id.in_(container_ids))
+        return await session.scalar(query) or 0
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

@@ -36,6 +36,19 @@ class MessageSource:
         """A user's chats."""
         return list(await session.scalars(select(Chat.id).where(Chat.user_id == owner_id)))
 
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """See `Source`."""
+        query = select(func.count()).where(Message.user_id == owner_id)
+        if container_ids is not None:
+            query = query.where(Message.chat_id.in_(container_ids))
+        return await session.scalar(query) or 0
+
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:

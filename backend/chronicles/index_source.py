@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, is_known_to
@@ -31,6 +31,19 @@ class ChronicleSource:
         """A user's chronicles."""
         query = select(Chronicle.id).where(Chronicle.user_id == owner_id)
         return list(await session.scalars(query))
+
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """See `Source`."""
+        query = select(func.count()).where(ChronicleEvent.user_id == owner_id)
+        if container_ids is not None:
+            query = query.where(ChronicleEvent.chronicle_id.in_(container_ids))
+        return await session.scalar(query) or 0
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint
@@ -34,6 +34,19 @@ class LoreSource:
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """A user's lorebooks."""
         return list(await session.scalars(select(Lorebook.id).where(Lorebook.user_id == owner_id)))
+
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """See `Source`."""
+        query = select(func.count()).where(LoreEntryRow.user_id == owner_id)
+        if container_ids is not None:
+            query = query.where(LoreEntryRow.lorebook_id.in_(container_ids))
+        return await session.scalar(query) or 0
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

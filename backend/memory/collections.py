@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, delete, exists, insert, literal, select, updat
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.database.base import upsert
+from backend.database.base import now, upsert
 from backend.database.engine import Database
 from backend.memory.embedding.protocol import EmbedderSpec
 from backend.memory.index.protocol import VectorIndex
@@ -99,7 +99,7 @@ class Collections:
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID) -> None:
         """All texts of a user's are in the current collection: from now on it is searched."""
-        await self._note_ready(session, user_id, update=("state",))
+        await self._note_ready(session, user_id, update=("state", "compared_at"))
         await session.execute(
             delete(IndexState).where(
                 IndexState.user_id == user_id, IndexState.collection != self.current.name
@@ -139,7 +139,12 @@ class Collections:
     async def _note_ready(
         self, session: AsyncSession, user_id: UUID, *, update: tuple[str, ...] = ()
     ) -> None:
-        row = {"user_id": user_id, "collection": self.current.name, "state": "ready"}
+        row = {
+            "user_id": user_id,
+            "collection": self.current.name,
+            "state": "ready",
+            "compared_at": now() if update else None,
+        }
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
 
     async def _ready(self, session: AsyncSession, user_id: UUID) -> str:

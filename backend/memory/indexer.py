@@ -112,10 +112,13 @@ class Indexer:
             return notes, await self._collections.indexes_to_write(session, owner_id)
 
     async def reindex(self, job: RunningJob) -> None:
-        """Index everything of a user's in the current collection, then search there."""
-        current = self._collections.current
+        """Index everything of a user's in the current collection, then search there.
+
+        With `anew` in its payload also what the index has already.
+        """
+        current, anew = self._collections.current, job.payload.get("anew", False)
         if job.payload["collection"] == current.name:
-            await self._everything(job.keys, job.progress)
+            await self._everything(job.keys, job.progress, anew=anew)
         async with job.finish() as session:
             if job.payload["collection"] == current.name:
                 await self._collections.mark_ready(session, job.keys.user_id)
@@ -130,7 +133,7 @@ class Indexer:
         async with self._database.write() as session:
             await self._collections.mark_ready(session, sealer.user_id)
 
-    async def _everything(self, sealer: Sealer, report: Report) -> None:
+    async def _everything(self, sealer: Sealer, report: Report, *, anew: bool = False) -> None:
         """Index all containers of a user's in the current collection.
 
         Raises once all are done, as far as words go, where the embedder failed on the way.
@@ -144,7 +147,7 @@ class Indexer:
         attempt = Attempt(sealer)
         for number, (source, container_id) in enumerate(containers):
             await report(number, len(containers))
-            await self._whole(attempt, source, container_id, self._collections.current)
+            await self._whole(attempt, source, container_id, self._collections.current, anew=anew)
         _check(attempt)
         await report(len(containers), len(containers))
 
@@ -171,8 +174,10 @@ class Indexer:
         container_id: UUID,
         index: VectorIndex,
         report: Report | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
-        """Bring one collection up to date with a container: only what differs is made anew."""
+        """Bring one collection up to date with a container: what differs is made, or all `anew`."""
         sealer = attempt.sealer
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=sealer.user_id)
@@ -182,13 +187,14 @@ class Indexer:
         found = await differences(index, sealer.user_id, container_id, source.kind, stored)
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
-        for number, part in enumerate(chunks(found.missing, BATCH)):
+        missing, stale = (list(stored), set(stored)) if anew else (found.missing, found.stale)
+        for number, part in enumerate(chunks(missing, BATCH)):
             if report is not None:
-                await report(number * BATCH, len(found.missing))
+                await report(number * BATCH, len(missing))
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             await self._store_rows(
-                attempt, rows, [index], anew=[each for each in part if each in found.stale]
+                attempt, rows, [index], anew=[each for each in part if each in stale]
             )
 
     async def _store_rows(

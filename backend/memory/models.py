@@ -50,7 +50,10 @@ IndexStateName = Literal["due", "ready"]
 
 
 class IndexState(Base):
-    """Whether a user's texts are all in one collection of the index. Search asks a ready one."""
+    """Whether a user's texts are all in one collection of the index. Search asks a ready one.
+
+    `compared_at` is when its points were last compared with the database.
+    """
 
     __tablename__ = "index_states"
     __table_args__ = (UniqueConstraint("user_id", "collection"),)
@@ -60,3 +63,4 @@ class IndexState(Base):
     collection: Mapped[str]
     state: Mapped[IndexStateName] = mapped_column(String)
     created_at: Mapped[CreatedAt]
+    compared_at: Mapped[datetime | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -82,14 +82,13 @@ class IndexOutbox(AccountDeleted):
 
     async def reindex(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
         """Have all texts of a user's indexed in a collection, once they are seen."""
-        job = NewJob(
-            kind=REINDEX,
-            user_id=user_id,
-            lane=user_id,
-            payload={"collection": collection},
-            dedupe_key=f"{REINDEX}/{user_id}/{collection}",
-        )
-        await self._queue.enqueue(session, job)
+        await self._queue.enqueue(session, _reindexing(user_id, {"collection": collection}))
+
+    async def rebuild(self, session: AsyncSession, holder: KeyHolder, collection: str) -> None:
+        """Have all points of a user's in a collection made again."""
+        job = _reindexing(holder.sealer.user_id, {"collection": collection, "anew": True})
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        await self._queue.enqueue(session, job, key=key)
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
@@ -110,6 +109,17 @@ class IndexOutbox(AccountDeleted):
         """Write down what changed, and enqueue the job that follows it up."""
         job = await _noted(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(session, job, key=key)
+
+
+def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
+    wanted = "/".join(map(str, payload.values()))
+    return NewJob(
+        kind=REINDEX,
+        user_id=user_id,
+        lane=user_id,
+        payload=payload,
+        dedupe_key=f"{REINDEX}/{user_id}/{wanted}",
+    )
 
 
 async def note_change(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from backend.accounts.models import User
 from backend.database.base import now
@@ -18,6 +18,7 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.memory.collections import Collections
 from backend.memory.embedding.cache import forget_unused
 from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.models import IndexState
 from backend.memory.outbox import FORGET, RECONCILE, IndexOutbox
 from backend.memory.points import Blinders
 from backend.memory.sources import Source
@@ -107,6 +108,8 @@ class Reconciler:
             await job.progress(number, len(users))
             await self._compare(user_id, current)
         async with job.finish() as session:
+            compared = update(IndexState).where(IndexState.collection == current.name)
+            await session.execute(compared.values(compared_at=now()))
             await forget_unused(session, now() - VECTORS_KEPT)
             await self._queue.enqueue(session, _tonight())
 

@@ -99,6 +99,16 @@ class Source(Protocol):
         """Every chat, lorebook, chronicle or campaign of a user's."""
         ...
 
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """How many rows of a user's ought to be indexed, in all or in some containers."""
+        ...
+
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:

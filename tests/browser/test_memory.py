@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import Account
+from tests.support.browser import Account, phone
 
 pytestmark = pytest.mark.browser
 
@@ -126,3 +126,24 @@ def keeping(account: Account) -> tuple[str, str]:
     answer = account.client.patch(f"/chats/{chat}/settings", json={"chronicle_enabled": True})
     assert answer.is_success, answer.text
     return chat, answer.json()["chronicle_id"]
+
+
+def test_the_status_says_what_is_indexed_and_rebuilds_it(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    phone(page)
+    chat = account.new_chat(title="The flooded chapel")["id"]
+    account.turn(chat, text=FOUND)
+    page.goto("/#/account")
+    page.get_by_role("link", name="How memory is").click()
+
+    expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")
+    expect(page.get_by_text("By words alone")).to_be_visible()
+    expect(page.get_by_text("TALEKEEPER_EMBEDDING_MODEL_PATH")).to_be_visible()
+    assert_accessible(page)
+    page.get_by_role("button", name="Rebuild my index").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
+    expect(page.get_by_text("Remembering everything anew")).to_be_visible()
+    expect(page.get_by_text("Compared with the database")).to_be_visible()
+    assert_accessible(page)

@@ -78,6 +78,11 @@ class Breaker:
         self._failures = 0
         self._until = 0.0
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last attempt was not answered."""
+        return self._failures > 0
+
     def check(self) -> None:
         """Raises `EmbedderError` when it is no use to try."""
         if self._failures < self._limit:
@@ -139,6 +144,11 @@ class CachedEmbedder:
     def spec(self) -> EmbedderSpec:
         """See `Embedder`: known once it is `ready`."""
         return self._embedder.spec
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last query was not answered, in this process."""
+        return self._breaker.is_failing
 
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`: which model this is. May ask a server."""

@@ -21,6 +21,7 @@ const VIEWS = new Map([
   ["lorebooks", ["lore/books", "lore"]],
   ["lorebooks/id", ["lore/book", "lore"]],
   ["memory", ["memory/search", "memory"]],
+  ["memory/id", ["memory/status", "memory"]],
   ["chronicles", ["memory/chronicles", "memory"]],
   ["chronicles/id", ["memory/chronicle", "memory"]],
   ["campaigns", ["campaign/campaigns", "campaign"]],

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+from alembic import op
+
+from backend.database.types import UtcTime
+
 revision = "2026_11_8"
 down_revision = "2026_11_7"
 branch_labels = None
@@ -9,8 +14,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    pass
+    op.add_column("index_states", sa.Column("compared_at", UtcTime()))
 
 
 def downgrade() -> None:
-    pass
+    op.drop_column("index_states", "compared_at")

@@ -164,6 +164,7 @@ export default async function ({ signal, title }) {
     listing("keys", "/api-keys", (it) => [it.label, `${a(it.scope)}, ${used(it)}`], "make_key", makeKey),
     recent(),
     usage(),
+    part("memory", h("div", {}, h("a", { href: "#/memory/status" }, texts.memory.status.title))),
     user.is_administrator && [
       listing("invitations", "/admin/invitations", (it) => [day("until", it.expires_at)], "invite", invite),
       listing("people", "/admin/users", (it) => [it.username, day("since", it.created_at), powers(it)]),

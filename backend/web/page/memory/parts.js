@@ -19,7 +19,7 @@ export const tabs = (here, ...places) =>
   links(m("memory"), here, places.map(([name, href]) => [name, m(name), href]));
 
 /** The tabs of all memory. */
-export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"]);
+export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"], ["state", "#/memory/status"]);
 
 const { kinds, weights } = texts.memory;
 export const KINDS = Object.entries(kinds);

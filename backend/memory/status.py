@@ -1,0 +1,227 @@
+"""How memory is: what embeds texts, what is indexed, what is under way, what needs a hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.database.base import chunks
+from backend.database.engine import Database
+from backend.jobs.models import Job
+from backend.jobs.schemas import JobView
+from backend.memory.index.protocol import IndexUnavailableError, Kind
+from backend.memory.models import IndexChange, IndexState
+from backend.memory.outbox import INDEX, REINDEX
+from backend.memory.runtime import MemoryRuntime
+from backend.memory.sources import Source
+
+MOST_JOBS = 20
+
+ProblemKind = Literal[
+    "no_model", "model_unavailable", "index_unavailable", "gave_up", "delayed", "waiting_key"
+]
+
+_TROUBLES: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
+
+_ADVICE: dict[ProblemKind, str] = {
+    "no_model": (
+        "No embedding model is configured, so memory is searched by words alone. Whoever runs the "
+        "server can set one up; `talekeeper doctor` says how."
+    ),
+    "model_unavailable": (
+        "The embedding model did not answer the last search, which went by words alone. It is "
+        "asked again by itself."
+    ),
+    "index_unavailable": (
+        "The index does not answer. Turns go on without memory; whoever runs the server finds the "
+        "reason in its log."
+    ),
+    "gave_up": "Jobs gave up: try them again, or rebuild the index.",
+    "delayed": "Jobs failed and are tried again by themselves.",
+    "waiting_key": (
+        "Jobs wait for your key. They go on while you are signed in; the account's key mode lets "
+        "them run without you."
+    ),
+}
+
+
+class EmbeddingModel(msgspec.Struct, kw_only=True):
+    """The model that turns texts into vectors."""
+
+    provider: str
+    model: str
+    dimension: int
+
+
+class IndexedRows(msgspec.Struct, kw_only=True):
+    """How many rows of a kind memory looks after; `waiting` ones the index does not show yet."""
+
+    kind: Kind
+    total: int
+    waiting: int
+
+
+class MemoryMove(msgspec.Struct, kw_only=True):
+    """Texts on their way into another collection. `source` is where they are found until then.
+
+    Collections are named after their models. Without a `source` nothing is found yet.
+    """
+
+    source: str | None
+    target: str
+
+
+class MemoryProblem(msgspec.Struct, kw_only=True):
+    """Something that keeps memory from being complete, and what to do about it.
+
+    `count` is how many jobs it is about.
+    """
+
+    kind: ProblemKind
+    advice: str
+    count: int = 0
+
+
+class MemoryStatus(msgspec.Struct, kw_only=True):
+    """The state of a user's memory.
+
+    `points` is what the index counts of the user's; null where it does not answer. `compared_at` is
+    when the index was last compared with the database. `jobs` are the last ones of memory: under
+    way, waiting, given up, and rebuilds for a day.
+    """
+
+    model: EmbeddingModel | None
+    indexed: list[IndexedRows]
+    points: int | None
+    move: MemoryMove | None
+    compared_at: datetime | None
+    jobs: list[JobView]
+    problems: list[MemoryProblem]
+
+
+class MemoryStatusService:
+    """Says how a user's memory is, and has it rebuilt."""
+
+    def __init__(
+        self, database: Database, memory: MemoryRuntime, sources: Sequence[Source]
+    ) -> None:
+        self._database = database
+        self._memory = memory
+        self._sources = sources
+
+    async def get(self, identity: Identity) -> MemoryStatus:
+        """How it is now: counts on indexes alone."""
+        owner_id, memory = identity.user_id, self._memory
+        spec = memory.embedder.spec if memory.embedder else None
+        current = memory.collections.current
+        async with self._database.read() as session:
+            states = list(
+                await session.scalars(select(IndexState).where(IndexState.user_id == owner_id))
+            )
+            indexed = await self._indexed(session, owner_id)
+            jobs = await _jobs(session, owner_id)
+        try:
+            points = await current.count(owner_id)
+        except IndexUnavailableError:
+            points = None
+        here = next((each for each in states if each.collection == current.name), None)
+        return MemoryStatus(
+            model=EmbeddingModel(provider=spec.provider, model=spec.model, dimension=spec.dimension)
+            if spec
+            else None,
+            indexed=indexed,
+            points=points,
+            move=_move(states, current.name),
+            compared_at=here.compared_at if here else None,
+            jobs=list(map(JobView.of, jobs)),
+            problems=list(self._problems(jobs, answers=points is not None)),
+        )
+
+    async def rebuild(self, identity: Identity) -> JobView:
+        """Have every point of the user's made again, unless that is under way."""
+        async with self._database.write() as session:
+            job = await _rebuild(session, identity.user_id)
+            if job is None:
+                name = self._memory.collections.current.name
+                await self._memory.outbox.rebuild(session, identity, name)
+                job = await _rebuild(session, identity.user_id)
+        if job is None:
+            raise RuntimeError("A job that was enqueued is not there.")
+        return JobView.of(job)
+
+    async def _indexed(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
+        noted = (
+            select(
+                IndexChange.kind,
+                IndexChange.container_id,
+                func.count(IndexChange.source_id.distinct()).label("rows"),
+                (func.count() - func.count(IndexChange.source_id)).label("wholes"),
+            )
+            .where(IndexChange.user_id == owner_id)
+            .group_by(IndexChange.kind, IndexChange.container_id)
+        )
+        notes = (await session.execute(noted)).all()
+        found: list[IndexedRows] = []
+        for source in self._sources:
+            here = [each for each in notes if each.kind == source.kind]
+            wholes = [each.container_id for each in here if each.wholes]
+            waiting: int = sum(each.rows for each in here if not each.wholes)
+            for some in chunks(wholes):
+                waiting += await source.count(session, owner_id=owner_id, container_ids=some)
+            total = await source.count(session, owner_id=owner_id)
+            found.append(IndexedRows(kind=source.kind, total=total, waiting=min(waiting, total)))
+        return found
+
+    def _problems(self, jobs: Sequence[Job], *, answers: bool) -> Iterator[MemoryProblem]:
+        embedder = self._memory.embedder
+        if not answers:
+            yield MemoryProblem(kind="index_unavailable", advice=_ADVICE["index_unavailable"])
+        if embedder is None:
+            yield MemoryProblem(kind="no_model", advice=_ADVICE["no_model"])
+        elif embedder.is_failing:
+            yield MemoryProblem(kind="model_unavailable", advice=_ADVICE["model_unavailable"])
+        troubles = list(map(_trouble, jobs))
+        for kind in _TROUBLES:
+            if count := troubles.count(kind):
+                yield MemoryProblem(kind=kind, advice=_ADVICE[kind], count=count)
+
+
+def _trouble(job: Job) -> ProblemKind | None:
+    """What a job has come to, where that is a problem."""
+    if job.state == "queued" and job.error is not None:
+        return "delayed"
+    if job.state == "dead":
+        return "gave_up"
+    return "waiting_key" if job.state == "waiting_key" else None
+
+
+def _move(states: Sequence[IndexState], current: str) -> MemoryMove | None:
+    """Where a user's texts move; None where they are all in the current collection."""
+    found = {each.collection: each.state for each in states}
+    if found.get(current) != "due":
+        return None
+    source = next((name for name, state in found.items() if state == "ready"), None)
+    return MemoryMove(source=source, target=current)
+
+
+async def _jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:
+    query = select(Job).where(Job.user_id == owner_id, Job.kind.in_((INDEX, REINDEX)))
+    return list(await session.scalars(query.order_by(Job.id.desc()).limit(MOST_JOBS)))
+
+
+async def _rebuild(session: AsyncSession, owner_id: UUID) -> Job | None:
+    """The job that indexes everything of a user's, while it is under way."""
+    under_way = (
+        Job.user_id == owner_id,
+        Job.kind == REINDEX,
+        Job.state.in_(("queued", "waiting_key", "running")),
+    )
+    job: Job | None = await session.scalar(select(Job).where(*under_way).order_by(Job.id).limit(1))
+    return job

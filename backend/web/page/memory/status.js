@@ -1,0 +1,71 @@
+/** How memory is: the model, what is indexed and what waits, what needs a hand, and a rebuild. */
+import { row } from "../activity.js";
+import { api } from "../core/api.js";
+import { attempt, sure } from "../core/dialogs.js";
+import { h, icon, pause, refill } from "../core/dom.js";
+import { ago, has, number } from "../core/words.js";
+import { areas, m } from "./parts.js";
+
+const s = (path, values) => m(`status.${path}`, values);
+const section = (name, ...content) => h("section.stack", {}, h("h2", {}, s(name)), content);
+
+const isRebuild = ({ kind, state }) => kind.endsWith("reindex") && !/done|dead/.test(state);
+
+const counted = ({ kind, total, waiting: count }) =>
+  h("li", {},
+    h("div.grow", {}, m(`places.${kind}`), count > 0 && h("small.help", {}, s("waiting", { count }))),
+    h("span.figure", {}, number(total)));
+
+/** A problem, and what to do about it; a text that the page lacks is the server's. */
+const problem = ({ kind, advice, count }) =>
+  h("li", { class: kind === "no_model" ? "" : "fault" }, icon("alert"),
+    h("div.grow", {}, has(`memory.status.problems.${kind}`) ? s(`problems.${kind}`, { count }) : advice));
+
+function shown({ model, indexed, points, move, compared_at: at, jobs, problems }, read) {
+  const from = move?.source ? "moving" : "building";
+  return [
+    section("search",
+      h("p", {}, model ? s("model", model) : s("words")),
+      move && h("p", { role: "status" }, s(from, move)),
+      problems.length > 0 && h("ul.list", { "aria-label": s("wrong") }, problems.map(problem))),
+    section("indexed",
+      h("ul.list", {}, indexed.map(counted)),
+      h("p.help", {}, [
+        points != null && s("points", { count: points }),
+        at ? s("compared", { when: ago(at) }) : s("never"),
+      ].filter(Boolean).join(" "))),
+    jobs.length > 0 && section("jobs", h("ul.list", {}, jobs.map((job) => row(job, read)))),
+  ];
+}
+
+export default async function status({ signal, title }) {
+  title(s("title"));
+  const out = h("div.stack");
+  let before;
+  const read = async () => {
+    const view = await api.get("/memory", { signal });
+    const now = JSON.stringify(view);
+    if (now !== before) refill(out, shown(view, read));
+    before = now;
+    begin.disabled = view.jobs.some(isRebuild);
+    return view.jobs.some(({ state }) => /running|queued/.test(state));
+  };
+  const rebuild = () => attempt(async () => {
+    if (!(await sure(s("rebuild"), s("rebuild_help"), s("begin")))) return;
+    await api.post("/memory/rebuild");
+    busy = await read();
+  });
+  const begin = h("button", { onclick: rebuild }, s("rebuild"));
+  let busy = await read();
+  const follow = async () => {
+    while (!signal.aborted) {
+      await pause(busy ? 1000 : 5000, signal);
+      busy = !document.hidden && (await read().catch(() => false));
+    }
+  };
+  follow();
+  return h("div.page.narrow", {},
+    h("header", {}, h("h1", {}, m("memory"))), areas("state"),
+    out,
+    section("again", h("p.help", {}, s("rebuild_help")), h("div", {}, begin)));
+}
