@@ -16,13 +16,13 @@ WORKDIR /src
 # The libraries by themselves: this layer is made anew only when the lock file changes.
 COPY pyproject.toml uv.lock ./
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-default-groups --extra local --no-install-project
+    uv sync --locked --no-default-groups --no-install-project
 
 COPY LICENSE NOTICE README.md ./
 COPY prompts prompts
 COPY backend backend
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-default-groups --extra local --no-editable
+    uv sync --locked --no-default-groups --no-editable
 
 
 FROM python:3.11-slim-bookworm

@@ -1,4 +1,4 @@
-"""`talekeeper`: serve, work, migrate, doctor, reindex, rotate-keys."""
+"""`talekeeper`: serve, work, migrate, doctor, model, reindex, rotate-keys."""
 
 from __future__ import annotations
 
@@ -103,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
 
     add("doctor", _doctor, "say what is configured and what is missing")
+
+    model = add("model", _model, "list or fetch models for memory by meaning")
+    model.add_argument("what", choices=("list", "fetch"))
+    model.add_argument("name", nargs="?", default="", help="which to fetch; else the first listed")
 
     reindex = add("reindex", _reindex, "bring the index of memories up to date")
     reindex.add_argument("--user", help="whose texts to index at once; asks for the password")
@@ -212,6 +216,38 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
         if finding.advice:
             print(f"     {'':<{width}}  {finding.advice}")
     return 1 if any(finding.state == "fault" for finding in findings) else 0
+
+
+async def _model(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.memory.embedding.catalogue import find_offered, is_fetched, offered_models
+    from backend.memory.embedding.fetching import fetch_model
+    from backend.memory.embedding.registry import choose, fetched_model
+
+    if options.what == "list":
+        in_use = fetched_model(settings)
+        for each in offered_models():
+            state = "fetched" if is_fetched(settings.models_dir, each) else "not fetched"
+            print(f"{each.folder} ({'in use' if in_use and in_use[0] == each.name else state})")
+            print(
+                f"    {each.size:,} bytes, licence {each.licence}, for {_tongues(each.languages)}"
+            )
+        return 0
+
+    async def report(done: int, total: int) -> None:
+        _progress(done, total)
+
+    model = find_offered(options.name)
+    if model is None:
+        raise UsageError(f"There is no model {options.name}: `talekeeper model list` names them.")
+    await fetch_model(model, settings.models_dir, report, hub=settings.hf_endpoint)
+    print(f"{model.folder} is in {settings.models_dir}.")
+    if fetched_model(settings) is None:
+        print(f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose(settings)}.")
+    return 0
+
+
+def _tongues(tags: Sequence[str]) -> str:
+    return f"{len(tags)} languages ({' '.join(tags)})" if len(tags) > 1 else tags[0]
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:

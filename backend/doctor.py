@@ -14,7 +14,7 @@ from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
 from backend.generation.registry import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.memory.embedding.local import HOW_TO_INSTALL, LocalEmbedder, is_installed
+from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder
 from backend.memory.index.server import server_version
@@ -192,7 +192,7 @@ async def _embeddings(settings: Settings) -> Finding:
         if isinstance(embedder, LocalEmbedder):
             # The one that can be tried for nothing.
             await embedder.embed(["A line to embed."], "query")
-            where = f"computed here, from {settings.embedding_model_path}"
+            where = f"computed here, from {embedder.folder}"
         else:
             where = "not tried: that would cost"
         try:
@@ -211,14 +211,13 @@ def _no_embeddings(settings: Settings) -> Finding:
     """Search does without; how to have them depends on what is there already."""
     if settings.embedder == "none":
         advice = "TALEKEEPER_EMBEDDER is none: set it to auto, gemini, openai or local."
-    elif settings.embedding_model_path is not None:
-        advice = f"fastembed is missing for TALEKEEPER_EMBEDDING_MODEL_PATH: {HOW_TO_INSTALL}"
-    else:
+    elif is_installed():
         advice = (
-            "A key for Gemini is enough. Or TALEKEEPER_EMBEDDER=openai with a server and a model; "
-            "or, on this machine, a folder with an ONNX model in TALEKEEPER_EMBEDDING_MODEL_PATH"
-            + ("." if is_installed() else f", and: {HOW_TO_INSTALL}")
+            "Run: talekeeper model fetch (or the button on the page), which takes no key. Or set a "
+            "key for Gemini, or TALEKEEPER_EMBEDDER=openai with a server and a model."
         )
+    else:
+        advice = f"{NOT_INSTALLED} A key for Gemini does without."
     return Finding("embeddings", "missing", "none: search goes by keywords alone", advice)
 
 

@@ -1,7 +1,8 @@
 """Every environment variable that Talekeeper reads, read once.
 
-Each field is `TALEKEEPER_` and its name in capitals; a `.env` file in the working directory is read
-as well. docs/configuration.md is made from the comments and texts here.
+Each field is `TALEKEEPER_` and its name in capitals, but for those that others named; a `.env` file
+in the working directory is read as well. docs/configuration.md is made from the comments and texts
+here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A comma-separated list."""
 
 Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
+
+PUBLIC_HUB = "https://huggingface.co"
 
 MIN_TOTAL = 1024
 """Smallest total budget, in tokens."""
@@ -137,8 +140,8 @@ class Settings(BaseSettings):
     # Embeddings
     embedder: Literal["auto", "none", "gemini", "openai", "local"] = "auto"
     """What turns texts into vectors. `auto`: Gemini where there is a key, else a model on this
-    machine where `TALEKEEPER_EMBEDDING_MODEL_PATH` is set and fastembed is installed, else `none`:
-    search by keywords alone."""
+    machine, the one that `TALEKEEPER_EMBEDDING_MODEL_PATH` names or else the one that was fetched,
+    else `none`: search by keywords alone."""
     embedding_model: str = ""
     """Its model. Empty: `gemini-embedding-001` for Gemini, what is in the folder for `local`;
     `openai` needs one."""
@@ -147,6 +150,10 @@ class Settings(BaseSettings):
     elsewhere."""
     embedding_model_path: Path | None = None
     """Folder with an ONNX model and its tokenizer, for `local`. Nothing is downloaded."""
+    hf_endpoint: str = Field(
+        PUBLIC_HUB, pattern=r"^https?://\S+[^/\s]$", validation_alias="HF_ENDPOINT"
+    )
+    """Where embedding models are fetched from: Hugging Face, or a mirror of it."""
     embedding_base_url: str = ""
     """Base URL of an OpenAI-compatible embeddings server, for `openai`. Empty:
     `TALEKEEPER_OPENAI_BASE_URL`, with its key."""
@@ -309,6 +316,11 @@ class Settings(BaseSettings):
     def embedded(self) -> bool:
         """One process, with everything in the data folder."""
         return self.resolved_database_url.startswith("sqlite")
+
+    @property
+    def models_dir(self) -> Path:
+        """Where embedding models are fetched to."""
+        return self.data_dir / "models"
 
     @property
     def resolved_root_key_file(self) -> Path:

@@ -69,7 +69,7 @@ def settings_tables() -> str:
     texts = setting_texts()
     for heading, names in _setting_groups():
         rows = [
-            (f"`TALEKEEPER_{name.upper()}`", _default(field), _meaning(texts[name], field))
+            (f"`{_variable(name, field)}`", _default(field), _meaning(texts[name], field))
             for name in names
             for field in [Settings.model_fields[name]]
         ]
@@ -168,6 +168,10 @@ def setting_texts() -> dict[str, str]:
             case _:
                 pass
     return texts
+
+
+def _variable(name: str, field: FieldInfo) -> str:
+    return str(field.validation_alias or f"TALEKEEPER_{name.upper()}")
 
 
 def _default(field: FieldInfo) -> str:

@@ -12,7 +12,10 @@ from scripts.write_docs import PARTS, app_errors, rendered_pages, setting_texts
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
+VARIABLES = {
+    str(field.validation_alias or f"TALEKEEPER_{name.upper()}")
+    for name, field in Settings.model_fields.items()
+}
 
 
 def relative(path: Path) -> str:
@@ -38,7 +41,9 @@ def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
 def test_every_setting_is_explained_once() -> None:
     page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
 
-    assert sorted(re.findall(r"^\| `(TALEKEEPER_\w+)`", page, re.MULTILINE)) == sorted(VARIABLES)
+    assert sorted(re.findall(r"^\| `((?:TALEKEEPER|HF)_\w+)`", page, re.MULTILINE)) == sorted(
+        VARIABLES
+    )
 
 
 def test_every_setting_has_a_description() -> None:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WHO = "The embedding model on this machine"
-HOW_TO_INSTALL = "uv sync --inexact --extra local"
+NOT_INSTALLED = (
+    "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper where "
+    "there is one for the machine: on Linux, and on Macs with Apple's processors."
+)
 
 _GROUP_CHARS = 800
 """Characters that go through the model at once, padding included. On a CPU more are slower, not
@@ -60,9 +63,8 @@ class LocalEmbedder:
         self, folder: Path, *, model: str = "", dimension: int | None = None, workers: int = 1
     ) -> None:
         if not is_installed():
-            raise EmbedderError(
-                f"fastembed is not installed, which computes embeddings here. {HOW_TO_INSTALL}"
-            )
+            raise EmbedderError(NOT_INSTALLED)
+        self.folder = folder
         self._folder = read_folder(folder)
         self._name = model
         name = model or folder.resolve().name

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from backend.database.engine import Database
 from backend.generation.gemini import GeminiConfig
 from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.catalogue import chosen_model
 from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
 from backend.memory.embedding.local import LocalEmbedder, is_installed
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
@@ -26,9 +28,16 @@ def choose(settings: Settings) -> Choice:
         return settings.embedder
     if settings.gemini_api_key is not None:
         return "gemini"
-    if settings.embedding_model_path is not None and is_installed():
+    if is_installed() and (settings.embedding_model_path or chosen_model(settings.models_dir)):
         return "local"
     return "none"
+
+
+def fetched_model(settings: Settings) -> tuple[str, Path] | None:
+    """The fetched model that embeds, and its folder; None where something else does, or nothing."""
+    if settings.embedding_model_path is not None or choose(settings) != "local":
+        return None
+    return chosen_model(settings.models_dir)
 
 
 def build_embedder(settings: Settings) -> Embedder | None:
@@ -96,11 +105,15 @@ def _openai(settings: Settings) -> OpenAICompatibleEmbedder:
 
 
 def _local(settings: Settings) -> LocalEmbedder:
+    workers = settings.embedding_threads
+    if (fetched := fetched_model(settings)) is not None:
+        name, folder = fetched
+        return LocalEmbedder(folder, model=name, workers=workers)
     if settings.embedding_model_path is None:
         raise ValueError("A local embedder needs a folder.")
     return LocalEmbedder(
         settings.embedding_model_path,
         model=settings.embedding_model,
         dimension=settings.embedding_dimension,
-        workers=settings.embedding_threads,
+        workers=workers,
     )

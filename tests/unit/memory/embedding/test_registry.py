@@ -10,11 +10,12 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from backend.memory.embedding import registry
+from backend.memory.embedding.catalogue import choose_model, offered_models
 from backend.memory.embedding.gemini import GeminiEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.registry import build_embedder, choose
+from backend.memory.embedding.registry import build_embedder, choose, fetched_model
 from backend.settings import Settings
 
 KEY = SecretStr("AIzaFake")
@@ -46,6 +47,29 @@ def test_auto_does_without_fastembed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_installed", lambda: False)
 
     assert choose(settings(embedding_model_path="/models")) == "none"
+
+
+@pytest.mark.parametrize(
+    ("values", "choice"),
+    [
+        ({}, "local"),
+        ({"embedder": "none"}, "none"),
+        ({"gemini_api_key": KEY}, "gemini"),
+        ({"embedding_model_path": "/models"}, "local"),
+    ],
+)
+def test_a_fetched_model_comes_last(tmp_path: Path, values: dict[str, Any], choice: str) -> None:
+    model = offered_models()[0]
+    folder = tmp_path / "models" / model.folder
+    folder.mkdir(parents=True)
+    assert choose(settings(data_dir=tmp_path)) == "none"
+
+    choose_model(tmp_path / "models", model)
+
+    assert choose(settings(data_dir=tmp_path, **values)) == choice
+    is_used = values == {}
+    found = fetched_model(settings(data_dir=tmp_path, **values))
+    assert found == ((model.name, folder) if is_used else None)
 
 
 @pytest.mark.parametrize(
