@@ -13,7 +13,6 @@ from scripts._campaign_compaction import bench_compaction, fillers
 from scripts._campaign_continuity import Score, bench_continuity
 from scripts._campaign_script import SWIPED, write_script
 from scripts._campaign_story import Probe, Thing, read_story, summarised
-from tests.support.thorough import THOROUGH
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -81,7 +80,10 @@ def test_a_script_is_the_same_each_time_and_knows_what_each_sentence_changes() -
 
 
 # On PostgreSQL two workers take turns at being killed, on SQLite the one process that there is.
-@pytest.mark.parametrize("name", ["sqlite", "postgres"] if THOROUGH else ["postgres"])
+# A minute for each: what compaction does when calls fail has shorter tests beside it, and so have
+# workers that are killed.
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sqlite", "postgres"])
 async def test_a_campaign_is_kept_though_calls_fail_and_what_works_is_killed(
     name: DatabaseName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
