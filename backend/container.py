@@ -248,7 +248,7 @@ class Services:
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
         # Not `search`: so lists name their query parameter.
-        self.search_service = SearchService(database, memory.search, SOURCES)
+        self.search_service = SearchService(database, memory.search, SOURCES, pool)
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(

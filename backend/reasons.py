@@ -106,6 +106,28 @@ class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
 
 
+MatchKind = Literal[
+    "meaning", "words", "meaning_around", "words_around", "scene", "speaker", "time"
+]
+
+
+class Match(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One signal of a search that speaks for what it found.
+
+    Attributes:
+        kind: What is near: the text itself, the lines around it, its scene, who says it, when.
+        strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene
+            how near it is against the best one; of who and when always 1.
+        words: Which words it has of those that were asked for, where texts are shown.
+        name: Who says it.
+    """
+
+    kind: MatchKind
+    strength: float = 1.0
+    words: tuple[str, ...] = ()
+    name: str = ""
+
+
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """One reason. Which fields are set goes by its kind.
 
@@ -121,6 +143,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         chance: How often the entry comes in, in per cent.
         score: What a search made of it, from 0 to 1 about.
         rank: Where the search has it, from 1.
+        signals: What of the search speaks for it.
     """
 
     kind: ReasonKind
@@ -132,6 +155,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     chance: float | None = None
     score: float | None = None
     rank: int | None = None
+    signals: tuple[Match, ...] = ()
 
 
 _WORDS: Final[Mapping[ReasonKind, str]] = {
@@ -193,12 +217,47 @@ _PLACES: Final[Mapping[FoundInKind, str]] = {
 }
 
 
+_MATCHES: Final[Mapping[MatchKind, str]] = {
+    "meaning": "is about the same",
+    "words": "has its words",
+    "meaning_around": "the lines around it are about this",
+    "words_around": "the lines around it have its words",
+    "scene": "the scene is about it",
+    "speaker": "{name} says it",
+    "time": "said in the time that was asked for",
+}
+
+NEARLY = 2.0
+"""Strength from which a text says nearly what was asked."""
+
+
 def told(reasons: Iterable[Reason]) -> str:
     """The reasons in English, with semicolons between."""
     return "; ".join(map(_told, reasons))
 
 
+def told_matches(matches: Iterable[Match]) -> str:
+    """What speaks for something that was found, in English, with commas between."""
+    return ", ".join(map(_told_match, matches))
+
+
+def _told_match(match: Match) -> str:
+    if match.words:
+        noun = "word" if len(match.words) == 1 else "words"
+        return f"has the {noun} " + ", ".join(f'"{word}"' for word in match.words)
+    if match.kind == "meaning" and match.strength >= NEARLY:
+        return "says nearly the same"
+    if match.kind == "meaning" and match.strength < 1:
+        return "is a little about it"
+    return _MATCHES[match.kind].format(name=match.name)
+
+
 def _told(reason: Reason) -> str:
+    words = _told_kind(reason)
+    return f"{words}: {told_matches(reason.signals)}" if reason.signals else words
+
+
+def _told_kind(reason: Reason) -> str:
     key, count = reason.key, reason.count or 0
     return _WORDS.get(reason.kind, reason.kind).format(
         key=key if key.startswith("/") else f'"{key}"',  # a regex stands between its slashes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -19,13 +20,16 @@ from backend.campaigns.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
+from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.chat_books import books_for_chat
 from backend.memory.index.protocol import Kind, ScopePart
+from backend.memory.matches import SharedWords
 from backend.memory.search import Memory, MemorySearch, SearchRequest
 from backend.memory.sources import Source
+from backend.reasons import Match, told_matches
 from backend.wire import RAISES
 
 MOST = 100
@@ -35,8 +39,9 @@ SOURCE_NAMES: tuple[SourceName, ...] = ("campaign", "event", "lore", "message")
 
 
 class FoundMemory(msgspec.Struct, kw_only=True):
-    """Something that was found. `signals` says what each of them scored, `score` what they came to.
+    """Something that was found. `signals` says what speaks for it, in `reason` in English.
 
+    `scores` are those of the index, by signal, and `score` what they came to.
     `container_id` is the campaign, the chronicle, the lorebook or the chat. `position` is where in
     its chat a message stands.
     """
@@ -50,7 +55,9 @@ class FoundMemory(msgspec.Struct, kw_only=True):
     position: int | None
     rank: int
     score: float
-    signals: dict[str, float]
+    scores: dict[str, float]
+    signals: tuple[Match, ...]
+    reason: str
 
 
 class SearchAnswer(msgspec.Struct, kw_only=True):
@@ -63,7 +70,10 @@ class SearchAnswer(msgspec.Struct, kw_only=True):
 class SearchService:
     """Searches everything of a user's, or what a chat would look in."""
 
-    def __init__(self, database: Database, search: MemorySearch, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, database: Database, search: MemorySearch, sources: Sequence[Source], pool: CpuPool
+    ) -> None:
+        self._pool = pool
         self._database = database
         self._search = search
         self._sources = {source.kind: source for source in sources}
@@ -98,7 +108,9 @@ class SearchService:
         )
         result = await self._search.find(identity.sealer, request)
         memories = await self._search.recall(self._database, identity.sealer, result)
-        return SearchAnswer(items=list(map(_shown, memories)), notes=list(result.notes))
+        size = sum(len(memory.recalled.text) for memory in memories)
+        items = await self._pool.run(identity.user_id, partial(_shown, text, memories), size=size)
+        return SearchAnswer(items=items, notes=list(result.notes))
 
     async def _everywhere(
         self, session: AsyncSession, identity: Identity, kinds: Sequence[Kind]
@@ -200,8 +212,15 @@ def _kinds(sources: str) -> list[Kind]:
     return [name for name in SOURCE_NAMES if not named or name in named]
 
 
-def _shown(memory: Memory) -> FoundMemory:
+def _shown(asked: str, memories: Sequence[Memory]) -> list[FoundMemory]:
+    """What was found, with the words that it shares with what was asked. CPU-bound."""
+    words = SharedWords(asked)
+    return [_found(memory, words) for memory in memories]
+
+
+def _found(memory: Memory, words: SharedWords) -> FoundMemory:
     recalled = memory.recalled
+    signals = words.told(memory.reason, recalled.text).signals
     return FoundMemory(
         kind=recalled.kind,
         source_id=recalled.source_id,
@@ -212,5 +231,7 @@ def _shown(memory: Memory) -> FoundMemory:
         position=recalled.position if recalled.kind == "message" else None,
         rank=memory.rank,
         score=round(memory.score, 4),
-        signals={name: round(value, 4) for name, value in memory.signals.items()},
+        scores={name: round(value, 4) for name, value in memory.signals.items()},
+        signals=signals,
+        reason=told_matches(signals),
     )

@@ -339,7 +339,7 @@ async def bench_lorebook(
         while True:
             found = (await api.get(search)).json()["items"]
             last = [item for item in found if item["title"] == f"Entry 0.{entries - 1}"]
-            if last and "dense" in last[0]["signals"]:
+            if last and "dense" in last[0]["scores"]:
                 break
             await asyncio.sleep(0.1)
         searchable = time.perf_counter() - began

@@ -34,14 +34,15 @@ from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
-from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
+from backend.memory.embedding.cosines import MINILM, cosines_of
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
+from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
-from backend.memory.thresholds import MANY, for_corpus, is_meant, relevant, thresholds
-from backend.reasons import Reason, ReasonKind
+from backend.memory.thresholds import MANY, for_corpus, relevant, thresholds
+from backend.reasons import Reason
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -90,8 +91,8 @@ class SearchRequest:
 class SearchResult:
     """What the index brought back, best first, and what there is to say about it.
 
-    `by_meaning` says whether it was looked for by meaning, and not by words alone; `cosines` what
-    the model's cosines say.
+    `by_meaning` says whether it was looked for by meaning, and not by words alone; `scale` what the
+    signals of what was found are measured by.
     """
 
     request: SearchRequest | None = None
@@ -99,24 +100,21 @@ class SearchResult:
     vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
     notes: Sequence[str] = ()
     by_meaning: bool = False
-    cosines: ModelCosines = MINILM
+    scale: MatchScale = field(default_factory=MatchScale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A memory that was found and counts: its text, its rank from 1, and what each signal said."""
+    """A memory that was found and counts: its text, its rank from 1, and what each signal said.
+
+    `signals` are scores as they come from the index; `reason` says which of them speak for it.
+    """
 
     recalled: Recalled
     rank: int
     score: float
     signals: Mapping[Signal, float]
-    cosines: ModelCosines = MINILM
-
-    @property
-    def reason(self) -> Reason:
-        """Why it is there: its meaning is near, or it has the words."""
-        kind: ReasonKind = "semantic" if is_meant(self.signals, self.cosines) else "words"
-        return Reason(kind, score=round(self.score, 4), rank=self.rank)
+    reason: Reason
 
 
 class QueryEmbedder(Protocol):
@@ -224,9 +222,11 @@ class MemorySearch:
         )
         queries = await self._pool.run(user_id, plan, size=size)
         hits = await index.search([query for _, query in queries])
+        found = ranking.gather([signal for signal, _ in queries], hits)
+        speakers = {speaker_id(name, blinder): name for name in parsed.names}
         ranked = ranking.rank(
-            ranking.gather([signal for signal, _ in queries], hits),
-            speakers={speaker_id(name, blinder) for name in parsed.names},
+            found,
+            speakers=speakers,
             spans=parsed.spans,
             wants_recent=parsed.wants_recent,
         )
@@ -234,8 +234,10 @@ class MemorySearch:
         least = thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
+        enough = thresholds(None, activates_lore=False, cosines=cosines)
         if ranked:
-            least = for_corpus(least, await self._points(index, user_id))
+            points = await self._points(index, user_id)
+            least, enough = for_corpus(least, points), for_corpus(enough, points)
         kept = relevant(ranked, least)
         near = [each.id for each in kept[: request.limit]]
         return SearchResult(
@@ -244,7 +246,12 @@ class MemorySearch:
             vectors=await index.dense_vectors(near) if vector is not None and near else {},
             notes=notes,
             by_meaning=vector is not None,
-            cosines=cosines,
+            scale=MatchScale(
+                enough=enough,
+                speakers=speakers,
+                spans=parsed.spans,
+                scenes=scene_strengths(found),
+            ),
         )
 
     async def _embed(
@@ -302,7 +309,7 @@ class MemorySearch:
                 rank=rank,
                 score=each.score,
                 signals=each.signals,
-                cosines=result.cosines,
+                reason=result.scale.reason(each, rank),
             )
             for rank, each in enumerate(chosen, start=1)
         ]

@@ -133,6 +133,24 @@ def query_terms(text: str) -> dict[str, float]:
     return weights
 
 
+def shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
+    """The words of a document that stand for terms which were asked for, folded, in their order.
+
+    In scripts without spaces pairs of characters. `most` of them; O(n) for n characters.
+    """
+    tokens = _tokens(text)
+    language = _likeliest(tokens)[0]
+    found: list[str] = []
+    for token, is_word in tokens:
+        if is_word:
+            found += [token] if any(each in asked for each in _terms(token, language)) else []
+        else:
+            found += [pair for pair in _pairs(token) if pair in asked]
+        if len(found) >= most:
+            break
+    return tuple(dict.fromkeys(found[:most]))
+
+
 def sparse_vector(text: str, blinder: Blinder) -> Sparse:
     """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
     counts = document_terms(text)

@@ -97,12 +97,6 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
     ]
 
 
-def is_meant(signals: Mapping[Signal, float], cosines: ModelCosines) -> bool:
-    """Whether a memory was found by its meaning more than by its words."""
-    dense, sparse = thresholds(None, activates_lore=False, cosines=cosines).shares(signals)
-    return dense > 0 and dense >= sparse
-
-
 def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)

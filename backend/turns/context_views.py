@@ -7,6 +7,7 @@ from uuid import UUID
 
 from backend.context.record import ContextRecord, RecordedItem
 from backend.generation.model import PromptMessage
+from backend.memory.matches import SharedWords
 from backend.reasons import told
 from backend.turns.schemas import ContextView, Difference, HistoryView, Layers, ShownMessage
 
@@ -54,6 +55,14 @@ def context_view(record: ContextRecord) -> ContextView:
         tool_support=record.tool_support,
         layers=_layers(record),
     )
+
+
+def with_words(record: ContextRecord, asked: str) -> ContextRecord:
+    """A record, changed in place: reasons say which words a text has of those asked for."""
+    words = SharedWords(asked)
+    for item in (*record.items, *record.retrieved):
+        item.reasons = [words.told(reason, item.text or "") for reason in item.reasons]
+    return record
 
 
 def _layers(record: ContextRecord) -> Layers | None:

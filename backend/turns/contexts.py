@@ -34,7 +34,7 @@ from backend.prompts import PromptLibrary
 from backend.turns import repository
 from backend.turns.assemble import render_memory, render_omitted
 from backend.turns.builder import PromptBuilder
-from backend.turns.context_views import compare, context_view, shown
+from backend.turns.context_views import compare, context_view, shown, with_words
 from backend.turns.errors import ContextNotFoundError
 from backend.turns.history import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
@@ -87,7 +87,7 @@ class ContextService:
             tried=request.budgets,
         )
         messages = built.assembled.messages
-        view = context_view(record_of(built))
+        view = context_view(await self._worded(identity, record_of(built), messages))
         if request.prompt:
             view.prompt = shown(messages)
         leaf = built.loaded.target.leaf
@@ -128,7 +128,7 @@ class ContextService:
             usage = await repository.usage_of(session, message, owner_id=identity.user_id)
         # Without a transaction: the prompt waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = context_view(loaded.record)
+        view = context_view(await self._worded(identity, loaded.record, messages))
         view.prompt = shown(messages)
         if earlier is not None:
             view.difference = await self._difference(identity, earlier, view, messages)
@@ -179,6 +179,15 @@ class ContextService:
 
         sealed = sum(len(line.sealed_content) for line in loaded.lines)
         return await self._pool.run(identity.user_id, rebuilt, size=sealed // SEALED_FACTOR)
+
+    async def _worded(
+        self, identity: Identity, record: ContextRecord, messages: Sequence[PromptMessage]
+    ) -> ContextRecord:
+        """A record whose reasons say which words of the last line a text has."""
+        asked = next((each.text for each in reversed(messages) if each.role == "user"), "")
+        size = len(asked) + sum(len(item.text or "") for item in record.retrieved)
+        worded = partial(with_words, record, asked)
+        return await self._pool.run(identity.user_id, worded, size=size)
 
     async def _difference(
         self,

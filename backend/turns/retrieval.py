@@ -99,7 +99,7 @@ def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> Se
 def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     """The lore among what was found, by its entries."""
     return {
-        memory.recalled.source_id: SemanticHit(memory.score, memory.rank)
+        memory.recalled.source_id: SemanticHit(memory.score, memory.rank, memory.reason.signals)
         for memory in memories
         if memory.recalled.kind == "lore"
     }

@@ -120,6 +120,20 @@ WORDED: list[tuple[list[dict[str, Any]], str]] = [
         ],
         "Found by its key “a” in the entry “Alice in the tower”",
     ),
+    (
+        [
+            {
+                "kind": "semantic",
+                "rank": 1,
+                "signals": [
+                    {"kind": "meaning", "strength": 2.4},
+                    {"kind": "words", "strength": 0.9, "words": ["silver", "key"]},
+                    {"kind": "speaker", "name": "Mira"},
+                ],
+            }
+        ],
+        "Says nearly the same; has the words “silver”, “key”; Mira says it (match 1)",
+    ),
     ([{"kind": "sticky", "count": 1}], "Found earlier, and stays for 1 more message"),
     ([{"kind": "sticky", "count": 2}], "Found earlier, and stays for 2 more messages"),
     (

@@ -161,7 +161,7 @@ async def set_chat(account: Account, chat_id: str, **settings: Any) -> None:
 async def texts_worded(account: Account, words: str, **query: Any) -> list[str]:
     """Texts that hold a word of these, or stand near one: meaning alone does not count."""
     found = await search(account, words, **query)
-    return [item["text"] for item in found if {"sparse", "sparse_window"} & item["signals"].keys()]
+    return [item["text"] for item in found if {"sparse", "sparse_window"} & item["scores"].keys()]
 
 
 def remembered(context: dict[str, Any], kind: str = "memory") -> list[str]:

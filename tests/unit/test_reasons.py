@@ -9,7 +9,16 @@ from typing import Any, get_args
 
 import pytest
 
-from backend.reasons import FoundIn, FoundInKind, Reason, ReasonKind, told
+from backend.reasons import (
+    FoundIn,
+    FoundInKind,
+    Match,
+    MatchKind,
+    Reason,
+    ReasonKind,
+    told,
+    told_matches,
+)
 
 TEXTS = Path(__file__).parents[2] / "backend" / "web" / "page" / "texts.json"
 
@@ -30,6 +39,23 @@ def context_texts() -> Any:
             'secondary key "{x}" in entry "{Inn}" (recursion 2)',
         ),
         (Reason("words", score=0.456, rank=3), "words 0.46, rank 3"),
+        (
+            Reason(
+                "semantic",
+                score=0.8,
+                rank=1,
+                signals=(
+                    Match("meaning", 2.1),
+                    Match("words", words=("silver", "key")),
+                    Match("scene"),
+                    Match("speaker", name="Mira"),
+                ),
+            ),
+            (
+                "semantic 0.80, rank 1: says nearly the same, "
+                'has the words "silver", "key", the scene is about it, Mira says it'
+            ),
+        ),
         (Reason("sticky", count=1), "sticky, 1 message left"),
         (
             Reason("activate_only_after", count=2),
@@ -56,6 +82,12 @@ def test_every_reason_has_words(kind: ReasonKind, context_texts: Any) -> None:
     text = context_texts["why"][kind]
     known = {*Reason.__struct_fields__, "place"}
     assert set(re.findall(r"{(\w+)}", json.dumps(text))) <= known
+
+
+def test_every_signal_has_words(context_texts: Any) -> None:
+    kinds = set(get_args(MatchKind))
+    assert all(told_matches([Match(kind, name="Mira")]) for kind in kinds)
+    assert set(context_texts["signals"]) == kinds | {"same", "little", "has"}
 
 
 @pytest.mark.parametrize("kind", get_args(FoundInKind))

@@ -79,7 +79,7 @@ class EntryMatcher:
         unasked = self._unasked(entry, effect, is_sticky=is_sticky)
         gate = _gate(entry, self._scan, effect, step)
         hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
-        meant = [Reason("semantic", score=hit.score, rank=hit.rank)] if hit else []
+        meant = [Reason("semantic", **hit._asdict())] if hit else []
         look = self._look(entry, process=gate is None and not unasked)
         if not unasked and not meant:
             return None if mode == "meaning" else self._by_keys(entry, look, gate)

@@ -12,7 +12,7 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.timed import NOTHING, TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
-from backend.reasons import FoundIn, Reason
+from backend.reasons import FoundIn, Match, Reason
 from backend.regex.patterns import Evaluator
 
 
@@ -25,10 +25,11 @@ class ScannedLine(NamedTuple):
 
 
 class SemanticHit(NamedTuple):
-    """An entry that the search by meaning found: its score, and its place from 1."""
+    """An entry that the search by meaning found: its score, its place from 1, and why."""
 
     score: float
     rank: int
+    signals: tuple[Match, ...] = ()
 
 
 TOO_MANY_MACROS = "Entries or keys are left out: what their macros do goes beyond the limits."

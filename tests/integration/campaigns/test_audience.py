@@ -387,7 +387,7 @@ async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
     async def found(**query: Any) -> list[str]:
         items = await search(ada, "heron", sources="message", **query)
         words = {"sparse", "sparse_window"}
-        return [each["text"] for each in items if words & each["signals"].keys()]
+        return [each["text"] for each in items if words & each["scores"].keys()]
 
     assert "A kettle sings." in await found(viewpoint="public")  # it stands near the heron
     heron = next(each for each in lines if each["text"] == "The heron waits.")

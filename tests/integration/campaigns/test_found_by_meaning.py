@@ -62,7 +62,7 @@ async def session_of(table: Table) -> str:
 async def found(table: Table, words: str, **query: Any) -> list[str]:
     """Texts that hold one of the words, with their titles."""
     items = await search(table.account, words, sources="campaign", **query)
-    return [f"{each['title']}: {each['text']}" for each in items if "sparse" in each["signals"]]
+    return [f"{each['title']}: {each['text']}" for each in items if "sparse" in each["scores"]]
 
 
 def said(texts: Iterable[str], part: str) -> bool:

@@ -66,7 +66,7 @@ async def test_an_event_is_found_with_its_time_its_place_and_its_people(
     assert (item["container_id"], item["title"]) == (chronicle, "")
     assert item["said_at"] == event["happened_at"]
     assert item["position"] is None
-    assert item["signals"].keys() == {"dense", "sparse"}
+    assert item["scores"].keys() == {"dense", "sparse"}
     for words in ("sextant", "what happened on Skerry", "day 3"):
         assert await found(writer, words) == [item["text"]]
     identity = await identity_of(server, writer.account)

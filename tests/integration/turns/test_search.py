@@ -56,8 +56,10 @@ async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
     assert (first["source_id"], first["container_id"]) == (str(fact.id), chat)
     assert (first["position"], first["rank"]) == (1, 1)
     assert first["said_at"]
-    assert first["signals"].keys() == {"dense", "sparse", "dense_window", "sparse_window"}
-    assert first["signals"]["dense"] > 0.5
+    assert first["scores"].keys() == {"dense", "sparse", "dense_window", "sparse_window"}
+    assert first["scores"]["dense"] > 0.5
+    assert {each["kind"] for each in first["signals"]} >= {"meaning", "words"}
+    assert first["reason"].startswith("says nearly the same, has the word")
     assert (lore["kind"], lore["title"], lore["container_id"]) == ("lore", "Chapel", book)
     assert (lore["position"], lore["said_at"]) == (None, None)
     ranks = [item["rank"] for item in answer["items"]]
@@ -123,7 +125,7 @@ async def test_odd_words_are_looked_for_like_others(
     await tell(server, ada, chat, [*odd, "Yes."])
     for words, text in (("königin", odd[0]), ("鐘の下", odd[1]), ("колокол", odd[2])):
         found = await search(ada, words)
-        assert [item["text"] for item in found if "sparse" in item["signals"]] == [text]
+        assert [item["text"] for item in found if "sparse" in item["scores"]] == [text]
     for words in ("🗝️", "\u0000", "'; DROP TABLE messages; --", "a" * 2000, "%_\\", "\ud7ff"):
         answer = ok(await ask(ada, q=words))
         assert answer["notes"] == []

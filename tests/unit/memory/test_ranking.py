@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
 from backend.memory.index.protocol import Hit, Kind, Payload
+from backend.memory.matches import MatchScale, SharedWords, scene_strengths
 from backend.memory.ranking import (
     FEATURES,
     FEW,
@@ -26,10 +27,10 @@ from backend.memory.thresholds import (
     MANY,
     RankingThresholds,
     for_corpus,
-    is_meant,
     relevant,
     thresholds,
 )
+from backend.reasons import Match, Reason
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
@@ -229,8 +230,34 @@ def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> 
     half = thresholds(0.5, activates_lore=True, cosines=compressed)
     assert (half.dense, half.lore) == (0.85, 0.85)
     assert relevant(hits, thresholds(0.0, activates_lore=False, cosines=compressed)) == hits
-    assert is_meant({"dense": 0.79, "sparse": 5.0}, compressed)
-    assert not is_meant({"dense": 0.71, "sparse": 5.0}, compressed)
+    scale = MatchScale(enough=thresholds(None, activates_lore=False, cosines=compressed))
+    assert scale.reason(candidate("near", dense=0.79, sparse=5.0), 1).kind == "semantic"
+    assert scale.reason(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
+
+
+def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
+    scene = uuid4()
+    found = gather(["scene"], [[hit("scene", 8.0, kind="scene", scene=scene)]])
+    scale = MatchScale(
+        enough=RankingThresholds(dense=0.4, sparse=10, unrelated=0.2),
+        speakers={7: "Mira"},
+        spans=[(100, 200)],
+        scenes=scene_strengths(found),
+    )
+    one = hit("line", 0, scene=scene, speaker=7, said_at=150)
+    scores: dict[Signal, float] = {"dense": 0.7, "sparse": 2, "sparse_window": 10}
+    line = Candidate(id=one.id, payload=one.payload, score=0.5, signals=scores)
+    assert scale.reason(line, 1).signals == (
+        Match("meaning", 2.5),
+        Match("words_around", 1.0),
+        Match("scene", 1.0),
+        Match("speaker", name="Mira"),
+        Match("time"),
+    )
+    told = SharedWords("Where are the silver keys?").told(
+        Reason("words", signals=(Match("words"),)), "A key, and silver coins. Silver!"
+    )
+    assert told.signals[0].words == ("key", "silver")
 
 
 @pytest.mark.parametrize(

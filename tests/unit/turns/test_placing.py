@@ -84,8 +84,13 @@ def memory(rank: int, **changes: Any) -> Memory:
         "chat_id": CHAT,
         **changes,
     }
+    score = 1 - rank / 10
     return Memory(
-        recalled=Recalled(**values), rank=rank, score=1 - rank / 10, signals={"dense": 0.5}
+        recalled=Recalled(**values),
+        rank=rank,
+        score=score,
+        signals={"dense": 0.5},
+        reason=Reason("semantic", score=score, rank=rank),
     )
 
 

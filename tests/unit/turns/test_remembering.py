@@ -54,7 +54,9 @@ def event(text: str, at: datetime, *, place: int, number: int) -> Memory:
         said_at=at,
         position=place,
     )
-    return Memory(recalled=recalled, rank=10 - number, score=number / 10, signals={})
+    return Memory(
+        recalled=recalled, rank=10 - number, score=number / 10, signals={}, reason=Reason("words")
+    )
 
 
 def test_events_stand_in_story_order_also_within_one_moment_and_place() -> None:

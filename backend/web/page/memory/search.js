@@ -5,6 +5,7 @@ import { fill, h, icon } from "../core/dom.js";
 import { finding, passage } from "../core/passage.js";
 import { chronicles, lorebooks } from "../core/store.js";
 import { date, t, texts } from "../core/words.js";
+import { signal, upper } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
 
 /** What can be found: its icon, the list that its home is in, and how it is called in an address. */
@@ -63,7 +64,5 @@ function result(it, find, names) {
       h("h2.row", {}, icon(sign), h("a.plain", { href }, it.title || home)),
       h("p.soft", {}, m(`found.${it.kind}`, { home }), it.said_at && `, ${date(it.said_at)}`),
       h("p.prose", {}, passage(it.text, find, SHOWN))),
-    h("dl.signals", {}, Object.entries({ score: it.score, ...it.signals }).map(([name, value]) =>
-      h("div", { title: m(`why.${name}`) },
-        h("dt", {}, m(`signal.${name}`)), h("dd", {}, value.toFixed(2))))));
+    h("ul.signals", { "aria-label": m("why") }, it.signals.map((each) => h("li", {}, upper(signal(each))))));
 }
