@@ -92,7 +92,7 @@ def _dsn(url: str) -> str:
 
 _COLUMNS = (
     *("id", "user_id", "share", "kind", "lane", "payload", "state", "attempts", "run_after"),
-    *("fence", "progress_done", "progress_total", "created_at", "updated_at"),
+    *("leases_lost", "fence", "progress_done", "progress_total", "created_at", "updated_at"),
 )
 
 
@@ -100,7 +100,7 @@ def _values(number: int, users: int, at: Any) -> tuple[Any, ...]:
     job = new_job(number, users)
     user, lane, payload = job.user_id, job.lane, f'{{"number":{number}}}'
     job_id = uuid5(IDS, f"floor/{number}")
-    return (job_id, user, user, KIND, lane, payload, "queued", 0, at, 0, 0, 0, at, at)
+    return (job_id, user, user, KIND, lane, payload, "queued", 0, at, 0, 0, 0, 0, at, at)
 
 
 def _floor_sqlite(file: str | None, jobs: int, users: int) -> tuple[float, float]:

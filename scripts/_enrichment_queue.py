@@ -73,6 +73,7 @@ async def _make_users(database: Database, count: int) -> None:
             "is_administrator": False,
             "is_disabled": False,
             "key_mode": "per_job",
+            "wrapped_derivation_key": b"",
             "settings_mac": b"",
             "settings_revision": 0,
             "new_data_key_due": False,

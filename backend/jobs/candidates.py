@@ -4,8 +4,10 @@ Lanes: a job is free when no other one of its lane runs, and none that came befo
 that waits for its key or for its next attempt holds its lane up, for later ones may build on it. A
 dead one does not: it would hold it up for good.
 
-Turns: users are gone through in the order of their ids, by steps on the index, so that a user with
-very many jobs costs no more to look at than one with a few.
+Turns: users are gone through in the order of their ids, by steps on the index, from the one behind
+whom was served last on and round to that one. Of each the first jobs are looked at alone, so that a
+user with very many costs no more than one with a few. Should these be behind others of their lanes,
+all of them are gone through, once in a while.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
+    literal,
     select,
     true,
+    union_all,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -37,11 +41,14 @@ from backend.jobs.models import JOBS
 
 _JOB = JOBS.c
 
-Shares = Literal["all", "behind", "open"]
-"""Whose jobs are looked at: of all that are queued, of those behind one, or of who is here."""
+Waiting = Literal["queued", "waiting_key"]
 
 LOOK_AT = 4
-"""How many times more jobs are looked at than can be taken, so that everybody gets a share."""
+"""How many times more jobs are looked at than can be taken: of all, so that everybody gets a share,
+and of each share, where some are behind others of their lanes."""
+EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
+LAST = UUID(int=2**128 - 1)
+"""Behind it is no share: whoever begins there begins with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,8 @@ class Wanted:
         running: How many of each share do.
         queued: Whether it takes jobs that need no more than what lies in the database.
         open_to: Users whose keys it has in memory: of these it takes what waits for a key.
-        abandoned: Whether it takes jobs whose leases ran out.
+        thorough: Whether it also looks for jobs whose leases ran out, and behind the first ones of
+            each share.
         suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
             those that ran beside it when it brought a worker down do not die with it.
     """
@@ -68,7 +76,7 @@ class Wanted:
     running: Mapping[UUID, int]
     queued: bool = True
     open_to: Sequence[UUID] = ()
-    abandoned: bool = True
+    thorough: bool = True
     suspect: bool = True
 
 
@@ -79,35 +87,35 @@ async def candidates(
 
     It begins behind the share `start`.
     """
-    limit = wanted.count * LOOK_AT
+    each = min(wanted.count, wanted.per_share)
     values: dict[str, Any] = {
         "at": at,
         "kinds": wanted.kinds,
-        "each": min(wanted.count, wanted.per_share),
-        "limit": limit,
+        "each": each,
+        "limit": wanted.count * LOOK_AT,
         "count": wanted.count,
+        "depth": each * LOOK_AT,
+        "shares": wanted.count * LOOK_AT,
+        "start": start or LAST,
+        "open_to": wanted.open_to,
     }
     is_postgres = session.get_bind().dialect.name == "postgresql"
+    waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
     found: list[Row[UUID, UUID]] = []
-    if wanted.open_to:
-        query = _due("open", is_postgres)
-        found += await session.execute(query, {**values, "open_to": wanted.open_to})
     if wanted.queued:
-        if wanted.abandoned:
+        waiting.append("queued")
+        if wanted.thorough:
             found += await session.execute(_ABANDONED, values)
             if wanted.suspect:
                 found += await session.execute(_SUSPECT, values)
-        rows = list(await session.execute(_due("all", is_postgres), values))
-        if start is not None and len(rows) < limit:
-            rows.sort(key=lambda row: row.share <= start)
-        elif start is not None:
-            # There are more than these: those behind `start` may not be among them.
-            query = _due("behind", is_postgres)
-            behind = list(await session.execute(query, {**values, "start": start}))
-            seen = {row.share for row in behind}
-            rows = [*behind, *(row for row in rows if row.share not in seen)]
-        found += rows
-    return _in_turn(found, wanted)
+    for state in waiting:
+        found += await session.execute(_due(state, is_postgres), values)
+    taken = _in_turn(found, wanted)
+    if len(taken) < wanted.count and wanted.thorough:
+        for state in waiting:
+            found += await session.execute(_due(state, is_postgres), {**values, **EVERYTHING})
+        taken = _in_turn(found, wanted)
+    return taken
 
 
 def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
@@ -129,21 +137,17 @@ def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
     return taken
 
 
-def _queued_shares(which: Shares) -> CTE:
+def _queued_shares(name: str, begin: ColumnElement[bool], *end: ColumnElement[bool]) -> CTE:
     """The shares that have something queued, one step on the index each; they end with a null."""
-    first = select(_JOB.share).where(_JOB.state == "queued")
-    if which == "behind":
-        first = first.where(_JOB.share > bindparam("start", type_=Id()))
-    first = first.order_by(_JOB.share).limit(1)
-    shares = select(first.scalar_subquery().label("share")).cte("shares", recursive=True)
-    following = (
-        select(_JOB.share)
-        .where(_JOB.state == "queued", _JOB.share > shares.c.share)
-        .order_by(_JOB.share)
-        .limit(1)
-        .scalar_subquery()
+    queued = select(_JOB.share).where(_JOB.state == "queued").order_by(_JOB.share).limit(1)
+    first = queued.where(begin).scalar_subquery().label("share")
+    shares = select(first, literal(1).label("number")).cte(name, recursive=True)
+    # Not `begin` once more: SQLite would take that for where to begin on the index.
+    following = queued.where(_JOB.share > shares.c.share, *end).scalar_subquery()
+    step = select(following, shares.c.number + 1).where(
+        shares.c.share.is_not(None), shares.c.number < bindparam("shares", type_=Integer())
     )
-    return shares.union_all(select(following).where(shares.c.share.is_not(None)))
+    return shares.union_all(step)
 
 
 def _open_shares() -> CTE:
@@ -154,35 +158,49 @@ def _open_shares() -> CTE:
 
 
 @cache
-def _due(which: Shares, is_postgres: bool) -> Select[UUID, UUID]:  # noqa: FBT001  # a cache's key
+def _due(state: Waiting, is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
     """The jobs of each share that could run now: (id, share), `each` of each, `limit` of all.
 
-    Built once: building it costs more than running it.
+    Built once: building it costs more than running it. Both databases go through shares and rows as
+    they stand, and no further than to the limit.
     """
+    limit = bindparam("limit", type_=Integer())
+    if state == "waiting_key":
+        return _due_of(_open_shares(), state, is_postgres=is_postgres).limit(limit)
+    start = bindparam("start", type_=Id())
+    behind = _queued_shares("behind", _JOB.share > start)
+    before = _queued_shares("before", _JOB.share <= start, _JOB.share <= start)
+    both = (_due_of(shares, state, is_postgres=is_postgres) for shares in (behind, before))
+    return union_all(*both).limit(limit)
+
+
+def _due_of(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, UUID]:
     job = JOBS.alias()
-    shares = _open_shares() if which == "open" else _queued_shares(which)
-    of_share = (
-        select(job.c.id)
+    first = (
+        select(job.c.id, job.c.lane, job.c.kind, job.c.run_after)
         .where(
-            job.c.state == ("waiting_key" if which == "open" else "queued"),
+            job.c.state == state,
             job.c.share == shares.c.share,
             job.c.run_after <= bindparam("at", type_=UtcTime()),
-            job.c.kind.in_(bindparam("kinds", expanding=True)),
-            _lane_is_free(job),
         )
         .order_by(job.c.run_after)
+        .limit(bindparam("depth", type_=Integer()))
+        .correlate(shares)
+        .subquery()
+    )
+    of_share = (
+        select(first.c.id)
+        .where(first.c.kind.in_(bindparam("kinds", expanding=True)), _lane_is_free(first))
         .limit(bindparam("each", type_=Integer()))
         .correlate(shares)
     )
-    limit = bindparam("limit", type_=Integer())
     if is_postgres:
         found = of_share.lateral()
-        both = shares.join(found, true())
-        return select(found.c.id, shares.c.share).select_from(both).limit(limit)
+        return select(found.c.id, shares.c.share).select_from(shares.join(found, true()))
     # SQLite has no LATERAL, and goes through a correlated IN share by share as it stands.
     outer = JOBS.alias()
     both = shares.join(outer, outer.c.id.in_(of_share))
-    return select(outer.c.id, outer.c.share).select_from(both).limit(limit)
+    return select(outer.c.id, outer.c.share).select_from(both)
 
 
 _LEFT_BEHIND = select(_JOB.id, _JOB.share).where(

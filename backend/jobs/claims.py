@@ -148,19 +148,29 @@ async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) 
     return ended.scalar() is not None
 
 
-async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
-    """End jobs of one worker that have no effects, rows and all; those that were still its own."""
-    query = (
-        delete(JOBS)
-        .where(
-            tuple_(_JOB.id, _JOB.fence).in_([(each.id, each.fence) for each in jobs]),
-            _JOB.lease_owner == jobs[0].lease_owner,
-            _JOB.state == "running",
-            _JOB.lease_until > at,
-        )
-        .returning(_JOB.id)
+_END_MANY = (
+    delete(JOBS)
+    .where(
+        # By the ids alone first: neither database finds pairs by an index.
+        _JOB.id.in_(bindparam("ids", expanding=True)),
+        tuple_(_JOB.id, _JOB.fence).in_(bindparam("claims", expanding=True)),
+        _JOB.lease_owner == bindparam("owner"),
+        _JOB.state == "running",
+        _JOB.lease_until > bindparam("at"),
     )
-    return set(await session.scalars(query))
+    .returning(_JOB.id)
+)
+
+
+async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
+    """End jobs of one worker, rows and all: gives back those that were still its own."""
+    values = {
+        "ids": [each.id for each in jobs],
+        "claims": [(each.id, each.fence) for each in jobs],
+        "owner": jobs[0].lease_owner,
+        "at": at,
+    }
+    return set(await session.scalars(_END_MANY, values))
 
 
 async def renew(

@@ -32,6 +32,15 @@ class LostLeaseError(AppError):
     slug, title = "job-lease-lost", "The job is no longer this worker's"
 
 
+class TakenBackError(AppError):
+    """Another job that ended in the same transaction failed: nothing came of either.
+
+    The handler runs again, and ends in a transaction of its own.
+    """
+
+    slug, title = "job-taken-back", "The end of the job was taken back"
+
+
 class WorkerLostError(AppError):
     """The job's worker stopped in the middle of it, killed or hung, 3 times in a row."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs import claims
 from backend.jobs.claims import ENDED, Claimed
+from backend.jobs.ends import SharedEnds
 from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
 from backend.jobs.models import Job
 from backend.logs import get_logger
@@ -48,7 +49,7 @@ class RunningJob:
     itself, that the job is still this worker's. `payload` is what was enqueued, or what the last
     `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1;
     `created_at` is when the work was caused.
-    `task` and `is_lost` are the worker's.
+    `ends`, `task` and `is_lost` are the worker's: `ends` is where it ends with others, if it does.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RunningJob:
         self.created_at = claimed.created_at
         self.payload: dict[str, Any] = msgspec.json.decode(claimed.payload, type=dict[str, Any])
         self.sealer: Sealer | None = None
+        self.ends: SharedEnds | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_lost = False
         self.is_over = False
@@ -92,12 +94,21 @@ class RunningJob:
         """The transaction that makes the job's effects and ends it, both or neither.
 
         Raises `LostLeaseError` before anything is done when the job is another worker's by now.
+        Jobs of a kind that `ends_together` may share it: each sees what those before it did.
         """
-        async with self._writing() as session:
+        async with self._writing(self._ending()) as session:
+            yield session
+        self.is_over = True
+
+    def _ending(self) -> AbstractAsyncContextManager[AsyncSession]:
+        return self._ending_alone() if self.ends is None else self.ends.place(self.claimed)
+
+    @asynccontextmanager
+    async def _ending_alone(self) -> AsyncGenerator[AsyncSession]:
+        async with self._database.write() as session:
             if not await claims.end(session, self.claimed, at=self._clock(), keep=self._keep):
                 raise LostLeaseError
             yield session
-        self.is_over = True
 
     @asynccontextmanager
     async def step(self) -> AsyncGenerator[AsyncSession]:
@@ -105,7 +116,7 @@ class RunningJob:
 
         Raises `LostLeaseError` as `finish` does.
         """
-        async with self._writing() as session:
+        async with self._writing(self._database.write()) as session:
             if await session.scalar(_HELD, self.claimed.held(self._clock())) is None:
                 raise LostLeaseError
             yield session
@@ -131,13 +142,15 @@ class RunningJob:
             pass
 
     @asynccontextmanager
-    async def _writing(self) -> AsyncGenerator[AsyncSession]:
+    async def _writing(
+        self, transaction: AbstractAsyncContextManager[AsyncSession]
+    ) -> AsyncGenerator[AsyncSession]:
         if self.is_over or self.is_writing:
             raise LostLeaseError("The job has ended, or another transaction of its own is open.")
         self.is_writing = True
         changes, payload = dict(self._changes), self.payload
         try:
-            async with self._database.write() as session:
+            async with transaction as session:
                 yield session
         except BaseException:
             # A checkpoint that was set in here speaks of effects that there are not.
@@ -171,12 +184,16 @@ class JobKind:
         needs_key: Whether it waits until its user's key is at hand.
         keep: Whether the row stays for a day when it is done, for people to see.
         stoppable: Whether its owner may end it half-way. What its steps did until then stays.
+        ends_together: Whether several may end in one transaction. What they change in `finish` is
+            their own lane's, or rows would be locked in any order, and their handler can run twice
+            in one attempt, should the transaction fail. Not with `keep`.
     """
 
     handler: Handler
     needs_key: bool = True
     keep: bool = False
     stoppable: bool = False
+    ends_together: bool = False
 
 
 def stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:

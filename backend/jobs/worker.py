@@ -16,7 +16,13 @@ from backend.database.base import new_id, now
 from backend.jobs import claims
 from backend.jobs.candidates import Wanted
 from backend.jobs.claims import Claimed
-from backend.jobs.errors import MAX_LEASES_LOST, LostLeaseError, WorkerLostError
+from backend.jobs.ends import SharedEnds
+from backend.jobs.errors import (
+    MAX_LEASES_LOST,
+    LostLeaseError,
+    TakenBackError,
+    WorkerLostError,
+)
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import ANSWER_SECONDS, JobQueue
 from backend.jobs.running import (
@@ -78,11 +84,12 @@ class Worker:
         self._lease = lease
         self._clock = clock
         self._draw = draw
+        self._ends = SharedEnds(self._database, clock)
         self._jobs: dict[UUID, RunningJob] = {}
         self._returned: list[RunningJob] = []
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
-        self._looks_for_abandoned_at = 0.0
+        self._thorough_at = 0.0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -144,8 +151,8 @@ class Worker:
         if not room and not ended:
             return False
         at, claimed = self._clock(), list[Claimed]()
-        if wanted.abandoned and room:
-            self._looks_for_abandoned_at = time.monotonic() + self._poll
+        if wanted.thorough and room:
+            self._thorough_at = time.monotonic() + self._poll
         try:
             async with self._database.write() as session:
                 if ended:
@@ -175,8 +182,8 @@ class Worker:
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
-            # A lease runs out by itself: the rounds that a new job wakes need not ask.
-            abandoned=time.monotonic() >= self._looks_for_abandoned_at,
+            # The rounds that a new job wakes need not ask for what time alone brings about.
+            thorough=time.monotonic() >= self._thorough_at,
             suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 
@@ -199,18 +206,22 @@ class Worker:
                 job.task = asyncio.create_task(self._run(job))
 
     def _running(self, claimed: Claimed) -> RunningJob:
-        return RunningJob(
-            self._database,
-            claimed,
-            keep=self._kinds[claimed.kind].keep,
-            lasts=self._lease,
-            clock=self._clock,
+        kind = self._kinds[claimed.kind]
+        job = RunningJob(
+            self._database, claimed, keep=kind.keep, lasts=self._lease, clock=self._clock
         )
+        if kind.ends_together:
+            job.ends = self._ends
+        return job
 
     async def _run(self, job: RunningJob) -> None:
         kind = self._kinds[job.kind]
         try:
-            await kind.handler(job)
+            try:
+                await kind.handler(job)
+            except TakenBackError:
+                job.ends = None
+                await kind.handler(job)
             if not job.is_over and kind.keep:
                 async with job.finish():
                     pass

@@ -75,7 +75,7 @@ class Indexer:
     def kinds(self) -> dict[str, JobKind]:
         """What is done for each kind of job."""
         return {
-            INDEX: JobKind(self.index),
+            INDEX: JobKind(self.index, ends_together=True),
             REINDEX: JobKind(self.reindex, keep=True),
         }
 

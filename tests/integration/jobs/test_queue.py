@@ -171,6 +171,29 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
     assert max(place for place, user in enumerate(order) if user == ben.id) < 30
 
 
+async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_the_same(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    held_up, seen = new_id(), list[int]()
+    over = asyncio.Event()
+
+    async def handle(job: RunningJob) -> None:
+        if job.payload["number"] == 0:
+            await over.wait()
+        seen.append(job.payload["number"])
+
+    async with queue.database.write() as session:
+        for number in range(60):
+            await queue.enqueue(session, NewJob("note", ada.id, held_up, {"number": number}))
+        await queue.enqueue(session, NewJob("note", ada.id, new_id(), {"number": 99}))
+    workshop.worker({"note": kind_of(handle)}, concurrency=4)
+    await until(lambda: _any(seen))
+    assert seen == [99]
+    over.set()
+    await until(lambda: is_empty(queue.database))
+    assert seen == [99, *range(60)]
+
+
 async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
