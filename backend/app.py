@@ -54,6 +54,7 @@ from backend.lorebooks.link_controller import (
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
+from backend.memory.model_fetches import EmbeddingModelController
 from backend.openapi import openapi_config
 from backend.openings import OpeningController
 from backend.quotas.controller import AccountUsageController, UsageController
@@ -118,6 +119,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     TokenController,
     SearchController,
     MemoryController,
+    EmbeddingModelController,
     JobController,
 )
 """Everything below `API`, behind the guard."""
@@ -223,6 +225,7 @@ async def _sweep(parts: Services) -> None:
                 await parts.database.optimize()
                 await forget_old_activity(parts.database)
             await parts.jobs.clean(at=now())
+            await parts.memory.follow_model()
             await parts.memory.prepare()
             parts.memory.blinders.sweep()
             parts.lore.sweep()

@@ -63,6 +63,7 @@ from backend.lorebooks.index_source import LoreSource
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
+from backend.memory.model_fetches import ModelFetches
 from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.status import MemoryStatusService
@@ -258,7 +259,13 @@ class Services:
         self.scenes = SceneService(database, enrichment_outbox)
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
-        self.kinds = {**memory.kinds, **job_kinds(enrichment), **self.recount.kinds}
+        self.model_fetches = ModelFetches(queue, memory)
+        self.kinds = {
+            **memory.kinds,
+            **self.model_fetches.kinds,
+            **job_kinds(enrichment),
+            **self.recount.kinds,
+        }
         self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,

@@ -43,7 +43,7 @@ def open_enrichment(
     outbox: EnrichmentOutbox,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `registry` for models and look into `memory`."""
-    agent = Agent(registry, prompts, memory.search, database, memory.embedder, settings, pool)
+    agent = Agent(registry, prompts, memory.search, database, memory.maker, settings, pool)
     return EnrichmentRuntime(database, registry, settings, prompts, agent, memory.outbox, outbox)
 
 

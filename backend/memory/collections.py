@@ -51,7 +51,7 @@ class Collections:
         self, database: Database, current: VectorIndex, opener: Opener, *, known: set[str]
     ) -> None:
         self._database = database
-        self._open = opener
+        self._opener = opener
         self._known = known
         self._others: dict[str, VectorIndex] = {}
         self._opening = asyncio.Lock()
@@ -88,14 +88,14 @@ class Collections:
             if len(self._searched) > _MOST_KEPT:
                 self._searched.clear()
             kept = self._searched[user_id] = at, name
-        return await self._get(kept[1])
+        return await self.open(kept[1])
 
     async def indexes_to_write(self, session: AsyncSession, user_id: UUID) -> list[VectorIndex]:
         """Where what is new of a user's goes: the current one first."""
         name = await self._ready(session, user_id)
         if name == self.current.name:
             return [self.current]
-        return [self.current, await self._get(name)]
+        return [self.current, await self.open(name)]
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID) -> None:
         """All texts of a user's are in the current collection: from now on it is searched."""
@@ -129,7 +129,30 @@ class Collections:
 
     async def all_indexes(self) -> list[VectorIndex]:
         """Every collection that is known: what is forgotten is forgotten in all of them."""
-        return [await self._get(name) for name in sorted(self._known | {self.current.name})]
+        return [await self.open(name) for name in sorted(self._known | {self.current.name})]
+
+    async def open(self, name: str) -> VectorIndex:
+        """The collection of that name, made where it is missing."""
+        if name == self.current.name:
+            return self.current
+        # One at a time: a folder that is open is not opened twice.
+        async with self._opening:
+            index = self._others.get(name)
+            if index is None:
+                index = self._others[name] = await self._opener(name, _dimension(name))
+            return index
+
+    def go_over(self, index: VectorIndex) -> None:
+        """Have a collection that is open be the current one: another model is in use from now on.
+
+        Users are moved by what `prepare` says then.
+        """
+        self._others[self.current.name] = self.current
+        self._others.pop(index.name, None)
+        self._known.add(index.name)
+        self._searched.clear()
+        self._placed.clear()
+        self.current = index
 
     async def aclose(self) -> None:
         """Close all of them."""
@@ -157,16 +180,6 @@ class Collections:
         if self.current.name in names:
             return self.current.name
         return next((name for name in names if name in self._known), self.current.name)
-
-    async def _get(self, name: str) -> VectorIndex:
-        if name == self.current.name:
-            return self.current
-        # One at a time: a folder that is open is not opened twice.
-        async with self._opening:
-            index = self._others.get(name)
-            if index is None:
-                index = self._others[name] = await self._open(name, _dimension(name))
-            return index
 
 
 def _dimension(name: str) -> int | None:

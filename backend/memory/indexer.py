@@ -99,7 +99,9 @@ class Indexer:
                 await _delete_notes(session, notes)
         async with job.finish() as session:
             await _delete_notes(session, notes)
-            await self._collections.mark_ready_if_new(session, job.keys.user_id)
+            # Not where another model came into use on the way.
+            if self._collections.current in indexes:
+                await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(
         self, job: RunningJob, container_id: UUID
@@ -116,11 +118,11 @@ class Indexer:
 
         With `anew` in its payload also what the index has already.
         """
-        current, anew = self._collections.current, job.payload.get("anew", False)
-        if job.payload["collection"] == current.name:
+        wanted, anew = job.payload["collection"], job.payload.get("anew", False)
+        if wanted == self._collections.current.name:
             await self._everything(job.keys, job.progress, anew=anew)
         async with job.finish() as session:
-            if job.payload["collection"] == current.name:
+            if wanted == self._collections.current.name:
                 await self._collections.mark_ready(session, job.keys.user_id)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> None:

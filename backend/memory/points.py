@@ -83,7 +83,7 @@ class PointMaker:
         blinders: Blinders,
         pool: CpuPool,
     ) -> None:
-        self._embedder = embedder
+        self.embedder = embedder
         self._blinders = blinders
         self._pool = pool
 
@@ -93,7 +93,7 @@ class PointMaker:
         """Points of one user's documents, in their order; `is_dense` asks for dense vectors."""
         owner_id = attempt.sealer.user_id
         blinder = self._blinders.get(attempt.sealer)
-        is_dense = is_dense and self._embedder is not None
+        is_dense = is_dense and self.embedder is not None
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
         if is_dense and attempt.failure is None:
             try:
@@ -152,9 +152,9 @@ class PointMaker:
             if document.dense_window:
                 wanted.append((place, "dense_window", document.dense_window))
         found: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if not wanted or self._embedder is None:
+        if not wanted or self.embedder is None:
             return found
-        vectors = await self._embedder.embed_documents(sealer, [text for *_, text in wanted])
+        vectors = await self.embedder.embed_documents(sealer, [text for *_, text in wanted])
         turned = await self._pool.run(
             sealer.user_id, partial(blinder.turn, np.ascontiguousarray(vectors)), is_job=True
         )

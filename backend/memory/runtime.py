@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -15,11 +16,17 @@ from backend.accounts.events import UserSignedOut
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import JobKind
+from backend.jobs.running import JobKind, RunningJob
 from backend.logs import get_logger
 from backend.memory.collections import Collections, Opener, collection_name
 from backend.memory.embedding.cached import CachedEmbedder
-from backend.memory.embedding.registry import build_cached_embedder
+from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.registry import (
+    build_cached_embedder,
+    build_embedder,
+    fetched_model,
+    with_cache,
+)
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexer import Indexer
@@ -34,24 +41,70 @@ from backend.settings import Settings
 log = get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class MemoryRuntime(UserSignedOut):
-    """The parts of memory in one process."""
+    """The parts of memory in one process. `fetched` is the model that was fetched and is in use."""
 
+    settings: Settings
     database: Database
     outbox: IndexOutbox
     collections: Collections
+    maker: PointMaker
     indexer: Indexer
     reconciler: Reconciler
     search: MemorySearch
     blinders: Blinders
     embedder: CachedEmbedder | None
+    fetched: tuple[str, Path] | None
     is_prepared: bool = False
+    switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def kinds(self) -> dict[str, JobKind]:
         """What is done for each kind of job."""
-        return {**self.indexer.kinds, **self.reconciler.kinds}
+        indexing = {name: self._following(kind) for name, kind in self.indexer.kinds.items()}
+        return {**indexing, **self.reconciler.kinds}
+
+    async def follow_model(self) -> None:
+        """Go over to the model that was fetched since, whichever process did so.
+
+        A model that does not work is not gone over to; it is tried again the next time. Search goes
+        on by words until a user's texts have moved.
+        """
+        async with self.switching:
+            fetched = fetched_model(self.settings)
+            if fetched is None or fetched == self.fetched:
+                return
+            try:
+                await self._go_over(fetched)
+            except (EmbedderError, IndexUnavailableError) as error:
+                log.warning("memory.model_not_used", problem=error.slug, exc_info=error)
+                return
+        await self.prepare()
+
+    async def _go_over(self, fetched: tuple[str, Path]) -> None:
+        if (embedder := build_embedder(self.settings)) is None:
+            return
+        # It loads now, and not when the first search has no time for it.
+        await embedder.embed(["A line to embed."], "query")
+        index = await self.collections.open(collection_name(embedder.spec))
+        before, self.embedder = self.embedder, with_cache(embedder, self.settings, self.database)
+        # All at once: nothing is awaited in between.
+        self.maker.embedder = self.search.embedder = self.embedder
+        self.collections.go_over(index)
+        self.fetched, self.is_prepared = fetched, False
+        log.info("memory.model_in_use", model=embedder.spec.model)
+        if before is not None:
+            await before.aclose()
+
+    def _following(self, kind: JobKind) -> JobKind:
+        """Work on the index, done with the model that is in use when it begins."""
+
+        async def handle(job: RunningJob) -> None:
+            await self.follow_model()
+            await kind.handler(job)
+
+        return replace(kind, handler=handle)
 
     async def prepare(self) -> None:
         """Have users indexed that are not yet, and both sides compared.
@@ -101,6 +154,7 @@ async def open_memory(
         IndexUnavailableError: Another process has the folder of Qdrant Edge open.
         EmbedderError: The embedding model does not say how long its vectors are.
     """
+    fetched = fetched_model(settings)
     embedder = build_cached_embedder(settings, database)
     spec = await embedder.ready() if embedder else None
     opener, known = await _index(settings, database)
@@ -108,23 +162,21 @@ async def open_memory(
     current = await opener(name, spec.dimension if spec else None)
     collections = Collections(database, current, opener, known=known | {name})
     blinders = Blinders()
-    indexer = Indexer(
-        database,
-        collections,
-        sources,
-        maker=PointMaker(embedder, blinders=blinders, pool=pool),
-        pool=pool,
-    )
+    maker = PointMaker(embedder, blinders=blinders, pool=pool)
+    indexer = Indexer(database, collections, sources, maker=maker, pool=pool)
     search = MemorySearch(collections, sources, embedder=embedder, blinders=blinders, pool=pool)
     return MemoryRuntime(
+        settings=settings,
         database=database,
         outbox=outbox,
         collections=collections,
+        maker=maker,
         indexer=indexer,
         reconciler=Reconciler(database, queue, outbox, collections, sources, blinders=blinders),
         search=search,
         blinders=blinders,
         embedder=embedder,
+        fetched=fetched,
     )
 
 

@@ -170,7 +170,7 @@ class MemorySearch:
         self._pool = pool
         self._collections = collections
         self._sources = sources
-        self._embedder = embedder
+        self.embedder = embedder
         self._blinders = blinders
         self._many: set[tuple[str, UUID]] = set()
 
@@ -206,8 +206,8 @@ class MemorySearch:
         parsed = await self._pool.run(user_id, read, size=size)
         vector = await self._embed(sealer, parsed.meaning, index, notes)
         cosines = MINILM
-        if self._embedder is not None and vector is not None:
-            cosines = cosines_of(self._embedder.spec.model)
+        if self.embedder is not None and vector is not None:
+            cosines = cosines_of(self.embedder.spec.model)
         blinder = self._blinders.get(sealer)
         plan = partial(
             parsed_query.plan,
@@ -257,13 +257,13 @@ class MemorySearch:
     async def _embed(
         self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
     ) -> Floats | None:
-        if self._embedder is None:
+        if self.embedder is None:
             return None
         if index is not self._collections.current:
             notes.append("memory is moving to another embedding model: looked up by words alone")
             return None
         try:
-            return await self._embedder.embed_query(sealer, meaning)
+            return await self.embedder.embed_query(sealer, meaning)
         except EmbedderError as error:
             notes.append("looked up by words alone: the embedding model did not answer")
             log.warning("memory.not_embedded", problem=error.slug)

@@ -40,7 +40,7 @@ from backend.generation.model import (
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import InvalidCallError
-from backend.memory.points import DocumentEmbedder
+from backend.memory.points import PointMaker
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
@@ -65,14 +65,14 @@ _SPENT = "It ended early: the tokens of one run were spent."
 class Agent:
     """Reads a stretch of a story and says what it would write down.
 
-    It reads `database` alone. Without an `embedder` events are compared by their words.
+    It reads `database` alone. Where `maker` has no embedder, events are compared by their words.
     """
 
     registry: ModelRegistry
     prompts: PromptLibrary
     search: MemorySearch
     database: Database
-    embedder: DocumentEmbedder | None
+    maker: PointMaker
     settings: Settings
     pool: CpuPool
 
@@ -105,7 +105,10 @@ class Agent:
                 stretch=stretch,
                 lookup=lookup,
                 duplicates=DuplicateCheck(
-                    DuplicateFinder(sealer, self.embedder, self.pool), lookup, references, latest
+                    DuplicateFinder(sealer, self.maker.embedder, self.pool),
+                    lookup,
+                    references,
+                    latest,
                 ),
                 references=references,
                 most_writes=self.settings.enrichment_max_writes,

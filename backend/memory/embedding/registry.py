@@ -58,8 +58,12 @@ def build_embedder(settings: Settings) -> Embedder | None:
 
 def build_cached_embedder(settings: Settings, database: Database) -> CachedEmbedder | None:
     """The same, as the rest of Talekeeper uses it."""
-    if (embedder := build_embedder(settings)) is None:
-        return None
+    embedder = build_embedder(settings)
+    return None if embedder is None else with_cache(embedder, settings, database)
+
+
+def with_cache(embedder: Embedder, settings: Settings, database: Database) -> CachedEmbedder:
+    """An embedder as the rest of Talekeeper uses it."""
     return CachedEmbedder(
         database,
         embedder,

@@ -53,6 +53,8 @@ CHANGES_THE_ACCOUNT = {
     "POST /api/v1/me/second-factors/passkeys/confirmation",
     "PATCH /api/v1/me/second-factors/passkeys/{passkey_id}",
     "DELETE /api/v1/me/second-factors/passkeys/{passkey_id}",
+    "GET /api/v1/admin/embedding-models",
+    "POST /api/v1/admin/embedding-models/fetch",
     "GET /api/v1/admin/users",
     "PATCH /api/v1/admin/users/{user_id}",
     "GET /api/v1/admin/invitations",
