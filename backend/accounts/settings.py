@@ -85,8 +85,9 @@ class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
 class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     """What search brings into a prompt; absent is the default.
 
-    `min_relevance` is from 0, where everything passes that was found, to 1. `max_items` is how many
-    memories a prompt gets at most (40).
+    `min_relevance` is from 0, where everything passes that was found, to 1; without it lines that
+    are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
+    how many memories a prompt gets at most (40, and 100 where they are that short).
     """
 
     enabled: bool | None = None

@@ -61,11 +61,16 @@ class Weights:
     recent: float = 0.3
 
 
+MEANING = Weights(dense=0.24, sparse=0, dense_window=0.10, sparse_window=0, scene=0, length=0.09)
+"""How near a line is whatever its words: chosen by `scripts/bench_paraphrase.py`."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A point that some signal found, with what each said.
 
     Attributes:
         score: The fused score, for the order alone.
+        meaning: The same without any words (`MEANING`).
         signals: By signal, the score as it came from the index; who did not find it is missing.
     """
 
@@ -73,6 +78,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     payload: Payload
     score: float
     signals: Mapping[Signal, float]
+    meaning: float = 0.0
 
 
 def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
@@ -112,8 +118,8 @@ def rank(
         return []
     lines = [hit.payload for hit in hits]
     rows = {hit.id.int: row for row, hit in enumerate(hits)}
-    values = np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
-    total = features(found, lines, rows, speakers=speakers, spans=spans) @ values
+    table = features(found, lines, rows, speakers=speakers, spans=spans)
+    total = table @ _vector(weights)
     said_at = np.array([line.said_at for line in lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * _scaled(said_at)
@@ -123,12 +129,19 @@ def rank(
             for hit in some:
                 signals[rows[hit.id.int]][signal] = hit.score
     scores: list[float] = total.tolist()
+    meanings: list[float] = (table @ _vector(MEANING)).tolist()
     order: list[int] = np.lexsort((-said_at, -total)).tolist()
     best: dict[int, int] = {}
     for row in order:
         best.setdefault(lines[row].source_id.int, row)
     return [
-        Candidate(id=hits[row].id, payload=lines[row], score=scores[row], signals=signals[row])
+        Candidate(
+            id=hits[row].id,
+            payload=lines[row],
+            score=scores[row],
+            signals=signals[row],
+            meaning=meanings[row],
+        )
         for row in best.values()
     ]
 
@@ -201,6 +214,11 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
         if weights.get(each.payload.kind, 1.0) > 0
     ]
     return sorted(kept, key=lambda each: -each.score)
+
+
+def _vector(weights: Weights) -> NDArray[np.float64]:
+    """Weights as a vector, shape (9,), in the order of `FEATURES`."""
+    return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
 def _scaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:

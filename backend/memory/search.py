@@ -10,6 +10,7 @@ A search goes like this:
     kept = relevant(ranked, thresholds)                       # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
     chosen = mmr.select(...)                                  # drop what says the same
+    chosen = with_nearest(chosen, near, room=..., most=...)   # what is near by meaning alone
 
 The index knows no text and may be behind; SQL is asked for what was found, and what does not count
 at this moment is dropped. A part that fails makes the search poorer, never the turn impossible.
@@ -38,6 +39,7 @@ from backend.memory.embedding.cosines import MINILM, cosines_of
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
+from backend.memory.nearest import nearest, with_nearest
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
@@ -66,6 +68,8 @@ class SearchRequest:
         weights: How much each kind counts against the others; 0 leaves it out.
         limit: How many memories are wanted.
         min_relevance: From 0 (all that was found) to 1; None is the default.
+        room: Tokens up to which lines come in that are near by their meaning alone; 0 for none.
+        most: How many memories may come back with these.
         now: For queries such as "last week".
         depth: So many times the usual hits are looked at.
         activates_lore: Lore that is found will stand in a prompt: only what the text is about by
@@ -81,6 +85,8 @@ class SearchRequest:
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     limit: int = 40
     min_relevance: float | None = None
+    room: int = 0
+    most: int = 0
     now: datetime
     depth: int = 1
     activates_lore: bool = False
@@ -91,12 +97,13 @@ class SearchRequest:
 class SearchResult:
     """What the index brought back, best first, and what there is to say about it.
 
-    `by_meaning` says whether it was looked for by meaning, and not by words alone; `scale` what the
-    signals of what was found are measured by.
+    `near` are lines that are near by their meaning alone, the nearest first; `by_meaning` says
+    whether meaning was looked for; `scale` is what the signals are measured by.
     """
 
     request: SearchRequest | None = None
     candidates: Sequence[Candidate] = ()
+    near: Sequence[Candidate] = ()
     vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
     notes: Sequence[str] = ()
     by_meaning: bool = False
@@ -225,10 +232,7 @@ class MemorySearch:
         found = ranking.gather([signal for signal, _ in queries], hits)
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
         ranked = ranking.rank(
-            found,
-            speakers=speakers,
-            spans=parsed.spans,
-            wants_recent=parsed.wants_recent,
+            found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
         )
         ranked = ranking.weighed(ranked, request.weights)
         least = thresholds(
@@ -239,18 +243,16 @@ class MemorySearch:
             points = await self._points(index, user_id)
             least, enough = for_corpus(least, points), for_corpus(enough, points)
         kept = relevant(ranked, least)
-        near = [each.id for each in kept[: request.limit]]
+        first = [each.id for each in kept[: request.limit]]
         return SearchResult(
             request=request,
             candidates=kept,
-            vectors=await index.dense_vectors(near) if vector is not None and near else {},
+            near=nearest(ranked, least)[: request.most] if request.room else (),
+            vectors=await index.dense_vectors(first) if vector is not None and first else {},
             notes=notes,
             by_meaning=vector is not None,
             scale=MatchScale(
-                enough=enough,
-                speakers=speakers,
-                spans=parsed.spans,
-                scenes=scene_strengths(found),
+                enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
             ),
         )
 
@@ -294,7 +296,7 @@ class MemorySearch:
         that are `known` to the caller are taken as they were found, without their texts.
         """
         request = result.request
-        if request is None or not result.candidates:
+        if request is None or not (result.candidates or result.near):
             return []
         found, looked_at = await self._recalled(database, sealer, request, result.candidates, known)
         if request.depth == 1 and 2 * len(found) < min(looked_at, request.limit):
@@ -303,6 +305,12 @@ class MemorySearch:
             found, _ = await self._recalled(database, sealer, request, result.candidates, known)
         active = [each for each in result.candidates if each.payload.source_id in found]
         chosen = mmr.select(active, result.vectors, count=request.limit)
+        if result.near:
+            unread = [each for each in result.near if each.payload.source_id not in found]
+            wider = replace(request, limit=request.most)
+            found |= (await self._recalled(database, sealer, wider, unread, known))[0]
+            near = [each for each in result.near if each.payload.source_id in found]
+            chosen = with_nearest(chosen, near, room=request.room, most=request.most)
         return [
             Memory(
                 recalled=found[each.payload.source_id],

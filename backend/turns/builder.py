@@ -184,8 +184,9 @@ class PromptBuilder:
             before = await loader.first_kept(
                 loaded, budget=window.to_stored(window.budget.for_history(always))
             )
+            asked = partial(ask_for, identity, before=before, budget=window.budget.retrieval)
             if scripts is None:
-                search.begin(ask_for(identity, loaded, before=before))
+                search.begin(asked(loaded))
             lines = await loader.history(
                 loaded,
                 begin=read_from(loaded, window),
@@ -198,7 +199,7 @@ class PromptBuilder:
                 if not loaded.line.strip():
                     raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
                 self._messages.check_text(loaded.line)
-            search.begin(ask_for(identity, loaded, before=before))
+            search.begin(asked(loaded))
         return PromptContext(loaded=loaded, window=window, lines=lines)
 
     async def _retrieve(

@@ -25,6 +25,13 @@ from backend.turns.prompt_context import LoadedChat, PromptContext
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
 
+ROOM = 4_000
+"""Tokens of memories up to which lines come in that are near by their meaning alone, where no
+setting says how near or how many."""
+
+MAX_SHORT_ITEMS = 100
+"""Memories in a prompt where they are so short that they leave room."""
+
 MAX_CONSEQUENCES = 10
 """Items of a campaign that come in because lines which were found changed them."""
 
@@ -47,15 +54,19 @@ A line and its reply may be made in one moment.
 """
 
 
-def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> SearchRequest | None:
+def ask_for(
+    identity: Identity, loaded: LoadedChat, *, before: int | None, budget: int
+) -> SearchRequest | None:
     """What to look for, and where; None where there is nothing to look in or for.
 
     Of a chat's own messages only those are looked through that stand before position `before`.
+    Memories may take `budget` tokens.
     """
     chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
     limit = first_set(chain, "max_items", MAX_ITEMS)
     if not first_set(chain, "enabled", default=True) or limit == 0:
         return None
+    min_relevance: float | None = first_set(chain, "min_relevance", None)
     weights: SourceWeights = first_set(chain, "weights", SourceWeights())
     parts: list[ScopePart] = []
     kinds: list[Kind] = []
@@ -89,7 +100,9 @@ def ask_for(identity: Identity, loaded: LoadedChat, *, before: int | None) -> Se
         kinds=kinds,
         weights={kind: getattr(weights, kind) for kind in kinds},
         limit=limit,
-        min_relevance=first_set(chain, "min_relevance", None),
+        min_relevance=min_relevance,
+        room=min(ROOM, budget) if min_relevance is None else 0,
+        most=first_set(chain, "max_items", MAX_SHORT_ITEMS),
         now=now(),
         activates_lore=True,
         viewpoint=loaded.viewpoint,

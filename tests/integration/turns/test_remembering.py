@@ -290,3 +290,24 @@ async def test_a_turn_that_is_taken_again_remembers_the_same(
     after = await context_of(ada, again)
     assert remembered(after) == remembered(before) != []
     assert after["prompt"] == before["prompt"]
+
+
+async def test_what_was_said_in_other_words_comes_in_where_there_is_room(
+    ada: Account, chat: str, server: Running
+) -> None:
+    # The embedder knows of no synonyms: common words, which are no terms, stand for the meaning.
+    await tell(server, ada, chat, ["They had been there with her before.", *rain(100)])
+    question = "Had she been there before, and whose astrolabe was it?"
+
+    async def found(**memory: Any) -> list[int]:
+        await set_chat(ada, chat, budgets={"history": 300}, memory=memory or None)
+        return places(await preview(ada, chat, question))
+
+    usual, strict = await found(), await found(min_relevance=0.29)
+    assert usual[0] == strict[0] == 2
+    assert set(strict) < set(usual)
+    assert await found(max_items=3) == usual[:3]
+    await set_chat(ada, chat, budgets={"history": 300, "retrieval": 80}, memory=None)
+    small = await preview(ada, chat, question)
+    assert places(small) == usual[: len(places(small))]
+    assert sum(item["tokens"] for item in small["retrieved"]) <= 80
