@@ -13,9 +13,10 @@ from datetime import datetime
 from uuid import UUID
 
 from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse
+from backend.memory.query_words import asks_for_new, folded, words_for
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
-from backend.memory.terms import COMMON_WORDS, blinded, query_terms
+from backend.memory.terms import COMMON_WORDS, DEFAULT_LANGUAGE, blinded, languages_of, query_terms
 from backend.vault.blinding import Blinder
 
 LIMIT = 100
@@ -39,25 +40,13 @@ them what a search costs, would grow with it."""
 CONTEXT_CHARACTERS = 8_000
 """The same for the last exchange."""
 
+TIME_CHARACTERS = 1_000
+"""The same for the times that are named in it."""
+
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
 
-_ASKING = frozenset(
-    (
-        "how", "kind", "kinds", "type", "types", "sort", "sorts", "many", "much", "could", "would",
-        "should", "might", "likely", "also", "tell", "told", "say", "said", "says", "mention",
-        "mentioned", "remember", "recall", "us",
-    )
-)  # fmt: skip
-"""Words of a question that are about the asking. What they would find says nothing of the answer.
-English alone: in other languages they count like any word."""
-
 _COMMON = COMMON_WORDS | {"may", "mark"}
-
-_RECENT = re.compile(
-    r"\b(?:last time|the last one|most recent(?:ly)?|latest|lately|recently|just now|newest)\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +91,12 @@ def read(
     bare = without_names(text, named)
     return ParsedQuery(
         meaning=bare,
-        terms=_without_asking(bare),
-        lore_terms=_without_asking(text),
+        terms=_content(bare),
+        lore_terms=_content(text),
         context=without_names(context, cast) if context else "",
         names=named,
-        spans=spans_in(text, now),
-        wants_recent=_RECENT.search(text) is not None,
+        spans=spans_in(_ends(text, TIME_CHARACTERS), now),
+        wants_recent=asks_for_new(folded(_ends(text, TIME_CHARACTERS))),
     )
 
 
@@ -177,6 +166,10 @@ def without_names(text: str, names: Iterable[str]) -> str:
     bare = text
     for name in names:
         bare = _pattern(name).sub(" ", bare)
+    return _joined(bare, text)
+
+
+def _joined(bare: str, text: str) -> str:
     bare = re.sub(" (?=[?!.,;:])", "", " ".join(bare.split()))
     return bare if re.search(r"\w", bare) else text
 
@@ -186,9 +179,13 @@ def _ends(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}\n{text[-most // 2 :]}"
 
 
-def _without_asking(text: str) -> str:
-    kept = [word for word in text.split() if word.strip("?!.,;:'\"").casefold() not in _ASKING]
-    return " ".join(kept) or text
+def _content(text: str) -> str:
+    """The words of a text that an answer may share; all of them where there are no others."""
+    bare = folded(text)
+    for words in words_for(bare, languages_of(text) or [DEFAULT_LANGUAGE]):
+        for pattern in words.says_nothing:
+            bare = pattern.sub(" ", bare)
+    return _joined(bare, text)
 
 
 def _occurs(name: str, text: str) -> bool:

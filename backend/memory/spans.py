@@ -1,12 +1,15 @@
 """Times that a text names, as spans of seconds: "in May", "last week", "on 7 May 2023".
 
-English alone. What is not understood is no span: the words still count as terms.
+In the languages of `query_words.toml`. What is not understood is no span: its words still count as
+terms.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+
+from backend.memory.query_words import QueryWords, folded, words_for_times
 
 Span = tuple[int, int]
 """From and to, in seconds since 1970; the end is not in it."""
@@ -15,32 +18,17 @@ MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
     "October", "November", "December",
 )  # fmt: skip
-_NAMES = "|".join(f"{name}|{name[:3]}" for name in MONTHS if name != "May")
-_MONTH = rf"(?P<month>{_NAMES}|sept|may)\.?"
-_YEAR = r"(?P<year>(?:19|20)\d\d)"
-_DAY = r"(?P<day>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?"
-_DATES = tuple(
-    re.compile(rf"\b{pattern}\b", re.IGNORECASE)
-    for pattern in (
-        r"(?P<year>(?:19|20)\d\d)-(?P<number>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])",
-        rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?\s+{_YEAR})?",
-        rf"{_MONTH}\s+{_DAY}(?:,?\s+{_YEAR})?",
-        rf"{_MONTH},?\s+(?:of\s+)?{_YEAR}",
-        rf"(?:in|of|during|since|last|early|late|mid)[\s-]+{_MONTH}",
-        rf"(?:in|of|during|since)\s+{_YEAR}",
-    )
+"""As documents are dated."""
+
+_NUMERIC = (
+    re.compile(
+        r"\b(?P<year>(?:19|20)\d\d)-(?P<number>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])\b"
+    ),
+    re.compile(
+        r"\b(?P<day>0?[1-9]|[12]\d|3[01])\.(?P<number>0?[1-9]|1[0-2])\.(?P<year>(?:19|20)\d\d)\b"
+    ),
 )
-_AGO = re.compile(
-    r"\b(?P<count>\d{1,3}|an?|one|two|three|four|five|six|seven|a few)\s+"
-    r"(?P<unit>day|week|month|year)s?\s+ago\b",
-    re.IGNORECASE,
-)
-_LAST = re.compile(r"\b(?P<which>last|this|past)\s+(?P<unit>week|month|year)\b", re.IGNORECASE)
 _DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
-_COUNTS = {
-    "a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7,
-    "a few": 3,
-}  # fmt: skip
 
 
 def spans_in(text: str, now: datetime) -> list[Span]:
@@ -50,37 +38,55 @@ def spans_in(text: str, now: datetime) -> list[Span]:
     ago" are the span and half of it to either side: nobody means them to the day.
     """
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    spans: list[Span] = []
-    rest = text
-    for pattern in _DATES:
-        for match in pattern.finditer(rest):
-            span = _dated(match.groupdict(), midnight)
-            if span:
-                spans.append(span)
-        rest = pattern.sub(" ", rest)  # the year of "May 2023" is no year by itself
-    for word, back in (("today", 0), ("yesterday", 1)):
-        if re.search(rf"\b{word}\b", text, re.IGNORECASE):
-            start = midnight - timedelta(days=back)
-            spans.append(_span(start, start + timedelta(days=1)))
-    for match in _LAST.finditer(text):
-        days = _DAYS[match["unit"].lower()]
-        back = 0 if match["which"].lower() == "this" else days * 3 // 2
-        spans.append(_span(midnight - timedelta(days=back or days), midnight + timedelta(days=1)))
-    for match in _AGO.finditer(text):
-        count = match["count"].lower()
-        days = _DAYS[match["unit"].lower()]
-        middle = midnight - timedelta(days=days * (_COUNTS.get(count) or int(count)))
-        half = timedelta(days=max(1, days // 2))
-        spans.append(_span(middle - half, middle + half))
-    return spans
+    rest = folded(text)
+    spans: list[Span | None] = []
+    for pattern in _NUMERIC:
+        spans += [_dated(each.groupdict(), None, midnight) for each in pattern.finditer(rest)]
+        rest = pattern.sub(" ", rest)
+    for words in words_for_times(rest):
+        for pattern in words.times:
+            for match in pattern.finditer(rest):
+                found = match.groupdict()
+                if unit := found.get("unit"):
+                    spans.append(_ago(words.units[unit], _number(found, words), midnight))
+                else:
+                    spans.append(_dated(found, words, midnight))
+            rest = pattern.sub(" ", rest)  # the year of "May 2023" is no year by itself
+        for match in words.spans.finditer(rest):
+            spans.append(_named(match.lastgroup or "", midnight))
+        rest = words.spans.sub(" ", rest)
+    return list(dict.fromkeys(each for each in spans if each))
 
 
-def _dated(found: dict[str, str | None], now: datetime) -> Span | None:
+def _named(name: str, midnight: datetime) -> Span:
+    """A span that has a word of its own, by the name of `QueryWords.spans`."""
+    which, _, unit = name.partition("_")
+    if which == "back":
+        start = midnight - timedelta(days=int(unit))
+        return _span(start, start + timedelta(days=1))
+    days = _DAYS[unit]
+    back = days if which == "this" else days * 3 // 2
+    return _span(midnight - timedelta(days=back), midnight + timedelta(days=1))
+
+
+def _number(found: dict[str, str | None], words: QueryWords) -> int:
+    count = found.get("count")
+    if not count:
+        return 1
+    return int(count) if count.isdecimal() else words.counts[count]
+
+
+def _ago(unit: str, count: int, midnight: datetime) -> Span:
+    days = _DAYS[unit]
+    middle = midnight - timedelta(days=days * count)
+    half = timedelta(days=max(1, days // 2))
+    return _span(middle - half, middle + half)
+
+
+def _dated(found: dict[str, str | None], words: QueryWords | None, now: datetime) -> Span | None:
     """A day, a month or a year; None for a day that is not in the calendar."""
     name, number, day, year = (found.get(key) for key in ("month", "number", "day", "year"))
-    month = int(number) if number else 0
-    if name:
-        month = next(i for i, each in enumerate(MONTHS, 1) if each.startswith(name.title()[:3]))
+    month = int(number) if number else words.months[name] if words and name else 0
     try:
         start = now.replace(year=int(year) if year else now.year, month=month or 1, day=1)
         if day:

@@ -36,6 +36,9 @@ AVERAGE_LENGTH = 256
 """Length, in terms, of the text whose terms are neither lifted nor lowered for its length."""
 
 OTHER_LANGUAGE_WEIGHT = 0.5
+ONE_CHARACTER_WEIGHT = 0.4
+"""A Chinese character of a query may be a word by itself; as a rule it is part of one."""
+
 LONGEST_TERM = 64
 """Characters of a word that count: nothing longer is a word."""
 
@@ -124,7 +127,8 @@ def query_terms(text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for token, is_word in tokens:
         if not is_word:
-            weights.update(dict.fromkeys(_pairs(token), 1.0))
+            weights |= dict.fromkeys(_HAN.findall(token), ONE_CHARACTER_WEIGHT) | weights
+            weights |= dict.fromkeys(_pairs(token), 1.0)
             continue
         for rank, language in enumerate(languages):
             for term in _terms(token, language):
@@ -149,6 +153,15 @@ def shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[s
         if len(found) >= most:
             break
     return tuple(dict.fromkeys(found[:most]))
+
+
+def languages_of(text: str) -> list[str]:
+    """Languages that a text's stop words speak for, or its letters; none where nothing does."""
+    tokens = _tokens(text)
+    votes = [word for word, _ in tokens if word in COMMON_WORDS]
+    found = _likeliest([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
+    others = {_language_of(word, "") for word, is_word in tokens if is_word and not word.isascii()}
+    return found + sorted(others - {"", *found})
 
 
 def sparse_vector(text: str, blinder: Blinder) -> Sparse:

@@ -23,6 +23,7 @@ from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.memory.chunks import chunked
 from backend.memory.parsed_query import _pattern, without_names
+from backend.memory.query_words import languages, words_of
 from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
 from tests.support.regex_growth import EVERY_START, find_attack
 
@@ -64,6 +65,13 @@ def test_the_regexes_of_a_package_take_linear_time(package: str) -> None:
     for each in distinct(found):
         if here.match(each.where) and each.where not in TRUSTED:
             check(each)
+
+
+@pytest.mark.parametrize("language", languages())
+def test_words_of_times_and_questions_are_found_in_linear_time(language: str) -> None:
+    words = words_of(language)
+    for pattern in {*words.says_nothing, *words.times, words.spans}:
+        check(Found(f"query_words.toml, {language}", pattern, frozenset((EVERY_START,))))
 
 
 def test_regexes_that_are_made_at_run_time_are_known_and_take_linear_time() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+import tomllib
+from datetime import UTC, datetime, time, timedelta, timezone
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -12,6 +14,7 @@ from backend.memory import parsed_query
 from backend.memory.index.protocol import ScopePart, Sparse
 from backend.memory.parsed_query import ParsedQuery
 from backend.memory.spans import spans_in
+from backend.memory.terms import document_terms, query_terms
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -59,7 +62,7 @@ def test_names_in_scripts_without_spaces_are_found_anywhere() -> None:
 def test_lore_is_looked_for_with_the_names_and_lines_without() -> None:
     reading = read("How many swords has Mira?", "Mira")
     assert reading.terms == "swords has?"
-    assert reading.lore_terms == "swords has Mira?"
+    assert reading.lore_terms == "swords has mira?"
 
 
 def test_a_query_of_nothing_but_asking_keeps_its_words() -> None:
@@ -158,10 +161,87 @@ def test_times_are_understood(text: str, start: int, end: int) -> None:
     assert spans_in(f"What happened {text}?", NOW) == [(start, end)]
 
 
+QUESTIONS = tomllib.loads(
+    (Path(__file__).parents[2] / "fixtures/questions/questions.toml").read_text(encoding="utf-8")
+)
+LANGUAGES = [language for language, told in QUESTIONS.items() if isinstance(told, dict)]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_times_are_understood_in_every_language(language: str) -> None:
+    now = datetime.combine(QUESTIONS["asked_on"], time(18), UTC)
+    for day, (_, question) in zip(QUESTIONS["said"], QUESTIONS[language]["timed"], strict=True):
+        said_at = datetime.combine(day, time(12), UTC).timestamp()
+        [(start, end)] = spans_in(question, now)
+        assert start <= said_at < end, question
+    untimed = [
+        *QUESTIONS[language]["others"],
+        *(asked for _, asked in QUESTIONS[language]["plain"]),
+    ]
+    assert [text for text in untimed if spans_in(text, now)] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_about_the_asking_finds_nothing(language: str) -> None:
+    others = document_terms(" ".join(QUESTIONS[language]["others"]))
+    for _, question in QUESTIONS[language]["plain"]:
+        terms = query_terms(read(question).terms)
+        assert not [term for term in terms if term in others and len(term) > 2], question
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("vorgestern", day(2023, 6, 13), day(2023, 6, 14)),
+        ("vor ein paar Tagen", day(2023, 6, 11), day(2023, 6, 13)),
+        ("am 07.05.2023", day(2023, 5, 7), day(2023, 5, 8)),
+        ("le 1er mai", day(2023, 5, 1), day(2023, 5, 2)),
+        ("aujourd’hui", day(2023, 6, 15), day(2023, 6, 16)),
+        ("l'altro ieri", day(2023, 6, 13), day(2023, 6, 14)),
+        ("il 7 maggio 2023", day(2023, 5, 7), day(2023, 5, 8)),
+        ("неделю назад", day(2023, 6, 5), day(2023, 6, 11)),
+        ("２０２３年５月７日", day(2023, 5, 7), day(2023, 5, 8)),
+        ("十一月", day(2022, 11, 1), day(2022, 12, 1)),
+        ("一昨日", day(2023, 6, 13), day(2023, 6, 14)),
+        ("大前天", day(2023, 6, 12), day(2023, 6, 13)),
+        ("11월에", day(2022, 11, 1), day(2022, 12, 1)),
+    ],
+)
+def test_times_are_understood_as_their_language_writes_them(
+    text: str, start: int, end: int
+) -> None:
+    assert spans_in(text, NOW) == [(start, end)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "zuletzt",
+        "la dernière fois",
+        "la última vez",
+        "da última vez",
+        "в последний раз",
+        "上次",
+        "この前",
+        "지난번에",
+    ],
+)
+def test_what_is_new_is_asked_for_in_every_language(text: str) -> None:
+    assert read(text.capitalize()).wants_recent
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "May I come in?",
+        "He sat down for a second on Mars.",
+        "Sie mag den Tag und die Woche.",
+        "Il marche un jour sans fin.",
+        "Trinta dias e trinta noites.",
+        "Тридцать лет и три года.",
+        "日が沈む前に門を閉めて。",
+        "天上有月。",
+        "세 사람이 왔다.",
         "She may march on.",
         "the 31 February 2023",
         "2023 soldiers",
