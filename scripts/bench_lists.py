@@ -33,6 +33,7 @@ from backend.chats.models import Message
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr
+from backend.memory.diversity import diversified
 from backend.memory.documents import Line, lore_documents
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
@@ -157,7 +158,8 @@ async def found(desk: Desk, question: Question, kind: Kind, container: UUID) -> 
     )
     result = await desk.service.find(desk.sealer, request)
     most = len(result.vectors)
-    chosen = mmr.select(result.candidates[:most], result.vectors, count=most)
+    first = diversified(result.candidates[:most], result.breadth)
+    chosen = mmr.select(first, result.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *result.candidates[most:]]]
 
 

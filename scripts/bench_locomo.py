@@ -47,6 +47,7 @@ from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
+from backend.memory.diversity import breadth, diversified
 from backend.memory.documents import WINDOW, Line, message_documents, scene_document
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
@@ -316,10 +317,11 @@ def ranked(searched: Searched, weights: Weights) -> list[Candidate]:
     )
 
 
-def listed(searched: Searched, candidates: Sequence[Candidate]) -> list[UUID]:
+def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) -> list[UUID]:
     """Turns as they are brought up: the first ones without what says the same."""
     most = len(searched.vectors)
-    chosen = mmr.select(candidates[:most], searched.vectors, count=most)
+    first = diversified(candidates[:most], broad)
+    chosen = mmr.select(first, searched.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
@@ -410,14 +412,15 @@ def score(
         for searched in part:
             plain = searched.plain
             order = ranked(searched, weights)
+            broad = breadth(searched.reading.terms, order)
             kept = [each for each in order if each.id in searched.relevant]
             orders = {
                 "dense alone": [hit.payload.source_id for hit in plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in plain["sparse"]],
                 "RRF k=60": fused_by_rank(plain, 61),
                 "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
-                "Talekeeper": listed(searched, order),
-                "with its min_relevance": listed(searched, kept),
+                "Talekeeper": listed(searched, order, broad),
+                "with its min_relevance": listed(searched, kept, broad),
             }
             for name, turns in orders.items():
                 gold = searched.question.gold

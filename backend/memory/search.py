@@ -9,6 +9,7 @@ A search goes like this:
     ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
     kept = relevant(ranked, thresholds)                       # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
+    active = diversified(...)                                 # for a list: from several places
     chosen = mmr.select(...)                                  # drop what says the same
     chosen = with_nearest(chosen, near, room=..., most=...)   # what is near by meaning alone
 
@@ -24,7 +25,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Protocol
 from uuid import UUID
 
 from backend.audience import GM, Viewpoint, wanted_keywords
@@ -35,8 +35,9 @@ from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
+from backend.memory.diversity import breadth, diversified
 from backend.memory.embedding.cosines import MINILM, cosines_of
-from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats
+from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import nearest, with_nearest
@@ -98,7 +99,8 @@ class SearchResult:
     """What the index brought back, best first, and what there is to say about it.
 
     `near` are lines that are near by their meaning alone, the nearest first; `by_meaning` says
-    whether meaning was looked for; `scale` is what the signals are measured by.
+    whether meaning was looked for; `scale` is what the signals are measured by; `breadth`, from 0
+    to 1, how much several things were asked for.
     """
 
     request: SearchRequest | None = None
@@ -108,6 +110,7 @@ class SearchResult:
     notes: Sequence[str] = ()
     by_meaning: bool = False
     scale: MatchScale = field(default_factory=MatchScale)
+    breadth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +125,6 @@ class Memory:
     score: float
     signals: Mapping[Signal, float]
     reason: Reason
-
-
-class QueryEmbedder(Protocol):
-    """Turns what is looked for into a vector, quickly or not at all."""
-
-    @property
-    def spec(self) -> EmbedderSpec:
-        """Which model it is."""
-        ...
-
-    async def embed_query(self, sealer: Sealer, text: str) -> Floats:
-        """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
-        ...
 
 
 class Searching:
@@ -234,6 +224,7 @@ class MemorySearch:
         ranked = ranking.rank(
             found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
         )
+        broad = breadth(parsed.terms, ranked)
         ranked = ranking.weighed(ranked, request.weights)
         least = thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
@@ -254,6 +245,7 @@ class MemorySearch:
             scale=MatchScale(
                 enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
             ),
+            breadth=broad,
         )
 
     async def _embed(
@@ -304,6 +296,7 @@ class MemorySearch:
             result = await self.find(sealer, request)
             found, _ = await self._recalled(database, sealer, request, result.candidates, known)
         active = [each for each in result.candidates if each.payload.source_id in found]
+        active = diversified(active, result.breadth)
         chosen = mmr.select(active, result.vectors, count=request.limit)
         if result.near:
             unread = [each for each in result.near if each.payload.source_id not in found]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend.errors import UnavailableError
+from backend.vault.sealing import Sealer
 
 Floats = NDArray[np.float32]
 Task = Literal["document", "query"]
@@ -72,4 +73,17 @@ class Embedder(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections or of the model."""
+        ...
+
+
+class QueryEmbedder(Protocol):
+    """Turns what is looked for into a vector, quickly or not at all."""
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """Which model it is."""
+        ...
+
+    async def embed_query(self, sealer: Sealer, text: str) -> Floats:
+        """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
         ...

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+import pytest
+
+from backend.memory.diversity import breadth, diversified
+from backend.memory.index.protocol import Kind, Payload
+from backend.memory.ranking import Candidate
+
+CHAT = uuid4()
+
+
+def line(
+    score: float,
+    position: int,
+    *,
+    scene: UUID | None = None,
+    chat: UUID = CHAT,
+    kind: Kind = "message",
+    window: float = 10.0,
+) -> Candidate:
+    payload = Payload(
+        owner_id=CHAT,
+        kind=kind,
+        container_id=chat,
+        source_id=uuid4(),
+        position=position,
+        scene_id=scene,
+    )
+    return Candidate(id=uuid4(), payload=payload, score=score, signals={"sparse_window": window})
+
+
+def in_scenes(scenes: Sequence[UUID]) -> list[Candidate]:
+    return [line(1 - 0.02 * at, 10 * at, scene=scene) for at, scene in enumerate(scenes)]
+
+
+MANY_SCENES = in_scenes([uuid4() for _ in range(20)])
+ONE_SCENE = in_scenes([uuid4()] * 20)
+
+
+def test_a_short_question_whose_hits_lie_in_many_scenes_is_broad() -> None:
+    question = "Which spells?"
+    assert breadth(question, MANY_SCENES) > 0.8
+    assert breadth(question, ONE_SCENE) < 0.5 * breadth(question, MANY_SCENES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What gift did grandmother bring back from her winter journey across the frozen lake?",
+        "She opens the door and waits. " * 20,
+        "??",
+    ],
+)
+def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
+    assert breadth(text, MANY_SCENES) < 0.15
+
+
+def test_nothing_is_broad_where_no_line_was_found() -> None:
+    assert breadth("Which spells?", []) == 0
+    assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
+
+
+def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    assert diversified([best, beside, apart], 0.9) == [best, apart, _lower(beside, 0.45)]
+    assert diversified([best, beside, apart], 0.0) == [best, beside, apart]
+
+
+def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
+    assert [each.id for each in diversified([best, beside, apart], 0.9)] == [
+        best.id,
+        beside.id,
+        apart.id,
+    ]
+
+
+def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
+    some = [
+        line(1.0, 0),
+        line(0.9, 1, chat=uuid4()),
+        line(0.8, 0, kind="lore"),
+        line(0.7, 1, kind="lore"),
+    ]
+    assert diversified(some, 1.0) == some
+
+
+def _lower(candidate: Candidate, by: float) -> Candidate:
+    return Candidate(
+        id=candidate.id,
+        payload=candidate.payload,
+        score=candidate.score - by,
+        signals=candidate.signals,
+    )
