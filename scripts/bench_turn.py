@@ -442,15 +442,21 @@ async def bench_players(options: argparse.Namespace) -> list[Row]:
 
 
 async def bench_stages(options: argparse.Namespace) -> list[Row]:
-    """What each stage of a turn costs, with as few players as are asked for."""
+    """What each stage of a turn costs, with as many players as are asked for."""
     rows: list[Row] = []
-    players = min(options.players)
-    async with databases(options.database) as urls:
-        for _, url in urls:
-            turns = max(2, options.turns // players)
-            load = await bench_load(url, bare=False, players=players, turns=turns, by_stage=True)
-            for stage, cpu in load.stages.items():
-                rows.append(Row(url.partition("+")[0], f"CPU a turn: {stage}", cpu, cpu))
+    for players in options.players:
+        async with databases(options.database) as urls:
+            for _, url in urls:
+                load = await bench_load(
+                    url,
+                    bare=False,
+                    players=players,
+                    turns=max(2, options.turns // players),
+                    by_stage=True,
+                )
+                what = f"{players} players, CPU a turn: "
+                name = url.partition("+")[0]
+                rows += [Row(name, what + stage, cpu, cpu) for stage, cpu in load.stages.items()]
     return rows
 
 
@@ -517,9 +523,9 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'database':<11} {'what':<42} {'p50 ms':>9} {'p95 ms':>9}  note")
+    print(f"{'database':<11} {'what':<60} {'p50 ms':>9} {'p95 ms':>9}  note")
     for row in rows:
-        print(f"{row.database:<11} {row.what:<42} {row.p50:>9} {row.p95:>9}  {row.note}")
+        print(f"{row.database:<11} {row.what:<60} {row.p50:>9} {row.p95:>9}  {row.note}")
 
 
 if __name__ == "__main__":

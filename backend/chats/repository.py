@@ -310,12 +310,12 @@ def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
 _COLUMNS = Message.id, Message.position, Message.role, Message.tokens, Message.sealed_content
 _LINES = _lines(*_COLUMNS)
 _LINES_WITH_AUTHORS = _lines(*_COLUMNS, Message.sealed_author)
+_FIRST_BEHIND = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)
 
 
 async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
     """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
-    query = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)
-    return await session.scalar(query, {"chat_id": chat_id, "from_sum": from_sum})
+    return await session.scalar(_FIRST_BEHIND, {"chat_id": chat_id, "from_sum": from_sum})
 
 
 async def active_lines(

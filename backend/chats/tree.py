@@ -25,6 +25,7 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
+    exists,
     inspect,
     select,
     update,
@@ -40,7 +41,10 @@ from backend.database.types import Id
 AT_ONCE = 100
 """Rows that a session writes in one go."""
 
-_SUM = select(Message.path_tokens).where(Message.id == bindparam("message_id"))
+_CHILD = aliased(Message)
+_PARENT = select(
+    Message.path_tokens, exists().where(_CHILD.parent_id == Message.id, _CHILD.is_selected)
+).where(Message.id == bindparam("message_id"))
 
 
 async def attach(
@@ -56,10 +60,11 @@ async def attach(
     message.position = parent.position + 1 if parent else 0
     place_in_scene(message, parent)
     own = 0 if message.hidden else message.tokens
-    message.path_tokens = await _sum_of(session, parent) + own
+    before, may_be_left = await _end_at(session, parent)
+    message.path_tokens = before + own
     if chat.leaf_id == message.parent_id:
         # The common case, a line at the end: no row differs but a sibling that was left earlier.
-        if parent is None or not inspect(parent).pending:
+        if may_be_left:
             await _deselect(session, chat, [message.parent_id])
         message.is_active = message.is_selected = True
         chat.leaf_id = message.id
@@ -174,13 +179,18 @@ async def has_children(session: AsyncSession, message_id: UUID) -> bool:
     return await session.scalar(query) is not None
 
 
-async def _sum_of(session: AsyncSession, parent: Message | None) -> int:
-    """`path_tokens` of a parent; read again where it was read before this transaction."""
+async def _end_at(session: AsyncSession, parent: Message | None) -> tuple[int, bool]:
+    """`path_tokens` of a parent, and whether one of its children may be selected.
+
+    Read again where it was read before this transaction.
+    """
     if parent is None:
-        return 0
-    if not inspect(parent).detached:
-        return parent.path_tokens
-    return (await session.scalars(_SUM, {"message_id": parent.id})).one()
+        return 0, True
+    state = inspect(parent)
+    if not state.detached:
+        return parent.path_tokens, not state.pending
+    row = (await session.execute(_PARENT, {"message_id": parent.id})).one()
+    return row[0], row[1]
 
 
 async def _climb(

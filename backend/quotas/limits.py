@@ -18,6 +18,41 @@ SWEEP_EVERY = 60.0
 _ROUNDING = 1e-6
 
 
+LOOK_EVERY = 5.0
+"""Seconds for which what was free stands."""
+PLENTY = 256 * 2**20
+"""Bytes that an account has to have free, so that it is not looked at each time."""
+
+
+class FreeRoom:
+    """Accounts that had plenty of room a moment ago, so that not every request has to look.
+
+    With several processes, each lets as much in before it looks again.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._free: dict[Hashable, int] = {}
+        self._emptied_at = clock()
+
+    def found(self, key: Hashable, free: int) -> None:
+        """Note how much somebody has free: half of it may be taken before the next look."""
+        if free >= PLENTY:
+            self._free[key] = free // 2
+
+    def take(self, key: Hashable, size: int) -> bool:
+        """Whether there surely is room for `size` more, which counts as taken."""
+        at = self._clock()
+        if at - self._emptied_at >= LOOK_EVERY:
+            self._emptied_at = at
+            self._free.clear()
+        free = self._free.get(key, 0) - size
+        if free <= 0:
+            return False
+        self._free[key] = free
+        return True
+
+
 class RateLimit:
     """Lets `per_minute` requests through at once, and as many more in each minute; 0 is no limit.
 

@@ -17,7 +17,7 @@ from backend.jobs.models import Job
 from backend.quotas import definitions as quotas
 from backend.quotas.definitions import QUOTAS, Quota, TooManyFromAddressError, Unit
 from backend.quotas.ledgers import stored_bytes, tokens_today
-from backend.quotas.limits import ConcurrencyLimit, RateLimit
+from backend.quotas.limits import ConcurrencyLimit, FreeRoom, RateLimit
 from backend.settings import Settings
 
 Count = Callable[[AsyncSession, UUID], Awaitable[int]]
@@ -69,6 +69,7 @@ class Quotas:
             quotas.QUEUED_JOBS: _live_jobs,
             quotas.TOKENS_PER_DAY: tokens_today,
         }
+        self._room = FreeRoom()
         self.requests = RateLimit(quotas.REQUESTS.limit(settings))
         self.addresses = RateLimit(settings.max_requests_per_minute_per_address)
         self.requests_at_once = self._at_once(quotas.REQUESTS_AT_ONCE)
@@ -93,14 +94,18 @@ class Quotas:
         """Raise the quota's error where a user has too much of it already, with what is added.
 
         Several requests that are under way at once each pass with what was there before them: they
-        may exceed the limit by what they bring.
+        may exceed the limit by what they bring. An account with plenty of bytes free is not looked
+        at each time (`FreeRoom`).
         """
         limit = quota.limit(self._settings)
-        if not limit:
+        is_room = quota is quotas.STORED_BYTES
+        if not limit or (is_room and self._room.take(user_id, adding)):
             return
         at = now()
         async with self._database.read() as session:
             used = await self._counts[quota](session, user_id)
+        if is_room:
+            self._room.found(user_id, limit - used - adding)
         if used + adding > limit:
             wait = _until_tomorrow(at) if quota is quotas.TOKENS_PER_DAY else None
             raise quota.exceeded(limit=limit, used=used, wait=wait, at=at)

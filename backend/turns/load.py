@@ -54,7 +54,7 @@ RECENT_MACROS = ("last", "idle")
 
 
 _CHAT = (
-    select(Chat, Message, User.sealed_variables)
+    select(Chat, Message, User.sealed_variables, User.sealed_scripts.is_not(None))
     .join(User, User.id == Chat.user_id)
     .outerjoin(Message, Message.id == Chat.leaf_id)
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
@@ -91,7 +91,7 @@ class ChatLoader:
         `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
         """
         owner_id, sealer = self._identity.user_id, self._identity.sealer
-        chat, leaf, sealed_globals = await self._chat(chat_id)
+        chat, leaf, sealed_globals, has_scripts = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
         target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(self._session, chat, request, target)
@@ -178,6 +178,7 @@ class ChatLoader:
             said=self._said(target, request),
             viewpoint=viewpoint,
             audience=audience,
+            has_scripts=has_scripts,
         )
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
@@ -266,13 +267,13 @@ class ChatLoader:
             viewpoint=loaded.viewpoint,
         )
 
-    async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None]:
-        """A chat, its leaf, and the user's global variables, still sealed: one query."""
+    async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None, bool]:
+        """A chat, its leaf, the user's sealed variables, whether scripts are there: one query."""
         values = {"chat_id": chat_id, "owner_id": self._identity.user_id}
         row = (await self._session.execute(_CHAT, values)).one_or_none()
         if row is None:
             raise ChatNotFoundError
-        return row[0], row[1], row[2]
+        return row[0], row[1], row[2], row[3]
 
     async def _speaker(
         self, names: dict[UUID, str], request: TurnRequest, target: Target

@@ -71,6 +71,7 @@ class LoadedChat:
         line: What the user says now, as it is stored.
         said: What is answered, as the model gets it: that line, or one that is stored already; None
             where nobody says anything new.
+        has_scripts: Whether the account has regex scripts of its own; `scripts` are those that run.
         campaign: What the chat's campaign says now; None in a chat of none.
         table: What the turn is played at; None where it is not played.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
@@ -102,6 +103,7 @@ class LoadedChat:
     summary: StoredSummary | None = None
     line: str | None = None
     said: str | None = None
+    has_scripts: bool = False
     scripts: Scripts | None = None
     campaign: CampaignLayers | None = None
     table: Table | None = None

@@ -22,6 +22,8 @@ async def scripts_of(
     """The scripts of a turn: the account's, then those of the character that speaks."""
     speaker = loaded.speaker
     own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
+    if not own and not loaded.has_scripts:
+        return None
     scripts = await running_scripts(session, identity, own)
     if not scripts:
         return None

@@ -1,0 +1,20 @@
+"""What an account surely has left is not looked at each time."""
+
+from __future__ import annotations
+
+from backend.quotas.limits import LOOK_EVERY, PLENTY, FreeRoom
+
+
+def test_room_stands_for_a_while_and_for_half_of_what_was_free() -> None:
+    at = 0.0
+    room = FreeRoom(clock=lambda: at)
+    assert not room.take("ada", 1)
+    room.found("ada", PLENTY - 1)
+    assert not room.take("ada", 1)
+    room.found("ada", PLENTY)
+    assert room.take("ada", PLENTY // 2 - 1)
+    assert not room.take("ada", 1)
+    assert not room.take("bob", 1)
+    room.found("ada", PLENTY)
+    at = LOOK_EVERY
+    assert not room.take("ada", 1)
