@@ -163,8 +163,9 @@ class Settings(BaseSettings):
     """Texts in one request; Gemini takes 100 at most."""
     embedding_timeout_seconds: float = Field(5, gt=0, le=60)
     """Longest that a turn waits for its query's vector; then keywords do alone."""
-    embedding_threads: int = Field(1, ge=1, le=256)
-    """Processor cores that `local` computes on."""
+    embedding_threads: int = Field(0, ge=0, le=256)
+    """Processor cores that `local` computes documents on; a query has a thread of its own besides.
+    0: all, but 4 at most."""
 
     # The index
     qdrant_url: str = ""

@@ -7,6 +7,7 @@ to its makers is switched off in `backend.memory`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,7 +36,9 @@ _GROUP_CHARS = 800
 """Characters that go through the model at once, padding included. On a CPU more are slower, not
 faster, and take memory: measured with MiniLM int8 on one core, 30 words a text, 380 texts a second
 in groups of 4 and 240 in groups of 64; 150 words a text, 62 one by one, 26 in groups of 64, which
-took 1.4 GB. It also is what a query may have to wait for."""
+took 1.4 GB."""
+
+_MOST_WORKERS = 4
 
 _LONGEST_CHARS = 40_000
 """No tokenizer needs to see more of a text: models end at some thousand tokens."""
@@ -54,13 +57,14 @@ class LocalEmbedder:
         model: fastembed's name for it, where its files do not say how it pools. Empty: by its
             files.
         dimension: Length of its vectors, where its files do not say so rightly.
-        workers: Texts are computed in so many threads. Each uses one core.
+        workers: Documents are computed in so many threads, each on one core; 0 is one a core, and
+            4 at most. Queries have a thread of their own, and wait for no document.
 
     Raises `EmbedderError` when the folder holds no model, or fastembed is not installed.
     """
 
     def __init__(
-        self, folder: Path, *, model: str = "", dimension: int | None = None, workers: int = 1
+        self, folder: Path, *, model: str = "", dimension: int | None = None, workers: int = 0
     ) -> None:
         if not is_installed():
             raise EmbedderError(NOT_INSTALLED)
@@ -73,8 +77,9 @@ class LocalEmbedder:
             model=f"{name}-{self._folder.mark}",
             dimension=dimension or self._folder.dimension,
         )
-        self._workers = workers
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="embed")
+        self._workers = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+        self._documents = ThreadPoolExecutor(self._workers, thread_name_prefix="embed")
+        self._queries = ThreadPoolExecutor(1, thread_name_prefix="embed-query")
         self._loading: asyncio.Future[TextEmbedding] | None = None
 
     async def ready(self) -> EmbedderSpec:
@@ -88,13 +93,14 @@ class LocalEmbedder:
         prepared = [prefix + repaired(text[:_LONGEST_CHARS]) for text in texts]
         vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
         groups = _groups(prepared)
+        pool = self._queries if task == "query" else self._documents
 
         async def work() -> None:
             # One group after the other, so that another caller's text gets in between.
             for group in groups:
                 some = [prepared[index] for index in group]
                 try:
-                    rows = await self._begin(partial(_run, model, some, task))
+                    rows = await self._begin(pool, partial(_run, model, some, task))
                 except EmbedderError:
                     raise
                 except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
@@ -108,19 +114,20 @@ class LocalEmbedder:
 
     async def aclose(self) -> None:
         """Let go of the model; a group under way is computed to its end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._documents, self._queries):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._loading = None
 
-    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do `work` in a thread of the pool. Raises `EmbedderError` once that is closed."""
+    def _begin(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Do `work` in a thread of a pool. Raises `EmbedderError` once that is closed."""
         try:
-            return asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return asyncio.get_running_loop().run_in_executor(pool, work)
         except RuntimeError:
             raise EmbedderError(f"{WHO} is closed.") from None
 
     async def _loaded(self) -> TextEmbedding:
         if self._loading is None:
-            self._loading = self._begin(partial(_load, self._folder, self._name))
+            self._loading = self._begin(self._queries, partial(_load, self._folder, self._name))
         loading = self._loading
         try:
             # A caller who has no more time does not stop it: the next one finds it loaded.

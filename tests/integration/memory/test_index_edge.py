@@ -60,6 +60,50 @@ def start_writer(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+async def test_the_nearest_of_many_are_found_as_exactly_once_they_are_put_in_order(
+    tmp_path: Path,
+) -> None:
+    size, count = 1024, 3000
+    drawn = np.random.default_rng(7).standard_normal((count + 5, size), dtype=np.float32)
+    vectors = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    ids = [uuid4() for _ in range(count)]
+    index = await open_edge(tmp_path, "tales", size)
+    await index.upsert(
+        [
+            point(OWNER, CHAT, source=source, dense={"dense": vector})
+            for source, vector in zip(ids, vectors, strict=False)
+        ]
+    )
+    await index.aclose()
+
+    index = await open_edge(tmp_path, "tales", size)
+    try:
+        found = await index.search(
+            [query(vector, scope(OWNER, CHAT), limit=100) for vector in vectors[count:]]
+        )
+    finally:
+        await index.aclose()
+
+    assert list(tmp_path.rglob("quantized.data"))  # noqa: ASYNC240  nothing waits
+    for hits, vector in zip(found, vectors[count:], strict=True):
+        scores = vectors[:count] @ vector
+        best = np.argsort(-scores)[:100]
+        assert [hit.payload.source_id for hit in hits] == [ids[place] for place in best]
+        assert [hit.score for hit in hits] == pytest.approx(scores[best], abs=1e-6)
+
+
+async def test_a_file_of_the_engine_s_log_may_go_while_it_is_synced(tmp_path: Path) -> None:
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    gone = next(tmp_path.rglob("wal")) / "tmp-open-9"  # noqa: ASYNC240  nothing waits
+    gone.symlink_to(tmp_path / "nowhere")  # is listed, and is not there when it is opened
+    try:
+        await index.upsert([point(OWNER, CHAT)])
+        assert await index.count(OWNER) == 1
+    finally:
+        gone.unlink()
+        await index.aclose()
+
+
 async def test_what_was_stored_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     writer.send_signal(signal.SIGKILL)

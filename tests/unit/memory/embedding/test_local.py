@@ -9,12 +9,15 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from subprocess import run
+from threading import Event
 
 import numpy as np
 import pytest
+from fastembed import TextEmbedding
 
+from backend.memory.embedding import local as local_module
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.protocol import EmbedderError, Floats, Task
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,25 @@ async def test_several_threads_come_to_the_same(folder: Path, local: LocalEmbedd
 
     assert np.allclose(await two.embed(texts, "query"), await local.embed(texts, "query"))
     await two.aclose()
+
+
+async def test_a_query_waits_for_no_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder, usual, is_asked = LocalEmbedder(folder, workers=1), local_module._run, Event()
+
+    def run_late(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
+        if task == "document":
+            assert is_asked.wait(60)
+        return usual(model, texts, task)
+
+    monkeypatch.setattr(local_module, "_run", run_late)
+    documents = asyncio.create_task(embedder.embed(["The ferry waits."] * 90, "document"))
+    async with asyncio.timeout(60):
+        assert (await embedder.embed(["Who waits?"], "query")).shape == (1, 384)
+    assert not documents.done()
+    is_asked.set()
+
+    assert (await documents).shape == (90, 384)
+    await embedder.aclose()
 
 
 async def test_fastembed_s_own_name_for_a_model_comes_to_the_same(
