@@ -21,27 +21,29 @@ import statistics
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
+from backend.audience import Viewpoint
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
-from backend.memory import mmr
-from backend.memory.diversity import diversified
 from backend.memory.documents import Line, lore_documents
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.points import Attempt, Blinders, PointMaker
 from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.sources import Recalled
+from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
-from scripts._vector_cache import VectorCache
+from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (
     BUDGETS,
     KS,
@@ -146,21 +148,44 @@ async def index_book(desk: Desk, maker: PointMaker, lists: Lists) -> None:
     await desk.index.upsert(points)
 
 
+class EveryRow:
+    """A source whose rows all count, and a database that nobody asks."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def read(self) -> AbstractAsyncContextManager[None]:
+        """No session."""
+        return nullcontext()
+
+    async def recall(
+        self, _session: Any, _sealer: Sealer, ids: Collection[UUID], *, viewpoint: Viewpoint
+    ) -> dict[UUID, Recalled]:
+        """See `Source`; without texts."""
+        _ = viewpoint
+        return {
+            each: Recalled(kind=self.kind, source_id=each, container_id=IDS, title="", text="")
+            for each in ids
+        }
+
+
 async def found(desk: Desk, question: Question, kind: Kind, container: UUID) -> list[UUID]:
-    """What a turn's search finds, best first, without what says the same."""
+    """What a turn's search brings up, best first."""
     request = SearchRequest(
         text=question.text,
         names=desk.dialogue.speakers,
         parts=[ScopePart(containers=[container])],
         kinds=[kind],
+        limit=MAX_ITEMS,
+        room=ROOM,
+        most=MAX_SHORT_ITEMS,
         now=desk.dialogue.ended,
         activates_lore=True,
     )
     result = await desk.service.find(desk.sealer, request)
-    most = len(result.vectors)
-    first = diversified(result.candidates[:most], result.breadth)
-    chosen = mmr.select(first, result.vectors, count=most)
-    return [each.payload.source_id for each in [*chosen, *result.candidates[most:]]]
+    database: Any = EveryRow(kind)
+    memories = await desk.service.recall(database, desk.sealer, result)
+    return [each.recalled.source_id for each in memories]
 
 
 async def run(
@@ -168,7 +193,7 @@ async def run(
 ) -> dict[str, list[tuple[int, list[float]]]]:
     """(1 for choosing or 2 for reporting, recalls) of each question, by what it is about."""
     lists = read_lists(data)
-    model = VectorCache(LocalEmbedder(model_path, workers=2), vectors)
+    model = KeptVectors(LocalEmbedder(model_path, workers=2), vectors)
     embedder, blinders, pool = WithoutCache(model), Blinders(), CpuPool()
     count = word_pieces(model_path)
     pieces = {each.id: count(f"{each.author}: {each.text}") for each in lists.story.lines}
@@ -178,7 +203,10 @@ async def run(
         index = await open_edge(Path(folder), "bench", model.spec.dimension)
         user_id = lists.story.user_id
         sealer = Sealer(user_id, {1: bytes(32)}, user_key=user_id.bytes * 2)
-        service = MemorySearch(OneIndex(index), [], embedder=embedder, blinders=blinders, pool=pool)
+        sources: list[Any] = [EveryRow("message"), EveryRow("lore")]
+        service = MemorySearch(
+            OneIndex(index), sources, embedder=embedder, blinders=blinders, pool=pool
+        )
         desk = Desk(lists.story, sealer, blinders, index, embedder, service)
         maker = PointMaker(embedder, blinders=blinders, pool=pool)
         await index_dialogue(desk, maker)
@@ -226,7 +254,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=SHARED / "crd3", help="folder of CRD3")
     parser.add_argument("--model-path", type=Path, default=SHARED / "minilm-l6-v2-int8")
     parser.add_argument(
-        "--vectors", type=Path, default=Path(tempfile.gettempdir()) / "talekeeper-vectors"
+        "--vectors", type=Path, default=Path(tempfile.gettempdir()) / "bench-vectors"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from backend.memory.diversity import breadth, diversified
 from backend.memory.index.protocol import Kind, Payload
 from backend.memory.ranking import Candidate
+from backend.memory.search import MemorySearch, SearchRequest, SearchResult
+from backend.memory.sources import Recalled
 
 CHAT = uuid4()
 
@@ -86,6 +91,42 @@ def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
         line(0.7, 1, kind="lore"),
     ]
     assert diversified(some, 1.0) == some
+
+
+@pytest.mark.anyio
+async def test_what_is_recalled_for_a_list_comes_from_several_places() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
+    nowhere: Any = None
+    everything: Any = EveryRow()
+    search = MemorySearch(nowhere, [everything], embedder=None, blinders=nowhere, pool=nowhere)
+
+    async def recalled(breadth: float) -> list[UUID]:
+        result = SearchResult(request=request, candidates=[best, beside, apart], breadth=breadth)
+        memories = await search.recall(everything, nowhere, result)
+        return [each.recalled.source_id for each in memories]
+
+    of = [each.payload.source_id for each in (best, beside, apart)]
+    assert await recalled(0.0) == of
+    assert await recalled(0.9) == [of[0], of[2], of[1]]
+
+
+class EveryRow:
+    """A source whose rows all count, and a database that is not asked."""
+
+    kind: Kind = "message"
+
+    def read(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def recall(
+        self, _session: Any, _sealer: Any, ids: Sequence[UUID], *, viewpoint: Any
+    ) -> dict[UUID, Recalled]:
+        _ = viewpoint
+        return {
+            each: Recalled(kind="message", source_id=each, container_id=CHAT, title="", text="")
+            for each in ids
+        }
 
 
 def _lower(candidate: Candidate, by: float) -> Candidate:
