@@ -84,6 +84,7 @@ from backend.turns.downtime import DowntimeService
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
 from backend.turns.recovery import TurnRecovery
+from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
 from backend.vault.root import RootKeys
@@ -227,6 +228,7 @@ class Services:
             memory.search,
             engine,
             pool,
+            rephraser=Rephraser(memory.search, registry, settings, prompts),
             situations=self.situations,
             enrichment=enrichment_outbox,
             chats=self.chats,

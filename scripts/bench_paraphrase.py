@@ -8,7 +8,8 @@
 shares no word but stop words, stems compared. The transcripts are played as chats of 300 and of
 1,500 messages; each question goes through the search that a turn goes through, with its thresholds,
 and what is found fills a prompt's room as a turn fills it. Lines of the last 40 messages are not
-looked through. Even questions are for choosing, odd ones for reporting.
+looked through. Even questions are for choosing, odd ones for reporting. For a task model that puts
+a question in other words stand rewritings by hand, of somebody who had seen the lines.
 
 The file of probes names lines by episode and turn; a digest notices a transcript that is another.
 Vectors are kept in `--vectors`, so that a run after the first takes seconds.
@@ -26,7 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
 from backend.memory.nearest import with_nearest
 from backend.memory.points import Blinders, PointMaker
+from backend.memory.ranking import Candidate
 from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import query_terms
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
@@ -78,6 +80,7 @@ class Probe:
     number: int
     place: int
     question: str
+    rewritten: str
 
     @property
     def half(self) -> str:
@@ -133,7 +136,7 @@ def read_probes(lines: Sequence[tuple[str, int, str, str]]) -> list[Probe]:
             raise SystemExit(f"{row['episode']} has another turn {row['turn']}.")
         if shared := set(query_terms(row["question"])) & set(query_terms(text)):
             raise SystemExit(f"Probe {number} and its line share {', '.join(sorted(shared))}.")
-        probes.append(Probe(number, place, row["question"]))
+        probes.append(Probe(number, place, row["question"], row["rewritten"]))
     return probes
 
 
@@ -197,14 +200,24 @@ def ask_for(dialogue: Dialogue, question: str, **changes: Any) -> SearchRequest:
     return SearchRequest(**(wanted | changes))
 
 
+async def searched(
+    desk: Desk, request: SearchRequest
+) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
+    """What reaches the thresholds, and all that a turn would take."""
+    result = await desk.service.find(desk.sealer, request)
+    strict = mmr.select(result.candidates, result.vectors, count=request.limit)
+    return strict, with_nearest(strict, result.near, room=request.room, most=request.most)
+
+
 async def ask(desk: Desk, probe: Probe, size: int) -> Asked:
     """One probe, by each method."""
     request = ask_for(desk.dialogue, probe.question)
     begun = time.perf_counter()
-    result = await desk.service.find(desk.sealer, request)
+    strict, chosen = await searched(desk, request)
     taken = time.perf_counter() - begun - desk.embedder.seconds
-    strict = mmr.select(result.candidates, result.vectors, count=request.limit)
-    chosen = with_nearest(strict, result.near, room=request.room, most=request.most)
+    both = f"{probe.question}\n{probe.rewritten}"
+    _, with_both = await searched(desk, replace(request, text=both))
+    _, rewritten = await searched(desk, replace(request, text=probe.rewritten))
     everything = await desk.service.find(
         desk.sealer, ask_for(desk.dialogue, probe.question, min_relevance=0.0, limit=1000)
     )
@@ -218,6 +231,8 @@ async def ask(desk: Desk, probe: Probe, size: int) -> Asked:
             "all signals, no thresholds": _rows(everything.candidates),
             "thresholds alone": _rows(strict),
             "as a turn searches": _rows(chosen),
+            "the question rewritten": _rows(rewritten),
+            "question and rewriting": _rows(with_both),
         },
         milliseconds=taken * 1000,
     )

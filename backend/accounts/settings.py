@@ -87,12 +87,14 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
 
     `min_relevance` is from 0, where everything passes that was found, to 1; without it lines that
     are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
-    how many memories a prompt gets at most (40, and 100 where they are that short).
+    how many memories a prompt gets at most (40, and 100 where they are that short). `rephrase` has
+    the model of `enrichment` put what a turn looks for in other words, for a second search; off.
     """
 
     enabled: bool | None = None
     min_relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     max_items: Annotated[int, msgspec.Meta(ge=0, le=200)] | None = None
+    rephrase: bool | None = None
     weights: SourceWeights | None = None
 
 

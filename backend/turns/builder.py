@@ -39,6 +39,7 @@ from backend.turns.history import open_history, read_from
 from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.rephrasing import Rephraser
 from backend.turns.retrieval import ask_for
 from backend.turns.rewriting import rewritten, scripts_of
 from backend.turns.schemas import TurnRequest
@@ -66,6 +67,7 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        rephraser: Rephraser,
         situations: SituationService,
         enrichment: EnrichmentOutbox,
         chats: ChatService,
@@ -81,6 +83,7 @@ class PromptBuilder:
         self._situations = situations
         self._enrichment = enrichment
         self._search = search
+        self._rephraser = rephraser
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
@@ -115,7 +118,7 @@ class PromptBuilder:
                 context = await self._load(
                     identity, chat_id, request, search, check=check, tried=tried
                 )
-                await self._retrieve(identity, context, search)
+                await self._retrieve(identity, context, search, is_preview=tried is not None)
             return await self._assembler.assemble(
                 identity, context, request, suggestions=suggestions
             )
@@ -203,9 +206,12 @@ class PromptBuilder:
         return PromptContext(loaded=loaded, window=window, lines=lines)
 
     async def _retrieve(
-        self, identity: Identity, context: PromptContext, search: Searching
+        self, identity: Identity, context: PromptContext, search: Searching, *, is_preview: bool
     ) -> None:
-        """Unseal the history, and bring back what the search found."""
+        """Unseal the history, and bring back what the search found.
+
+        A preview, which may be looked at with each key that is pressed, asks no model.
+        """
         # Counts stored in another unit chose the lines; they are made anew for them.
         recount = context.window.is_estimated
         sealed = sum(map(len, context.lines.sealed_contents))
@@ -216,6 +222,10 @@ class PromptBuilder:
         )
         # An embedding model far away takes its time: no connection waits for it.
         found = await search.result()
+        if not is_preview:
+            found = await self._rephraser.search_again(
+                identity, context.loaded, context.window, found
+            )
         context.memories = await self._search.recall(
             self._database, identity.sealer, found, known=SCANNED
         )

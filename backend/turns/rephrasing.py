@@ -1,0 +1,106 @@
+"""What a turn looks for, put in other words by the task model: the words that an answer may have.
+
+Where a user wants it (`memory.rephrase`), one call comes before a second search. It gets little
+time, and a turn that it fails searches by its own words alone: the record says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+
+from backend.accounts.identity import Identity
+from backend.accounts.settings import first_set
+from backend.enrichment.cleaning import without_tags
+from backend.enrichment.llm_selection import choose_model
+from backend.errors import AppError
+from backend.generation.model import Prompt, PromptMessage
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling
+from backend.generation.tool_arguments import plain_schema
+from backend.logs import get_logger
+from backend.memory.search import MemorySearch, SearchResult
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+from backend.turns.prompt_context import LoadedChat, PromptWindow
+
+log = get_logger(__name__)
+
+SECONDS = 2.5
+"""How long a turn waits for the task model at most."""
+
+MOST_READ, MOST_WRITTEN = 4_000, 400
+"""Characters of the line, and of what was said before it; and of what the model writes."""
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    words: str
+
+
+SCHEMA = plain_schema(_Answer)
+
+
+class Rephraser:
+    """Searches again in other words, for users who want that."""
+
+    def __init__(
+        self,
+        search: MemorySearch,
+        registry: ModelRegistry,
+        settings: Settings,
+        prompts: PromptLibrary,
+    ) -> None:
+        self._search = search
+        self._registry = registry
+        self._settings = settings
+        self._prompts = prompts
+
+    async def search_again(
+        self, identity: Identity, loaded: LoadedChat, window: PromptWindow, found: SearchResult
+    ) -> SearchResult:
+        """What is found by the model's words, too; what was found where there are none.
+
+        Its notes say what the words are, or that there are none and why.
+        """
+        chain = (loaded.settings.memory, identity.settings.memory)
+        request = found.request
+        if request is None or not first_set(chain, "rephrase", default=False):
+            return found
+        try:
+            async with asyncio.timeout(SECONDS):
+                words = await self._rephrase(identity, loaded, window, request.text)
+        except (AppError, TimeoutError) as error:
+            problem = error.slug if isinstance(error, AppError) else "too-slow"
+            log.info("memory.not_rephrased", problem=problem)
+            note = "not looked up in other words: the task model gave no answer"
+            return replace(found, notes=[*found.notes, note])
+        if not words:
+            return found
+        text = f"{request.text}\n{words}"
+        again = await self._search.find(identity.sealer, replace(request, text=text))
+        return replace(again, notes=[*again.notes, f"looked up in other words as well: {words}"])
+
+    async def _rephrase(
+        self, identity: Identity, loaded: LoadedChat, window: PromptWindow, line: str
+    ) -> str:
+        """Other words for a line; none of the demo model's. Raises `ModelError` and the like."""
+        own, account = loaded.settings.enrichment, identity.settings.enrichment
+        chosen = choose_model(self._registry, self._settings, own, account, window.spec.id)
+        model = self._registry.get(chosen)
+        if model.spec.provider == "demo":
+            return ""
+        recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
+        asked = self._prompts["assist/rephrase"].render(
+            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+        )
+        # A story that may be told may be looked for: the filter of replies, nothing else of theirs.
+        is_filtered = "safety" in model.spec.accepts
+        sampling = Sampling(safety=window.sampling.safety) if is_filtered else Sampling()
+        said = await model.structured(Prompt([PromptMessage("user", asked)]), SCHEMA, sampling)
+        try:
+            words = msgspec.convert(said.value, _Answer).words
+        except msgspec.ValidationError:
+            return ""
+        return " ".join(words[:MOST_WRITTEN].split())
