@@ -64,6 +64,7 @@ from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
 from backend.memory.model_fetches import ModelFetches
+from backend.memory.near_misses import RowReader
 from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.status import MemoryStatusService
@@ -246,12 +247,13 @@ class Services:
             quotas=self.quotas,
             pool=pool,
         )
-        self.contexts = ContextService(database, builder, prompts, pool)
+        rows = RowReader(database, SOURCES)
+        self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
         # Not `search`: so lists name their query parameter.
-        self.search_service = SearchService(database, memory.search, SOURCES, pool)
+        self.search_service = SearchService(database, memory.search, SOURCES, rows, pool)
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(

@@ -66,6 +66,7 @@ ReasonKind = Literal[
     "outlet_unread",
     # What there was no room for.
     "budget",
+    "budget_left",
     "book_budget",
     "gave_way",
     "no_room",
@@ -75,6 +76,11 @@ ReasonKind = Literal[
     "summary_too_old",
     "in_history",
     "not_listed",
+    # What a search found and did not bring up.
+    "not_near",
+    "repeats",
+    "max_items",
+    "not_current",
 ]
 
 FoundInKind = Literal[
@@ -138,11 +144,11 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         name: Of a group, a lorebook, an outlet, an entity, or the limit that macros went beyond;
             why the state block has its form; which terms of a glossary found room.
         winner: The title of the entry that came in instead.
-        count: Messages or replies left; the level of recursion; the last message of a summary,
-            or the one that something followed from, from 1; the most that macros may do.
+        count: Messages, replies or tokens left; the level of recursion; the last message of a
+            summary, or the one that something followed from, from 1; the most that macros may do.
         chance: How often the entry comes in, in per cent.
-        score: What a search made of it, from 0 to 1 about.
-        rank: Where the search has it, from 1.
+        score: What a search made of it, from 0 to 1 about; how much it has of what it takes.
+        rank: Where the search has it, or what it repeats, from 1.
         signals: What of the search speaks for it.
     """
 
@@ -193,6 +199,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "no_key": "no key was said",
     "note_not_due": "author's note, not due",
     "outlet_unread": 'no field reads the outlet "{name}"',
+    "budget_left": "budget, {tokens} left",
     "book_budget": 'budget of the book "{name}"',
     "gave_way": "budget, @@ignore_on_max_context",
     "no_room": "no room in the context",
@@ -201,6 +208,10 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
     "in_history": "already in history",
     "not_listed": "not listed",
+    "not_near": "too far from what was asked, {score:.0%} of what it takes",
+    "repeats": "says the same as rank {rank}",
+    "max_items": "more memories than `max_items`",
+    "not_current": "on another branch, hidden, switched off, or replaced",
 }
 """What is said of each kind. Those that are missing are the word itself."""
 
@@ -267,6 +278,7 @@ def _told_kind(reason: Reason) -> str:
         count=count,
         messages="1 message" if count == 1 else f"{count} messages",
         replies="1 reply" if count == 1 else f"{count} replies",
+        tokens="1 token" if count == 1 else f"{count} tokens",
         chance=reason.chance or 0,
         score=reason.score or 0,
         rank=reason.rank,

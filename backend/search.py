@@ -27,9 +27,10 @@ from backend.errors import ValidationError
 from backend.lorebooks.chat_books import books_for_chat
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.matches import SharedWords
-from backend.memory.search import Memory, MemorySearch, SearchRequest
-from backend.memory.sources import Source
-from backend.reasons import Match, told_matches
+from backend.memory.near_misses import NearMiss, RowReader, near_misses
+from backend.memory.search import Memory, MemorySearch, SearchRequest, SearchResult
+from backend.memory.sources import Recalled, Source
+from backend.reasons import Match, Reason, told, told_matches
 from backend.wire import RAISES
 
 MOST = 100
@@ -60,19 +61,45 @@ class FoundMemory(msgspec.Struct, kw_only=True):
     reason: str
 
 
+class MissedMemory(msgspec.Struct, kw_only=True):
+    """Something that came close, and why it stayed out: `reason` is `why` in English.
+
+    Of what does not count at this moment there is no `title` and no `text`.
+    """
+
+    kind: str
+    source_id: UUID
+    container_id: UUID
+    title: str
+    text: str
+    position: int | None
+    why: Reason
+    reason: str
+
+
 class SearchAnswer(msgspec.Struct, kw_only=True):
-    """What was found, best first. `notes` tells what the search had to do without."""
+    """What was found, best first. `notes` tells what the search had to do without.
+
+    `near_misses` are null where they were not asked for.
+    """
 
     items: list[FoundMemory]
     notes: list[str]
+    near_misses: list[MissedMemory] | None = None
 
 
 class SearchService:
     """Searches everything of a user's, or what a chat would look in."""
 
     def __init__(
-        self, database: Database, search: MemorySearch, sources: Sequence[Source], pool: CpuPool
+        self,
+        database: Database,
+        search: MemorySearch,
+        sources: Sequence[Source],
+        rows: RowReader,
+        pool: CpuPool,
     ) -> None:
+        self._rows = rows
         self._pool = pool
         self._database = database
         self._search = search
@@ -87,6 +114,8 @@ class SearchService:
         chat_id: UUID | None,
         limit: int,
         viewpoint: Viewpoint = GM,
+        min_relevance: float = 0,
+        with_near_misses: bool = False,
     ) -> SearchAnswer:
         """Look for a text. Raises `ChatNotFoundError`, `ValidationError`."""
         async with self._database.read() as session:
@@ -102,7 +131,7 @@ class SearchService:
             parts=parts,
             kinds=kinds,
             limit=limit,
-            min_relevance=0,
+            min_relevance=min_relevance,
             now=now(),
             viewpoint=viewpoint,
         )
@@ -110,7 +139,25 @@ class SearchService:
         memories = await self._search.recall(self._database, identity.sealer, result)
         size = sum(len(memory.recalled.text) for memory in memories)
         items = await self._pool.run(identity.user_id, partial(_shown, text, memories), size=size)
-        return SearchAnswer(items=items, notes=list(result.notes))
+        answer = SearchAnswer(items=items, notes=list(result.notes))
+        if with_near_misses:
+            answer.near_misses = await self._near_misses(identity, result, memories)
+        return answer
+
+    async def _near_misses(
+        self, identity: Identity, result: SearchResult, memories: Sequence[Memory]
+    ) -> list[MissedMemory]:
+        """What came close. To a viewpoint only what it may know: what is read for it."""
+        viewpoint = result.request.viewpoint if result.request else GM
+        missed = near_misses(result, memories)
+        kinds: dict[UUID, Kind] = {each.payload.source_id: each.payload.kind for each in missed}
+        texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
+        return [
+            _missed(each, texts.get(each.payload.source_id))
+            for each in missed
+            if each.payload.source_id in texts
+            or (each.reason.kind == "not_current" and viewpoint == GM)
+        ]
 
     async def _everywhere(
         self, session: AsyncSession, identity: Identity, kinds: Sequence[Kind]
@@ -129,7 +176,7 @@ class SearchController(Controller):
     tags = ("Memory",)
 
     @get(opt={RAISES: (ChatNotFoundError,)}, summary="Search campaigns, events, lore and messages")
-    async def search(
+    async def search(  # noqa: PLR0913, PLR0917  # each is a query parameter
         self,
         identity: NamedDependency[Identity],
         search_service: NamedDependency[SearchService],
@@ -138,10 +185,15 @@ class SearchController(Controller):
         chat_id: FromQuery[UUID | None] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=MOST)] = 20,
         viewpoint: FromQuery[ViewpointText] = GM,
+        min_relevance: Annotated[float, QueryParameter(ge=0, le=1)] = 0,
+        near_misses: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
     ) -> SearchAnswer:
         """Find entities, facts, threads, events, lorebook entries and messages, best first.
 
-        It is the search that fills prompts, by words and by meaning, without its threshold.
+        It is the search that fills prompts, by words and by meaning, without its threshold: that is
+        `min_relevance`, from 0 (all that was found) to 1. With `near_misses` it tells as well what
+        came close and stayed out, at most ten, and why: what is not near enough, says the same as
+        something found, is beyond `limit`, or does not count at this moment.
         `sources` names what to look for, with commas between (`campaign`, `event`, `lore`,
         `message`; all of them without it); `chat_id` keeps to that chat's messages, its lorebooks,
         its chronicle and its campaign. Messages count that are on a chat's active path and not
@@ -157,6 +209,8 @@ class SearchController(Controller):
             chat_id=chat_id,
             limit=limit,
             viewpoint=read_viewpoint(viewpoint),
+            min_relevance=min_relevance,
+            with_near_misses=near_misses,
         )
 
 
@@ -210,6 +264,20 @@ def _kinds(sources: str) -> list[Kind]:
             f"There is no source {', '.join(unknown)}; there are {', '.join(SOURCE_NAMES)}."
         )
     return [name for name in SOURCE_NAMES if not named or name in named]
+
+
+def _missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
+    payload, reason = missed
+    return MissedMemory(
+        kind=payload.kind,
+        source_id=payload.source_id,
+        container_id=payload.container_id,
+        title=recalled.title if recalled else "",
+        text=recalled.text if recalled else "",
+        position=payload.position if payload.kind == "message" else None,
+        why=reason,
+        reason=told([reason]),
+    )
 
 
 def _shown(asked: str, memories: Sequence[Memory]) -> list[FoundMemory]:

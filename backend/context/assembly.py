@@ -195,7 +195,8 @@ def assemble(
     history_tokens = sum(history.tokens)
     room = budget.for_retrieval(plan.fixed, history_tokens)
     taken, passed = fill(retrieved, room)
-    left_out = [item.left_out(Reason("budget")) for item in passed]
+    unused = max(0, room - sum(item.tokens for item in taken))
+    left_out = [item.left_out(Reason("budget_left", count=unused)) for item in passed]
 
     # Each item has its share of the wrapper in its tokens, or nearly so.
     while True:

@@ -70,7 +70,10 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that is not in the prompt, and why: for programs, and in words (not stored)."""
+    """Something that is not in the prompt, and why: for programs, and in words.
+
+    Neither the words nor `text` is stored: what came close is read again when it is looked at.
+    """
 
     kind: str
     title: str
@@ -78,6 +81,7 @@ class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasons: list[Reason] = []
     reason: str = ""
     source_id: UUID | None = None
+    text: str | None = None
 
 
 class RecordedBudget(msgspec.Struct, kw_only=True):
@@ -107,7 +111,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a prompt was made of. Stored sealed with the reply; shown by the API.
 
     Of a played turn it is the last phase's prompt. `tools` were called in that turn, in order, as
-    `tool_support` says the model can.
+    `tool_support` says the model can. `near_misses` are what a search found and did not bring up.
     """
 
     version: int = 1
@@ -120,6 +124,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     retrieved: list[RecordedItem] = []
     history: RecordedHistory | None = None
     left_out: list[RecordedLeftOut] = []
+    near_misses: list[RecordedLeftOut] = []
     memory_first: bool = False
     notes: list[str] = []
     prompt_files: dict[str, str] = {}

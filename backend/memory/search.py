@@ -44,7 +44,7 @@ from backend.memory.nearest import nearest, with_nearest
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
-from backend.memory.thresholds import MANY, for_corpus, relevant, thresholds
+from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant, thresholds
 from backend.reasons import Reason
 from backend.vault.sealing import Sealer
 
@@ -100,7 +100,8 @@ class SearchResult:
 
     `near` are lines that are near by their meaning alone, the nearest first; `by_meaning` says
     whether meaning was looked for; `scale` is what the signals are measured by; `breadth`, from 0
-    to 1, how much several things were asked for.
+    to 1, how much several things were asked for; `ranked` is all that was found, also what does
+    not reach the thresholds `least`.
     """
 
     request: SearchRequest | None = None
@@ -111,6 +112,8 @@ class SearchResult:
     by_meaning: bool = False
     scale: MatchScale = field(default_factory=MatchScale)
     breadth: float = 0.0
+    ranked: Sequence[Candidate] = ()
+    least: RankingThresholds = field(default_factory=RankingThresholds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +245,8 @@ class MemorySearch:
             vectors=await index.dense_vectors(first) if vector is not None and first else {},
             notes=notes,
             by_meaning=vector is not None,
+            ranked=ranked,
+            least=least,
             scale=MatchScale(
                 enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
             ),

@@ -31,6 +31,7 @@ from backend.turns.retrieval import (
     consequence_items,
     memory_items,
     memory_texts,
+    missed_items,
     named_items,
     outside_history,
     semantic_hits,
@@ -59,6 +60,7 @@ class Built:
     variables: Variables
     prompt_files: dict[str, str]
     timed: TimedState
+    near_misses: Sequence[LeftOut]
     notes: Sequence[str]
 
     @property
@@ -168,11 +170,12 @@ class PromptAssembler:
             macro_budget,
         )
         items, unread = _read_outlets(sections.build(count=count, suggestions=suggestions), outlets)
+        told = [*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids]
         memories = memory_items(
             context.memories,
             count=count,
             pinned=loaded.pinned,
-            told=[*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids],
+            told=told,
         )
         named = named_items(loaded, count=count)
         followed = consequence_items(context, count=count)
@@ -196,6 +199,8 @@ class PromptAssembler:
                 render_memory=partial(render_memory, self._prompts),
                 memory_first=loaded.settings.memory_placement == "before_history",
             )
+        known = {each.source_id for each in [*items, *found]}
+        known |= {each.source_id for each in placed.left_out}
         left_out = [*assembled.left_out, *unsaid, *unread, *repeated, *placed.left_out]
         variables, unkept = within_limits(loaded.variables, sections.variables)
         files = dict(sections.used)
@@ -210,6 +215,7 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
+            near_misses=missed_items(context, history, known | set(told)),
             notes=[
                 *context.notes,
                 *([LOST_ROUNDS] if _loses_rounds(loaded, assembled) else ()),

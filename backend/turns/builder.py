@@ -28,6 +28,7 @@ from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
+from backend.memory.near_misses import near_misses
 from backend.memory.search import MemorySearch, Searching
 from backend.memory.sources import Recalled
 from backend.prompts import PromptLibrary
@@ -229,6 +230,7 @@ class PromptBuilder:
         context.memories = await self._search.recall(
             self._database, identity.sealer, found, known=SCANNED
         )
+        context.near_misses = near_misses(found, context.memories)
         if context.loaded.campaign is not None:
             context.consequences = await self._consequences(identity, context)
         context.by_meaning = found.by_meaning

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from uuid import UUID
 
-from backend.context.record import ContextRecord, RecordedItem
+from backend.context.record import ContextRecord, RecordedItem, RecordedLeftOut
 from backend.generation.model import PromptMessage
 from backend.memory.matches import SharedWords
+from backend.memory.sources import Recalled
 from backend.reasons import told
 from backend.turns.schemas import ContextView, Difference, HistoryView, Layers, ShownMessage
 
@@ -23,7 +25,7 @@ def context_view(record: ContextRecord) -> ContextView:
     history = record.history
     for item in (*record.items, *record.retrieved):
         item.reason = told(item.reasons)
-    for left_out in record.left_out:
+    for left_out in (*record.left_out, *record.near_misses):
         left_out.reason = told(left_out.reasons)
     return ContextView(
         model=record.model,
@@ -48,6 +50,7 @@ def context_view(record: ContextRecord) -> ContextView:
             else None
         ),
         left_out=record.left_out,
+        near_misses=record.near_misses,
         notes=record.notes,
         prompt_files=record.prompt_files,
         prompt_hash=record.prompt_hash,
@@ -62,6 +65,26 @@ def with_words(record: ContextRecord, asked: str) -> ContextRecord:
     words = SharedWords(asked)
     for item in (*record.items, *record.retrieved):
         item.reasons = [words.told(reason, item.text or "") for reason in item.reasons]
+    return record
+
+
+def with_near_misses(
+    record: ContextRecord, texts: Mapping[UUID, Recalled], *, is_all: bool
+) -> ContextRecord:
+    """A record, changed in place: what came close has its text.
+
+    What has none goes; with `is_all` not what stayed out because it did not count.
+    """
+    shown: list[RecordedLeftOut] = []
+    for each in record.near_misses:
+        recalled = texts.get(each.source_id) if each.source_id else None
+        if recalled is not None:
+            each.text = recalled.text
+            each.title = each.title or recalled.title or shorten(recalled.text, 60)
+        is_past = is_all and any(one.kind == "not_current" for one in each.reasons)
+        if recalled is not None or is_past:
+            shown.append(each)
+    record.near_misses = shown
     return record
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import BudgetSettings
-from backend.audience import Viewpoint
+from backend.audience import GM, Viewpoint
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
@@ -30,11 +30,13 @@ from backend.context.record import (
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.generation.model import PromptMessage
+from backend.memory.index.protocol import Kind
+from backend.memory.near_misses import RowReader
 from backend.prompts import PromptLibrary
 from backend.turns import repository
 from backend.turns.assemble import render_memory, render_omitted
 from backend.turns.builder import PromptBuilder
-from backend.turns.context_views import compare, context_view, shown, with_words
+from backend.turns.context_views import compare, context_view, shown, with_near_misses, with_words
 from backend.turns.errors import ContextNotFoundError
 from backend.turns.history import SUMMARY
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
@@ -47,6 +49,14 @@ from backend.turns.schemas import (
     TurnUsage,
 )
 from backend.vault.sealing import Sealer
+
+_KINDS: dict[str, Kind] = {
+    "memory": "message",
+    "lore": "lore",
+    "event": "event",
+    "campaign": "campaign",
+}
+"""Kinds of rows by the kinds of pieces that are made of them."""
 
 LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
@@ -64,8 +74,14 @@ class ContextService:
     """Shows what prompts are made of, and why."""
 
     def __init__(
-        self, database: Database, builder: PromptBuilder, prompts: PromptLibrary, pool: CpuPool
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        prompts: PromptLibrary,
+        pool: CpuPool,
+        rows: RowReader,
     ) -> None:
+        self._rows = rows
         self._prompts = prompts
         self._pool = pool
         self._database = database
@@ -87,7 +103,8 @@ class ContextService:
             tried=request.budgets,
         )
         messages = built.assembled.messages
-        view = context_view(await self._worded(identity, record_of(built), messages))
+        record = await self._explained(identity, record_of(built), messages, built.loaded.viewpoint)
+        view = context_view(record)
         if request.prompt:
             view.prompt = shown(messages)
         leaf = built.loaded.target.leaf
@@ -128,7 +145,7 @@ class ContextService:
             usage = await repository.usage_of(session, message, owner_id=identity.user_id)
         # Without a transaction: the prompt waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = context_view(await self._worded(identity, loaded.record, messages))
+        view = context_view(await self._explained(identity, loaded.record, messages))
         view.prompt = shown(messages)
         if earlier is not None:
             view.difference = await self._difference(identity, earlier, view, messages)
@@ -180,10 +197,24 @@ class ContextService:
         sealed = sum(len(line.sealed_content) for line in loaded.lines)
         return await self._pool.run(identity.user_id, rebuilt, size=sealed // SEALED_FACTOR)
 
-    async def _worded(
-        self, identity: Identity, record: ContextRecord, messages: Sequence[PromptMessage]
+    async def _explained(
+        self,
+        identity: Identity,
+        record: ContextRecord,
+        messages: Sequence[PromptMessage],
+        viewpoint: Viewpoint = GM,
     ) -> ContextRecord:
-        """A record whose reasons say which words of the last line a text has."""
+        """A record that says which words of the last line a text has, and what came close.
+
+        To a viewpoint only what it may know.
+        """
+        kinds: dict[UUID, Kind] = {
+            each.source_id: _KINDS[each.kind]
+            for each in record.near_misses
+            if each.source_id is not None
+        }
+        texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
+        record = with_near_misses(record, texts, is_all=viewpoint == GM)
         asked = next((each.text for each in reversed(messages) if each.role == "user"), "")
         size = len(asked) + sum(len(item.text or "") for item in record.retrieved)
         worded = partial(with_words, record, asked)
@@ -206,7 +237,7 @@ class ContextService:
     async def _say_containers(self, identity: Identity, view: ContextView) -> None:
         """Say where what a view names is found."""
         removed = view.difference.removed if view.difference else ()
-        named = [*view.items, *view.retrieved, *view.left_out, *removed]
+        named = [*view.items, *view.retrieved, *view.left_out, *view.near_misses, *removed]
         async with self._database.read() as session:
             view.containers = await repository.containers_of(
                 session,

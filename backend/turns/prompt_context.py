@@ -31,6 +31,7 @@ from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.generation.model import ModelSpec
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
+from backend.memory.near_misses import NearMiss
 from backend.memory.search import Memory
 from backend.memory.sources import Recalled
 from backend.reasons import ReasonKind
@@ -237,6 +238,7 @@ class PromptContext:
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
         consequences: What followed from lines that were found, as it is now, by line.
+        near_misses: What was found, too, and not brought up.
         by_meaning: Whether it was looked for by meaning, too.
         notes: What there is to say about the search.
     """
@@ -249,6 +251,7 @@ class PromptContext:
     consequences: Mapping[UUID, Sequence[Recalled]] = field(
         default_factory=dict[UUID, Sequence[Recalled]]
     )
+    near_misses: Sequence[NearMiss] = ()
     by_meaning: bool = False
     notes: Sequence[str] = ()
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -45,6 +46,7 @@ def record_of(built: Built) -> ContextRecord:
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
         left_out=_recorded_left_out(assembled.left_out),
+        near_misses=list(map(recorded_left_out, built.near_misses)),
         memory_first=loaded.settings.memory_placement == "before_history",
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
@@ -117,6 +119,12 @@ def _to_real(record: ContextRecord, built: Built) -> None:
         item.tokens = built.window.to_model_tokens(item.tokens)
     for left_out in record.left_out:
         left_out.tokens = built.window.to_model_tokens(left_out.tokens)
+        left_out.reasons = [
+            structs.replace(each, count=built.window.to_model_tokens(each.count or 0))
+            if each.kind == "budget_left"
+            else each
+            for each in left_out.reasons
+        ]
     if record.history is not None:
         record.history.tokens = built.window.to_model_tokens(record.history.tokens)
 

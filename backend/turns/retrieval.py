@@ -224,6 +224,26 @@ def outside_history(
     return kept, left_out
 
 
+def missed_items(
+    context: PromptContext, history: History, known: Collection[UUID | None]
+) -> list[LeftOut]:
+    """What was found and not brought up, but for what the prompt has all the same: `known` rows."""
+    chat_id = context.loaded.chat.id
+    first = history.positions[0] if history.positions else None
+    return [
+        LeftOut(
+            kind="memory" if found.kind == "message" else found.kind,
+            title=f"message {found.position + 1}" if found.kind == "message" else "",
+            tokens=0,
+            reasons=[reason],
+            source_id=found.source_id,
+        )
+        for found, reason in context.near_misses
+        if found.source_id not in known
+        and (first is None or found.container_id != chat_id or found.position < first)
+    ]
+
+
 def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
     """The inputs of the memory's prompt file: memories by their time, lore by its order.
 

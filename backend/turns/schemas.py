@@ -161,9 +161,10 @@ class ContextView(msgspec.Struct, kw_only=True):
     """What a prompt is made of, and why. `prompt` is the exact prompt.
 
     `containers` says which lorebook an entry is in, which chronicle an event and which campaign an
-    item, by `source_id`; what was deleted since is in none. `usage` is what the provider reported
-    for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools` were called
-    in a played turn, in order; `tool_support` says how the model was asked for calls.
+    item, by `source_id`; what was deleted since is in none. `near_misses` are what the search found
+    and did not bring up, at most ten, as far as it counts now. `usage` is what the provider
+    reported for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools`
+    were called in a played turn, in order; `tool_support` says how the model was asked for calls.
     """
 
     model: str
@@ -175,6 +176,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     retrieved: list[RecordedItem]
     history: HistoryView | None
     left_out: list[RecordedLeftOut]
+    near_misses: list[RecordedLeftOut]
     notes: list[str]
     prompt_files: dict[str, str]
     prompt_hash: str

@@ -80,7 +80,7 @@ def test_several_are_told_one_after_the_other() -> None:
 def test_every_reason_has_words(kind: ReasonKind, context_texts: Any) -> None:
     assert told([Reason(kind, found_in=FoundIn("line"))])
     text = context_texts["why"][kind]
-    known = {*Reason.__struct_fields__, "place"}
+    known = {*Reason.__struct_fields__, "place", "part"}
     assert set(re.findall(r"{(\w+)}", json.dumps(text))) <= known
 
 

@@ -136,6 +136,20 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     assert FACT in memory_section(await preview(ada, chat, QUESTION))
     assert edited["id"] != str(fact.id)
 
+    # What came close is told, too, as far as it counts when it is looked at.
+    await set_chat(ada, chat, memory={"max_items": 1})
+    shown = await preview(ada, chat, f"{QUESTION} Does it rain?")
+    later_id = await take_turn(ada, chat, text=f"{QUESTION} Does it rain?")
+    turn = await context_of(ada, later_id)
+    assert shown["near_misses"] == turn["near_misses"]
+    assert 0 < len(turn["near_misses"]) <= 10
+    close = turn["near_misses"][0]
+    assert (close["kind"], close["reasons"]) == ("memory", [{"kind": "max_items"}])
+    assert close["text"]
+    ok(await ada.client.patch(f"{API}/messages/{close['source_id']}", json={"hidden": True}))
+    left = (await context_of(ada, later_id))["near_misses"]
+    assert close["source_id"] not in {each["source_id"] for each in left}
+
     # What was sent then is shown as it was, whatever happened since.
     assert (await context_of(ada, reply_id))["prompt"] == context["prompt"]
 
@@ -189,7 +203,7 @@ async def test_memories_stay_within_their_budget_and_what_is_too_long_lets_short
             assert FACT in memory_section(context)
             assert long not in whole(context)
             (passed,) = [each for each in context["left_out"] if each["title"] == "message 2"]
-            assert passed["reason"] == "budget"
+            assert passed["reason"].startswith("budget, ")
             assert passed["tokens"] > budget
         if budget == 0:
             assert memory_section(context) == ""

@@ -105,6 +105,7 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
         {"q": "bell", "sources": "dreams"},
         {"q": "bell", "sources": "lore,scene"},
         {"q": "bell", "chat_id": "no id"},
+        {"q": "bell", "min_relevance": 1.1},
     ):
         problem(await ask(ada, **query), 422, "validation-failed")
     answer = await ask(ada, q="bell", sources="dreams")
@@ -131,5 +132,33 @@ async def test_odd_words_are_looked_for_like_others(
         assert answer["notes"] == []
 
 
+async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
+    ada: Account, chat: str, server: Running
+) -> None:
+    hidden = f"{FACT} Or so they say."
+    said = [FACT, hidden, FACT, "The captain is asleep."]
+    _, old, *_ = await tell(server, ada, chat, said)
+    ok(await ada.client.patch(f"{API}/messages/{old.id}", json={"hidden": True}))
+
+    async def missed(**query: Any) -> dict[str, dict[str, Any]]:
+        answer = ok(await ask(ada, q="the captain's astrolabe", near_misses=True, **query))
+        # The greeting that was not chosen stands beside these lines.
+        found = [each for each in answer["near_misses"] if each["position"]]
+        return {each["why"]["kind"]: each for each in found}
+
+    found = await missed()
+    assert found.keys() == {"repeats", "not_current"}
+    assert (found["repeats"]["text"], found["repeats"]["why"]["rank"]) == (FACT, 1)
+    assert found["repeats"]["reason"] == "says the same as rank 1"
+    gone = found["not_current"]
+    assert (gone["source_id"], gone["text"], gone["position"]) == (str(old.id), "", 2)
+    assert (await missed(limit=1))["max_items"]["text"] == "The captain is asleep."
+    far = (await missed(min_relevance=1))["not_near"]
+    assert far["text"] in said
+    assert far["why"]["score"] < 1
+    # What does not count is not named to a viewpoint, for it may not be its to know.
+    assert "not_current" not in await missed(viewpoint="public")
+
+
 async def test_somebody_new_finds_nothing_and_asks_no_model(ada: Account) -> None:
-    assert ok(await ask(ada, q="bell")) == {"items": [], "notes": []}
+    assert ok(await ask(ada, q="bell")) == {"items": [], "notes": [], "near_misses": None}

@@ -28,6 +28,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const world = layers(message, signal);
   const change = fold("since");
   const left = fold("left_out");
+  const close = fold("near_misses");
   const exact = fold("exact");
   const notes = h("ul.notes.soft");
   const element = h(
@@ -38,7 +39,7 @@ export default async function panel(room, { options: { message }, signal }) {
     groups.map((each) => each.element),
     world.element,
     notes,
-    [left.element, sliders?.element, change.element, exact.element],
+    [left.element, close.element, sliders?.element, change.element, exact.element],
   );
 
   function show(view) {
@@ -61,6 +62,7 @@ export default async function panel(room, { options: { message }, signal }) {
     );
     world.show(view);
     left.show(view.left_out.map((item) => piece(item, known)));
+    close.show(view.near_misses.map((item) => piece(item, known)));
     change.element.hidden = !difference;
     if (difference) showChanges(difference);
     if (exact.element.open && view.prompt) showPrompt(view.prompt);

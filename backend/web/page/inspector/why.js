@@ -18,6 +18,7 @@ function worded(reason) {
   if (signals.length) return t("context.matched", { signals: signals.map(signal).join("; "), rank: reason.rank });
   return t(`context.why.${kind}`, {
     ...reason,
+    part: Math.round(100 * reason.score),
     // A regex stands between its slashes.
     key: key.startsWith("/") ? key : `“${key}”`,
     place: place && t(`context.found_in.${place.kind}`, place),

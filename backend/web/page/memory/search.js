@@ -5,7 +5,7 @@ import { fill, h, icon } from "../core/dom.js";
 import { finding, passage } from "../core/passage.js";
 import { chronicles, lorebooks } from "../core/store.js";
 import { date, t, texts } from "../core/words.js";
-import { signal, upper } from "../inspector/why.js";
+import { signal, upper, why } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
 
 /** What can be found: its icon, the list that its home is in, and how it is called in an address. */
@@ -28,8 +28,8 @@ export default async function search({ query, signal, title }) {
     const ending = next();
     const wanted = form.wanted();
     if (!wanted.q) return fill(out, h("p.empty", {}, m("start")));
-    const [{ items, notes }, chats, ...lists] = await Promise.all([
-      api.get("/search", { query: { ...wanted, limit }, signal: ending }),
+    const [{ items, notes, near_misses: close }, chats, ...lists] = await Promise.all([
+      api.get("/search", { query: { ...wanted, limit, near_misses: true }, signal: ending }),
       titles(),
       chronicles.all(),
       lorebooks.all(),
@@ -42,6 +42,8 @@ export default async function search({ query, signal, title }) {
       items.length
         ? h("ol.results", { "aria-label": m("matches") }, items.map((it) => result(it, find, names)))
         : h("p.empty", {}, m("nothing")),
+      close.length > 0 && h("details.group", {}, h("summary", {}, m("close")),
+        h("ul.results", {}, close.map((it) => result(it, find, names)))),
       items.length === limit && limit < MOST &&
         h("button", { onclick: () => ask(limit + PAGE) }, t("common.more")));
   });
@@ -59,10 +61,11 @@ function result(it, find, names) {
   const [sign, place, key] = KINDS[it.kind];
   const href = `#/${place}/${it.container_id}?${key}=${it.position ?? it.source_id}`;
   const home = names.get(it.container_id) ?? "";
+  const reasons = it.signals?.map(signal) ?? [why([it.why])];
   return h("li", {},
     h("article", {},
       h("h2.row", {}, icon(sign), h("a.plain", { href }, it.title || home)),
       h("p.soft", {}, m(`found.${it.kind}`, { home }), it.said_at && `, ${date(it.said_at)}`),
       h("p.prose", {}, passage(it.text, find, SHOWN))),
-    h("ul.signals", { "aria-label": m("why") }, it.signals.map((each) => h("li", {}, upper(signal(each))))));
+    h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", {}, upper(each)))));
 }
