@@ -33,7 +33,7 @@ _TROUBLES: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
 _ADVICE: dict[ProblemKind, str] = {
     "no_model": (
         "No embedding model is configured, so memory is searched by words alone. Whoever runs the "
-        "server can set one up; `talekeeper doctor` says how."
+        "server can fetch one without a key; `talekeeper doctor` says how."
     ),
     "model_unavailable": (
         "The embedding model did not answer the last search, which went by words alone. It is "

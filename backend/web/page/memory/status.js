@@ -3,7 +3,9 @@ import { row } from "../activity.js";
 import { api } from "../core/api.js";
 import { attempt, sure } from "../core/dialogs.js";
 import { h, icon, pause, refill } from "../core/dom.js";
+import { session } from "../core/store.js";
 import { ago, has, number } from "../core/words.js";
+import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
 const s = (path, values) => m(`status.${path}`, values);
@@ -67,5 +69,6 @@ export default async function status({ signal, title }) {
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, m("memory"))), areas("state"),
     out,
+    session.user.is_administrator && models(signal, read),
     section("again", h("p.help", {}, s("rebuild_help")), h("div", {}, begin)));
 }

@@ -1,0 +1,60 @@
+/** Embedding models that an administrator can fetch: what each is, how far it is, which is in use. */
+import { row } from "../activity.js";
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { h, pause, refill } from "../core/dom.js";
+import { size, texts } from "../core/words.js";
+import { m } from "./parts.js";
+
+const w = (path, values) => m(`models.${path}`, values);
+const tongue = new Intl.DisplayNames(texts.language, { type: "language" });
+const isUnderWay = ({ job }) => job && !/done|dead/.test(job.state);
+
+/** The section; `changed()` hears that another model may be in use. */
+export function models(signal, changed) {
+  const out = h("div.stack");
+  let before, busy, watching;
+  const read = async () => {
+    const view = await api.get("/admin/embedding-models", { signal });
+    const now = JSON.stringify(view);
+    if (now !== before) refill(out, shown(view));
+    if (before && now !== before) changed();
+    before = now;
+    busy = view.models.some(isUnderWay);
+  };
+  const fetched = (name) => attempt(async () => {
+    await api.post("/admin/embedding-models/fetch", { name });
+    await read();
+    watch();
+  });
+  const line = (model) => {
+    const { name, state, job, languages } = model;
+    const label = w(state === "fetched" ? "use" : "fetch");
+    const act = () =>
+      h("button", { "aria-label": `${label}: ${name}`, disabled: isUnderWay(model), onclick: () => fetched(name) }, label);
+    const told = { ...model, size: size(model.size), count: languages.length };
+    const names = languages.map((each) => tongue.of(each)).join(", ");
+    return [
+      h("li", {},
+        h("div.grow", {}, h("div", {}, name),
+          h("small.help", {}, w("about", told)), h("small.help", {}, w("languages", told), " ", names)),
+        state === "in_use" ? h("span.soft", {}, w("in_use")) : act()),
+      (isUnderWay(model) || (job?.error && state === "on_offer")) && row(job, read),
+    ];
+  };
+  const shown = ({ models: all, embedder, is_used: isUsed }) => [
+    !isUsed && h("p.help", {}, w("unused", { embedder })),
+    h("ul.list", { "aria-label": w("title") }, all.map(line)),
+  ];
+  const watch = async () => {
+    if (watching) return;
+    watching = true;
+    while (busy && !signal.aborted) {
+      await pause(1000, signal);
+      if (!document.hidden) await read().catch(() => {});
+    }
+    watching = false;
+  };
+  attempt(read).then(watch);
+  return h("section.stack", {}, h("h2", {}, w("title")), h("p.help", {}, w("help")), out);
+}

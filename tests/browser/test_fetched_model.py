@@ -1,0 +1,97 @@
+"""Memory by meaning on a server without a key: a model is fetched with one button, and used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from playwright.sync_api import Page, expect
+
+from tests.fakes.hub_server import HubServer
+from tests.support.browser import Account
+from tests.support.memory import MODEL_FOLDER
+from tests.support.process import Served, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+FACT = "I hide the old wedding ring in a tin behind the flour in the pantry."
+OTHER_WORDS = "Where did I conceal the ancient marriage jewellery?"
+ROUNDS = 250
+SMALL_WINDOW = {"total": 6000, "history": 1500, "retrieval": 1500, "reply_reserve": 500}
+
+
+@pytest.fixture(scope="module")
+def portal() -> Generator[BlockingPortal]:
+    """Where the stand-in for the hub runs."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="module")
+def hub(portal: BlockingPortal) -> Generator[HubServer]:
+    if not (MODEL_FOLDER / "model.onnx").is_file():
+        pytest.skip("there is no embedding model to serve")
+    files = {path.name: path.read_bytes() for path in MODEL_FOLDER.iterdir()}
+    with portal.wrap_async_context_manager(HubServer(files)) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def server(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A server of its own: its first account administers it."""
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.url)
+        with serving(folder, registration="open", demo_tokens_per_second="0") as served:
+            yield served
+
+
+def test_a_model_is_fetched_with_one_button_and_finds_what_was_said_long_ago(
+    page: Page,
+    account: Account,
+    hub: HubServer,
+    portal: BlockingPortal,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    chat = account.new_chat(title="The mill")["id"]
+    account.client.patch(f"/chats/{chat}/settings", json={"budgets": SMALL_WINDOW})
+    account.turn(chat, text=FACT)
+    for number in range(ROUNDS):
+        account.turn(chat, text=f"/demo long 6, at stone {number}")
+
+    page.goto("/#/memory/status")
+    offered = page.get_by_role("list", name="Models without a key").get_by_role("listitem")
+    english = offered.filter(has_text="all-MiniLM-L6-v2")
+    expect(english).to_contain_text("91.1 MB · licence: apache-2.0")
+    expect(english).to_contain_text("1 language: English")
+    expect(offered.filter(has_text="multilingual")).to_contain_text("50 languages: Arabic")
+    expect(page.get_by_text("By words alone")).to_be_visible()
+    assert_accessible(page)
+    assert hub.requests == []
+
+    portal.call(hub.pace.clear)
+    english.get_by_role("button", name="Fetch and use").click()
+    expect(page.get_by_role("progressbar", name="Fetching an embedding model")).to_be_visible()
+    expect(english.get_by_role("button")).to_be_disabled()
+    assert_accessible(page)
+    portal.call(hub.pace.set)
+    expect(english).to_contain_text("In use")
+    expect(page.get_by_text("By words and by meaning")).to_be_visible()
+    # Everything has moved.
+    expect(page.get_by_text("points in the index")).to_be_visible(timeout=150_000)
+    expect(page.get_by_role("status").filter(has_text="Texts move")).to_have_count(
+        0, timeout=150_000
+    )
+
+    page.goto(f"/#/chats/{chat}?panel=context")
+    page.get_by_label("Your line").fill(OTHER_WORDS)
+    panel = page.get_by_role("complementary")
+    panel.get_by_role("button", name=re.compile("^Memory")).press("Enter")
+    found = panel.get_by_role("listitem").filter(has=page.get_by_text("Message 1", exact=True))
+    expect(found).to_contain_text(
+        re.compile("is about the same|is a little about it", re.IGNORECASE)
+    )
+    found.locator("summary").click()
+    expect(found).to_contain_text(FACT)
