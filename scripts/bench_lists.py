@@ -152,7 +152,7 @@ class EveryRow:
     """A source whose rows all count, and a database that nobody asks."""
 
     def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+        self.kind: Kind = kind
 
     def read(self) -> AbstractAsyncContextManager[None]:
         """No session."""
