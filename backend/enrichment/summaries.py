@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, exists, insert, or_, select, update
+from sqlalchemy import bindparam, delete, exists, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -20,6 +20,7 @@ from backend.audience import GM, PUBLIC, Viewpoint, is_known_to_all, own_column
 from backend.campaigns.viewpoints import hides_information
 from backend.chats.events import AudienceChanged, ChatCopied, MessageShown
 from backend.chats.models import Chat, Message
+from backend.chats.repository import FOREVER
 from backend.chats.tree import climb_from, subtree
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
@@ -83,6 +84,44 @@ async def current_summary(
     return msgspec.structs.replace(last, text=f"{own[0].text}\n{last.text}", audience=column)
 
 
+# Built once: every turn with a summary asks it.
+_ACTIVE = (
+    select(
+        ChatSummary.id,
+        ChatSummary.message_id,
+        ChatSummary.sealed_summary,
+        ChatSummary.is_edited,
+        ChatSummary.revision,
+        ChatSummary.audience,
+        ChatSummary.created_at,
+        ChatSummary.updated_at,
+        Message.position,
+        Message.path_tokens,
+        EnrichmentRun.model,
+    )
+    .join(Message, Message.id == ChatSummary.message_id)
+    .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
+    .where(
+        ChatSummary.chat_id == bindparam("chat"),
+        ChatSummary.user_id == bindparam("owner"),
+        ChatSummary.position <= bindparam("up_to"),
+        Message.is_active,
+        _TELLS_ALL,
+    )
+    .order_by(ChatSummary.position.desc())
+    .limit(bindparam("limit"))
+)
+_ACTIVE_FOR = _ACTIVE.where(
+    ChatSummary.audience.in_(bindparam("audiences", expanding=True)),
+    or_(
+        ChatSummary.audience == bindparam("first"),
+        ~exists().where(
+            _FIRST.message_id == ChatSummary.message_id, _FIRST.audience == bindparam("first")
+        ),
+    ),
+)
+
+
 async def active_summaries(
     session: AsyncSession,
     sealer: Sealer,
@@ -97,46 +136,21 @@ async def active_summaries(
     Those for one of `audiences`, as columns hold them; of several of one message, that for the
     first audience. None given: all.
     """
-    query = (
-        select(
-            ChatSummary.id,
-            ChatSummary.message_id,
-            ChatSummary.sealed_summary,
-            ChatSummary.is_edited,
-            ChatSummary.revision,
-            ChatSummary.audience,
-            ChatSummary.created_at,
-            ChatSummary.updated_at,
-            Message.position,
-            Message.path_tokens,
-            EnrichmentRun.model,
-        )
-        .join(Message, Message.id == ChatSummary.message_id)
-        .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
-        .where(
-            ChatSummary.chat_id == chat.id,
-            ChatSummary.user_id == sealer.user_id,
-            Message.is_active,
-            _TELLS_ALL,
-        )
-        .order_by(ChatSummary.position.desc())
-        .limit(limit)
-    )
-    if up_to_position is not None:
-        query = query.where(ChatSummary.position <= up_to_position)
+    values = {
+        "chat": chat.id,
+        "owner": sealer.user_id,
+        "limit": limit,
+        "up_to": FOREVER if up_to_position is None else up_to_position,
+    }
     if audiences:
-        is_told = _FIRST.message_id == ChatSummary.message_id, _FIRST.audience == audiences[0]
-        query = query.where(
-            ChatSummary.audience.in_(audiences),
-            or_(ChatSummary.audience == audiences[0], ~exists().where(*is_told)),
-        )
+        values |= {"audiences": audiences, "first": audiences[0]}
     return [
         struct_from(
             StoredSummary,
             row,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
         )
-        for row in await session.execute(query)
+        for row in await session.execute(_ACTIVE_FOR if audiences else _ACTIVE, values)
     ]
 
 
