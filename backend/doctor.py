@@ -47,6 +47,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _agent,
         _gemini,
         _openai,
+        _anthropic,
         _index,
         _embeddings,
         _door,
@@ -173,6 +174,12 @@ async def _openai(settings: Settings) -> Finding:
             "Name them in TALEKEEPER_OPENAI_MODELS, separated by commas.",
         )
     return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
+
+
+async def _anthropic(settings: Settings) -> Finding:
+    if settings.anthropic_api_key is None:
+        return Finding("Anthropic", "missing", "no key", "Set TALEKEEPER_ANTHROPIC_API_KEY.")
+    return Finding("Anthropic", "ok", "key is set (not tried: that would cost)")
 
 
 async def _index(settings: Settings) -> Finding:

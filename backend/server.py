@@ -231,10 +231,11 @@ def greeting(settings: Settings, registry: ModelRegistry, listener: socket.socke
             "  No embedding model: memory is searched by words alone. For search by meaning set",
             "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_EMBEDDING_MODEL_PATH to a model's folder.",
         ]
-    if settings.gemini_api_key is None and not settings.openai_base_url:
+    if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
             "  Only the built-in demo model is there. For a real one set",
-            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_OPENAI_BASE_URL and",
-            "  TALEKEEPER_OPENAI_MODELS; `talekeeper doctor` says more.",
+            "  TALEKEEPER_GEMINI_API_KEY, TALEKEEPER_ANTHROPIC_API_KEY, or",
+            "  TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; `talekeeper doctor`",
+            "  says more.",
         ]
     return "\n".join(lines)

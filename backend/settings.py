@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     # Models
     default_model: str = ""
     """Model of users who chose none. Empty: the first Gemini model where there is a key, else the
-    first OpenAI-compatible one, else `demo`."""
+    first OpenAI-compatible one, else the first of Anthropic's, else `demo`."""
     gemini_api_key: Secret = None
     """Key for Gemini, from Google AI Studio."""
     gemini_models: Names = ("gemini-2.5-flash", "gemini-2.5-pro", "gemini-2.5-flash-lite")
@@ -129,6 +129,12 @@ class Settings(BaseSettings):
     """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
     Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;
     one that takes tools and never calls them needs the setting."""
+    anthropic_api_key: Secret = None
+    """Key for Anthropic's API."""
+    anthropic_models: Names = ("claude-sonnet-5-5", "claude-opus-5-5", "claude-haiku-5-5")
+    """Anthropic models on offer."""
+    anthropic_base_url: str = ""
+    """Another address for Anthropic's API."""
     model_prices: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
     """What models cost, in JSON: `{"gemini/gemini-2.5-flash": [0.3, 2.5]}` for a million tokens
     read and a million written, in any currency. Campaigns then show what their memory costs."""

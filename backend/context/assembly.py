@@ -123,10 +123,12 @@ class Plan:
 class Assembled:
     """A prompt as it will be sent, and what it is made of.
 
-    `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank.
+    `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank. The
+    first `stable` messages begin the next turn's prompt as well, until history is evicted.
     """
 
     messages: list[PromptMessage]
+    stable: int
     items: Sequence[Item]
     retrieved: Sequence[Item]
     history: History
@@ -232,16 +234,18 @@ def assemble(
             )
         )
 
+    messages, stable = layout(
+        plan.head,
+        plan.items,
+        history.messages,
+        gap=gap,
+        gap_line=gap_line,
+        memory=memory,
+        memory_first=memory_first,
+    )
     return Assembled(
-        messages=layout(
-            plan.head,
-            plan.items,
-            history.messages,
-            gap=gap,
-            gap_line=gap_line,
-            memory=memory,
-            memory_first=memory_first,
-        ),
+        messages=messages,
+        stable=stable,
         items=plan.items,
         retrieved=taken,
         history=history,
@@ -268,7 +272,7 @@ def layout(
     gap_line: str,
     memory: str,
     memory_first: bool,
-) -> list[PromptMessage]:
+) -> tuple[list[PromptMessage], int]:
     """The prompt's messages in order, from its parts: nothing is counted or left out here.
 
     Args:
@@ -279,6 +283,10 @@ def layout(
         gap_line: What stands for them.
         memory: The memory section; empty for none.
         memory_first: It stands before the history.
+
+    Returns:
+        The messages, and how many of the first ones are there to stay: head and history up to what
+        moves from turn to turn.
     """
     head = [PromptMessage("system", head_text)] if head_text else []
     remembered = [PromptMessage("system", memory)] if memory else []
@@ -293,6 +301,7 @@ def layout(
     last = [item for item in deep if item.depth < len(line) and not item.from_start]
 
     inserted: defaultdict[int, list[PromptMessage]] = defaultdict(list)
+    moving = gap.start if gap else len(messages)
     for item in deep:
         if item.from_start or item.depth >= len(line):
             place = (
@@ -303,6 +312,8 @@ def layout(
             if gap and gap.start <= place < gap.stop:
                 place = gap.stop
             inserted[place].append(PromptMessage(item.role, item.text))
+            if not item.from_start:
+                moving = min(moving, place)
     if gap:
         inserted[gap.stop].insert(0, PromptMessage("system", gap_line))
 
@@ -313,7 +324,10 @@ def layout(
     kept += inserted.get(len(messages), [])
     tail = [PromptMessage(item.role, item.text) for item in (*line, *last, *after)]
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
-    return [*head, *between, *tail]
+    stays = moving + sum(len(inserted[place]) for place in inserted if place < moving)
+    if memory_first and remembered:
+        stays = 0
+    return [*head, *between, *tail], len(head) + stays
 
 
 def _joined(items: Iterable[Item]) -> list[Item]:

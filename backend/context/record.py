@@ -193,7 +193,7 @@ def rebuild(
     items = msgspec.convert(record.items, list[Item], from_attributes=True)
     retrieved = msgspec.convert(record.retrieved, list[Item], from_attributes=True)
     gap = _gap(record, history.positions)
-    messages = layout(
+    messages, _ = layout(
         SEPARATOR.join(item.text for item in items if item.place == "head"),
         items,
         history.messages,

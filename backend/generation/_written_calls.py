@@ -85,7 +85,7 @@ def told(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -
             PromptMessage("assistant", reply(tool_round)),
             PromptMessage("user", f"Results of the calls: {to_json(results)}"),
         ]
-    return Prompt(messages)
+    return Prompt(messages, stable=prompt.stable)
 
 
 def to_json(value: object) -> str:

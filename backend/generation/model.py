@@ -58,10 +58,15 @@ class ToolRound:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Everything that is sent: messages in order, then the rounds of a tool loop so far."""
+    """Everything that is sent: messages in order, then the rounds of a tool loop so far.
+
+    The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
+    it is told to keeps those.
+    """
 
     messages: Sequence[PromptMessage]
     rounds: Sequence[ToolRound] = ()
+    stable: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.errors import ValidationError
+from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
+from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
@@ -24,6 +26,8 @@ _GEMINI_TITLES = {
     "gemini-2.5-pro": "Gemini 2.5 Pro",
     "gemini-2.5-flash-lite": "Gemini 2.5 Flash-Lite",
 }
+_ANTHROPIC_WINDOW = 200_000
+_ANTHROPIC_MAX_OUTPUT = 64_000
 _PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
 _TAKE_PENALTIES = "gemini-2.0-"
 """The only family that does: others answer every turn with 400 "Penalty is not enabled for this
@@ -70,6 +74,23 @@ def _openai_spec(name: str, config: OpenAICompatibleConfig) -> ModelSpec:
     )
 
 
+def _anthropic_spec(name: str) -> ModelSpec:
+    """What is known of the Anthropic model `name`: what all of them have at least.
+
+    Source: https://platform.claude.com/docs/en/about-claude/models/overview
+    """
+    return ModelSpec(
+        id=f"anthropic/{name}",
+        provider="anthropic",
+        name=name,
+        title=name.replace("-", " ").title(),
+        context_window=_ANTHROPIC_WINDOW,
+        max_output_tokens=_ANTHROPIC_MAX_OUTPUT,
+        tokenizer="o200k_base",
+        accepts=ANTHROPIC_ACCEPTS,
+    )
+
+
 class ModelRegistry:
     """The models of this installation.
 
@@ -80,11 +101,12 @@ class ModelRegistry:
         self,
         gemini: GeminiConfig | None = None,
         openai: OpenAICompatibleConfig | None = None,
+        anthropic: AnthropicConfig | None = None,
         *,
         demo_tokens_per_second: float = 50,
         default: str = "",
     ) -> None:
-        self._providers: list[GeminiProvider | OpenAICompatibleProvider] = []
+        self._providers: list[GeminiProvider | OpenAICompatibleProvider | AnthropicProvider] = []
         models: list[ChatModel] = []
         if gemini is not None:
             google = GeminiProvider(gemini)
@@ -99,6 +121,10 @@ class ModelRegistry:
             models += (
                 OpenAICompatibleModel(_openai_spec(name, openai), server) for name in openai.models
             )
+        if anthropic is not None:
+            maker = AnthropicProvider(anthropic)
+            self._providers.append(maker)
+            models += (AnthropicModel(_anthropic_spec(name), maker) for name in anthropic.models)
         models.append(DemoModel(demo_tokens_per_second))
         self._models = {model.spec.id: model for model in models}
         self._default = default
@@ -135,6 +161,8 @@ class ModelRegistry:
             reason += " Gemini is not configured: TALEKEEPER_GEMINI_API_KEY is missing."
         if model_id.startswith("openai/") and "openai" not in configured:
             reason += " No such server is configured: TALEKEEPER_OPENAI_BASE_URL is missing."
+        if model_id.startswith("anthropic/") and "anthropic" not in configured:
+            reason += " Anthropic is not configured: TALEKEEPER_ANTHROPIC_API_KEY is missing."
         return UnknownModelError(reason, extra={"models": list(self._models)})
 
 
@@ -143,7 +171,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
 
     Raises `UnknownModelError` where they name one by default that they do not offer.
     """
-    gemini = openai = None
+    gemini = openai = anthropic = None
     if settings.gemini_api_key is not None:
         gemini = GeminiConfig(
             api_key=settings.gemini_api_key.get_secret_value(),
@@ -163,9 +191,17 @@ def build_registry(settings: Settings) -> ModelRegistry:
             tool_support=settings.openai_tool_support,
             chunk_timeout=settings.model_silence_seconds,
         )
+    if settings.anthropic_api_key is not None:
+        anthropic = AnthropicConfig(
+            api_key=settings.anthropic_api_key.get_secret_value(),
+            models=settings.anthropic_models,
+            base_url=settings.anthropic_base_url or None,
+            chunk_timeout=settings.model_silence_seconds,
+        )
     registry = ModelRegistry(
         gemini,
         openai,
+        anthropic,
         demo_tokens_per_second=settings.demo_tokens_per_second,
         default=settings.default_model,
     )

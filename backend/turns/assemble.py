@@ -66,7 +66,7 @@ class Built:
     @property
     def prompt(self) -> Prompt:
         """What is sent."""
-        return Prompt(self.assembled.messages)
+        return Prompt(self.assembled.messages, stable=self.assembled.stable)
 
     @property
     def totals(self) -> Totals:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +20,6 @@ from backend.generation.model import (
     ModelEmptyReplyError,
     ModelError,
     Piece,
-    Prompt,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
@@ -121,7 +120,7 @@ class Play:
         """Take what the model says, and let its calls happen as they come."""
         stream = stream_with_tools(
             run.model,
-            Prompt(run.built.prompt.messages, self.rounds),
+            replace(run.built.prompt, rounds=self.rounds),
             heard.offered,
             run.built.window.sampling,
         )

@@ -1,4 +1,4 @@
-"""Both vendors' adapters, each against a server that speaks its vendor's format."""
+"""All vendors' adapters, each against a server that speaks its vendor's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from backend.generation.model import ChatModel
 from backend.generation.registry import ModelRegistry
-from tests.fakes import gemini_server, openai_server
+from tests.fakes import anthropic_server, gemini_server, openai_server
+from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Event
@@ -18,14 +19,14 @@ from tests.fakes.scripted_server import Answer, Event
 
 @dataclass(frozen=True)
 class Vendor:
-    """What a test that concerns both vendors needs of one.
+    """What a test that concerns all vendors needs of one.
 
     `connect` gives the model, under changed settings. `said`, `thought` and `ended` are events of
     a stream, `reply` a whole reply, `called` a stream with calls, `failed` an error with a status
     and a message of the vendor's.
     """
 
-    server: GeminiServer | OpenAIServer
+    server: GeminiServer | OpenAIServer | AnthropicServer
     key: str
     connect: Callable[..., ChatModel]
     reply: Callable[..., Answer]
@@ -90,7 +91,31 @@ async def openai() -> AsyncGenerator[Vendor, None]:
             await registry.aclose()
 
 
-@pytest.fixture(params=["gemini", "openai"])
+@pytest.fixture
+async def anthropic() -> AsyncGenerator[Vendor, None]:
+    registries: list[ModelRegistry] = []
+
+    def connect(**changes: Any) -> ChatModel:
+        registries.append(ModelRegistry(anthropic=server.config(**changes)))
+        return registries[-1].get(anthropic_server.MODEL_ID)
+
+    async with AnthropicServer() as server:
+        yield Vendor(
+            server=server,
+            key=anthropic_server.API_KEY,
+            connect=connect,
+            reply=anthropic_server.reply,
+            called=anthropic_server.called,
+            said=lambda text: anthropic_server.delta(0, "text", text=text),
+            thought=lambda text: anthropic_server.delta(1, "thinking", thinking=text),
+            ended=anthropic_server.ended(),
+            failed=lambda status, message: anthropic_server.error(status, "some_error", message),
+        )
+        for registry in registries:
+            await registry.aclose()
+
+
+@pytest.fixture(params=["gemini", "openai", "anthropic"])
 def vendor(request: pytest.FixtureRequest) -> Vendor:
     """One vendor after the other."""
     chosen: Vendor = request.getfixturevalue(request.param)

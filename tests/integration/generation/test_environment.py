@@ -25,6 +25,10 @@ def strange_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "OPENAI_ORG_ID": "org-of-somebody-else",
         "OPENAI_PROJECT_ID": "project-of-somebody-else",
         "OPENAI_CUSTOM_HEADERS": "x-note: of-somebody-else\nAuthorization: of-somebody-else",
+        "ANTHROPIC_API_KEY": "sk-ant-of-somebody-else",
+        "ANTHROPIC_AUTH_TOKEN": "token-of-somebody-else",
+        "ANTHROPIC_BASE_URL": NOWHERE,
+        "ANTHROPIC_CUSTOM_HEADERS": "x-note: of-somebody-else",
         "GEMINI_API_KEY": "key-of-somebody-else",
         "GOOGLE_GEMINI_BASE_URL": NOWHERE,
         "GOOGLE_GENAI_USE_VERTEXAI": "true",
@@ -48,6 +52,7 @@ async def test_the_environment_changes_neither_where_a_prompt_goes_nor_what_goes
     assert "somebody-else" not in " ".join(request.headers.values())
     assert request.path in {
         "/v1/chat/completions",
+        "/v1/messages",
         "/v1beta/models/gemini-2.5-flash:streamGenerateContent",
     }
 
@@ -68,19 +73,23 @@ async def test_nothing_about_this_machine_goes_along(vendor: Vendor) -> None:
     assert set(vendor.server.requests[0].headers) <= {
         *("host", "connection", "user-agent", "accept", "accept-encoding"),
         *("content-type", "content-length", "authorization", "x-goog-api-key"),
+        *("x-api-key", "anthropic-version"),
     }
 
 
 def test_the_sdks_are_not_imported_before_a_model_is_spoken_to() -> None:
     program = """
 import sys
-from backend.generation.registry import GeminiConfig, ModelRegistry, OpenAICompatibleConfig
+from backend.generation.registry import (
+    AnthropicConfig, GeminiConfig, ModelRegistry, OpenAICompatibleConfig,
+)
 registry = ModelRegistry(
     GeminiConfig(api_key="key", models=("gemini-2.5-flash",)),
     OpenAICompatibleConfig("http://127.0.0.1:9/v1", ("any",), 1000, 1000),
+    AnthropicConfig(api_key="key", models=("any",)),
 )
 registry.get("gemini/gemini-2.5-flash"), registry.get("openai/any"), registry.get("demo")
-slow = {"google.genai", "openai", "httpx2", "tiktoken", "splintr"} & set(sys.modules)
+slow = {"google.genai", "openai", "anthropic", "httpx2", "tiktoken", "splintr"} & set(sys.modules)
 sys.exit(f"imported: {slow}" if slow else 0)
 """
     done = subprocess.run(

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from backend.generation import gemini, openai_compatible
+from backend.generation import anthropic, gemini, openai_compatible
+from backend.generation.anthropic import AnthropicModel, AnthropicProvider
 from backend.generation.gemini import GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, ModelSpec, Prompt, PromptMessage
 from backend.generation.openai_compatible import OpenAICompatibleModel, OpenAICompatibleProvider
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
+from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
 
@@ -62,6 +64,16 @@ OPENAI_BODY: dict[SamplingField, tuple[str, Any]] = {
     "reasoning_effort": ("reasoning_effort", "low"),
 }
 
+ANTHROPIC_BODY: dict[SamplingField, tuple[str, Any]] = {
+    "temperature": ("temperature", 0.7),
+    "top_p": ("top_p", 0.9),
+    "top_k": ("top_k", 40),
+    "stop": ("stop_sequences", ["Marlena:", "***"]),
+    "max_output_tokens": ("max_tokens", 512),
+    "thinking_budget": ("thinking.budget_tokens", 1024),
+    "reasoning_effort": ("output_config.effort", "low"),
+}
+
 
 def spec(name: str, accepts: frozenset[SamplingField]) -> ModelSpec:
     return ModelSpec(
@@ -86,6 +98,7 @@ def test_no_setting_is_missing_from_the_walk() -> None:
     assert set(VALUES) == set(SAMPLING_FIELDS)
     assert set(GEMINI_BODY) == gemini.ADAPTER_ACCEPTS
     assert set(OPENAI_BODY) == openai_compatible.ADAPTER_ACCEPTS
+    assert set(ANTHROPIC_BODY) == anthropic.ADAPTER_ACCEPTS
     assert set(GEMINI_BODY) | set(OPENAI_BODY) == set(SAMPLING_FIELDS)
 
 
@@ -114,6 +127,18 @@ async def test_a_setting_reaches_an_openai_compatible_server(field: SamplingFiel
         await provider.aclose()
 
         path, value = OPENAI_BODY[field]
+        assert found(server.requests[0].body, path) == value
+
+
+@pytest.mark.parametrize("field", sorted(ANTHROPIC_BODY))
+async def test_a_setting_reaches_anthropic(field: SamplingField) -> None:
+    async with AnthropicServer() as server:
+        provider = AnthropicProvider(server.config())
+        model = AnthropicModel(spec("any", anthropic.ADAPTER_ACCEPTS), provider)
+        await exchange(model, Sampling(**{field: VALUES[field]}))
+        await provider.aclose()
+
+        path, value = ANTHROPIC_BODY[field]
         assert found(server.requests[0].body, path) == value
 
 

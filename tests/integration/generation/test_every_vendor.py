@@ -268,7 +268,11 @@ async def test_a_setting_that_the_model_does_not_take_is_refused_and_not_dropped
     vendor: Vendor,
 ) -> None:
     model = vendor.connect()
-    odd = Sampling(reasoning_effort="low") if "gemini" in model.spec.id else Sampling(top_k=3)
+    odd = {
+        "gemini": Sampling(reasoning_effort="low"),
+        "openai": Sampling(top_k=3),
+        "anthropic": Sampling(seed=3),
+    }[model.spec.provider]
 
     with pytest.raises(SettingNotTakenError):
         await anext(model.stream(PROMPT, odd))
@@ -297,7 +301,9 @@ async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
 async def test_an_answer_in_a_code_fence_is_parsed(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply('```json\n{"lines": []}\n```'))
 
-    assert (await vendor.connect().structured(PROMPT, {}, PLAIN)).value == {"lines": []}
+    assert (await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)).value == {
+        "lines": []
+    }
 
 
 async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:

@@ -162,6 +162,27 @@ def test_the_same_input_gives_the_same_prompt(
     assert hash_prompt(first.messages) == hash_prompt(second.messages)
 
 
+@given(ITEMS, SIZES, st.integers(300, 900), st.lists(st.integers(1, 50), max_size=6))
+def test_what_is_stable_begins_the_next_turn_s_prompt_too(
+    items: list[Item], sizes: list[int], total: int, retrieved: list[int]
+) -> None:
+    try:
+        now = build(items, sizes, budget(total), retrieved)
+        later = build(items, [*sizes, 5, 7], budget(total), [9])
+    except ContextOverflowError:
+        reject()
+    if later.gap is None:
+        assert later.messages[: now.stable] == now.messages[: now.stable]
+        assert later.stable >= now.stable
+
+
+def test_without_notes_all_but_what_was_retrieved_and_the_line_is_stable() -> None:
+    assembled = build([item("system_prompt", 2, "head")], [4] * 6, budget(500), [3])
+    assert (len(assembled.messages), assembled.stable) == (9, 7)
+    noted = [item("system_prompt", 2, "head"), item("note", 2, "depth", depth=3)]
+    assert build(noted, [4] * 6, budget(500)).stable == 5
+
+
 def test_sections_stand_in_their_order() -> None:
     items = [
         item("system_prompt", 2, "head"),

@@ -1,0 +1,312 @@
+"""Prompts, settings and tools in the form of Anthropic's Messages API, and its answers in ours.
+
+Source: https://platform.claude.com/docs/en/api/messages
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from backend.generation._json import clean_text, mapping, sequence
+from backend.generation._replies import Delta
+from backend.generation._tool_calls import MAX_ARGUMENTS, read_call
+from backend.generation.model import (
+    FinishReason,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+)
+from backend.generation.sampling import Sampling
+
+USUAL_TOKENS = 8_192
+"""Length of a reply where the user sets none: the API wants one."""
+
+LEAST_THINKING = 1_024
+"""The smallest budget for thinking that the API takes, in tokens."""
+
+_OPENING = "[Start]"
+"""Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
+
+_KEPT = {"cache_control": {"type": "ephemeral"}}
+"""At a block: what is sent up to here is kept, and read by requests that begin with the same."""
+
+_THOUGHTS = "thoughts"
+"""Where thoughts stand in the state of a call."""
+
+_FINISHES: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "safety",
+}
+
+_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high"}
+
+
+def body(prompt: Prompt, sampling: Sampling, *, max_output_tokens: int) -> dict[str, Any]:
+    """The body of a request. Messages without text stay out: the API refuses them.
+
+    The API is told to keep what is the same in the next turn: what leads, and the last of what is
+    stable. It looks back from there for what it has kept already.
+
+    Args:
+        prompt: What is sent.
+        sampling: What the user set.
+        max_output_tokens: The most that the model writes, thinking included.
+    """
+    spoken = [
+        (message, place + 1 == prompt.stable)
+        for place, message in enumerate(prompt.messages)
+        if message.text.strip()
+    ]
+    leading = list(takewhile(lambda each: each[0].role == "system", spoken))
+    members: dict[str, Any] = {
+        "messages": _turns(spoken[len(leading) :], prompt.rounds),
+        **_settings(sampling, max_output_tokens),
+    }
+    if leading:
+        blocks = [_text_block(message.text) for message, _ in leading]
+        members["system"] = [*blocks[:-1], blocks[-1] | (_KEPT if prompt.stable else {})]
+    return members
+
+
+def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]) -> list[Any]:
+    """The turns of the conversation: system messages amid it are the user's."""
+    turns: list[Any] = []
+    for message, is_last_stable in spoken:
+        role = "assistant" if message.role == "assistant" else "user"
+        if not turns and role == "assistant":
+            turns.append(_turn("user", [_text_block(_OPENING)]))
+        block = _text_block(message.text) | (_KEPT if is_last_stable else {})
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"].append(block)
+        else:
+            turns.append(_turn(role, [block]))
+    if not turns:
+        turns.append(_turn("user", [_text_block(_OPENING)]))
+    if not rounds and turns[-1]["role"] == "assistant":
+        # What the reply is to begin with: the API refuses spaces at its end.
+        last = turns[-1]["content"][-1]
+        last["text"] = last["text"].rstrip()
+    for tool_round in rounds:
+        turns += _round(tool_round)
+    return turns
+
+
+def _round(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
+    """What the model asked, with the thoughts that led there, and what it was answered."""
+    named = [call for call in tool_round.calls if call.name]
+    thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
+    said = [_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
+    asked = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
+        for call in named
+    ]
+    if said or asked:
+        yield _turn("assistant", [*thought, *said, *asked])
+    yield _turn(
+        "user",
+        [
+            {"type": "tool_result", "tool_use_id": call.id, "content": _result(result)}
+            # A call without a name is no block: what is answered to it is said to the model.
+            if call.name
+            else _text_block(_result(result))
+            for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+        ],
+    )
+
+
+def _turn(role: str, content: list[Any]) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _result(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _settings(sampling: Sampling, max_output_tokens: int) -> dict[str, Any]:
+    """The settings that are set, under the API's names; thinking has tokens of its own."""
+    tokens = sampling.max_output_tokens or USUAL_TOKENS
+    thinking = _thinking(sampling)
+    tokens += (thinking or {}).get("budget_tokens", 0)
+    effort = _EFFORTS.get(sampling.reasoning_effort or "")
+    values = {
+        "max_tokens": min(tokens, max_output_tokens),
+        # The API's scale ends at 1.
+        "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_sequences": None if sampling.stop is None else list(sampling.stop),
+        "thinking": thinking,
+        "output_config": {"effort": effort} if effort else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _thinking(sampling: Sampling) -> dict[str, Any] | None:
+    """None leaves it to the model. A budget of -1 lets the model decide how much."""
+    budget = sampling.thinking_budget
+    if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
+        return {"type": "disabled"}
+    if budget is not None and budget > 0:
+        return {"type": "enabled", "budget_tokens": max(budget, LEAST_THINKING)}
+    if budget is None and sampling.reasoning_effort is None:
+        return None
+    return {"type": "adaptive", "display": "summarized"}
+
+
+def declarations(tools: Sequence[Tool]) -> list[Any]:
+    """The tools, with their JSON Schemas as they are."""
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": dict(tool.parameters),
+        }
+        for tool in tools
+    ]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block of which fragments have come. `begun` is what the API sent at its start."""
+
+    begun: Mapping[str, Any]
+    arguments: list[str] = field(default_factory=list[str])
+    length: int = 0
+    thoughts: list[str] = field(default_factory=list[str])
+    signature: str = ""
+
+
+class AnswerReader:
+    """Reads one answer, event by event or as a whole.
+
+    Text and thoughts are pieces as they come; a call is one when its block is complete. Thoughts
+    go with the first call: the API wants them back, signed, with its result.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._thoughts: list[Mapping[str, Any]] = []
+        self._usage: dict[str, Any] = {}
+
+    def read_event(self, event: Any) -> Delta:
+        """One event of a stream. What is not known is passed over."""
+        members = mapping(event)
+        index = members.get("index")
+        match members.get("type"), index:
+            case "message_start", _:
+                self._usage |= mapping(mapping(members.get("message")).get("usage"))
+            case "content_block_start", int():
+                self._blocks[index] = _Block(mapping(members.get("content_block")))
+                return Delta(_said(self._blocks[index].begun))
+            case "content_block_delta", int():
+                block = self._blocks.setdefault(index, _Block({}))
+                return Delta(self._grown(block, mapping(members.get("delta"))))
+            case "content_block_stop", int() if index in self._blocks:
+                return Delta(self._closed(self._blocks.pop(index)))
+            case "message_delta", _:
+                self._usage |= mapping(members.get("usage"))
+                return self._end(mapping(members.get("delta")))
+            case _:
+                pass
+        return Delta()
+
+    def read_whole(self, message: Any) -> Delta:
+        """An answer that was not streamed."""
+        members = mapping(message)
+        self._usage |= mapping(members.get("usage"))
+        pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
+        for each in sequence(members.get("content")):
+            block = mapping(each)
+            pieces += (*_said(block), *self._closed(_Block(block)))
+        end = self._end(members)
+        return Delta(tuple(pieces), end.usage, end.finish, end.reason)
+
+    def _grown(
+        self, block: _Block, delta: Mapping[str, Any]
+    ) -> tuple[TextPiece | ThinkingPiece, ...]:
+        if block.length <= MAX_ARGUMENTS:
+            block.arguments.append(_text(delta, "partial_json"))
+            block.length += len(block.arguments[-1])
+        block.thoughts.append(_text(delta, "thinking"))
+        block.signature += _text(delta, "signature")
+        return _said(delta)
+
+    def _closed(self, block: _Block) -> tuple[ToolCall, ...]:
+        begun = block.begun
+        match begun.get("type"):
+            case "thinking":
+                thought = "".join((_text(begun, "thinking"), *block.thoughts))
+                signature = _text(begun, "signature") + block.signature
+                self._thoughts.append({**begun, "thinking": thought, "signature": signature})
+            case "redacted_thinking":
+                self._thoughts.append(begun)
+            case "tool_use":
+                state = {_THOUGHTS: self._thoughts} if self._thoughts else None
+                self._thoughts = []
+                return (
+                    read_call(
+                        _text(begun, "name"),
+                        "".join(block.arguments) or begun.get("input") or {},
+                        call_id=_text(begun, "id"),
+                        vendor_state=state,
+                    ),
+                )
+            case _:
+                pass
+        return ()
+
+    def _end(self, members: Mapping[str, Any]) -> Delta:
+        word = _text(members, "stop_reason")
+        return Delta(
+            usage=read_usage(self._usage),
+            finish=_FINISHES.get(word, "other") if word else None,
+            reason=word,
+        )
+
+
+def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
+    """The text and the thoughts that are in a block, or in a fragment of one."""
+    thought, said = _text(block, "thinking"), _text(block, "text")
+    return (*([ThinkingPiece(thought)] if thought else ()), *([TextPiece(said)] if said else ()))
+
+
+def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
+    """The API counts what it kept and what it read of that beside the rest of the prompt."""
+    if not reported:
+        return None
+    cached = _number(reported, "cache_read_input_tokens")
+    kept = _number(reported, "cache_creation_input_tokens")
+    details = mapping(reported.get("output_tokens_details"))
+    return TokenUsage(
+        prompt_tokens=_number(reported, "input_tokens") + cached + kept,
+        completion_tokens=_number(reported, "output_tokens"),
+        cached_tokens=cached,
+        thinking_tokens=_number(details, "thinking_tokens"),
+    )
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    member = value.get(name)
+    return clean_text(member) if isinstance(member, str) else ""
+
+
+def _number(value: Mapping[str, Any], name: str) -> int:
+    member = value.get(name)
+    return member if isinstance(member, int) else 0
