@@ -136,7 +136,7 @@ class Indexer:
             await self._collections.mark_ready(session, sealer.user_id)
 
     async def _everything(self, sealer: Sealer, report: Report, *, anew: bool = False) -> None:
-        """Index all containers of a user's in the current collection.
+        """Index all containers of a user's in the current collection; `report` hears of rows.
 
         Raises once all are done, as far as words go, where the embedder failed on the way.
         """
@@ -146,12 +146,16 @@ class Indexer:
                 for source in self._sources.values()
                 for container_id in await source.containers(session, owner_id=sealer.user_id)
             ]
-        attempt = Attempt(sealer)
-        for number, (source, container_id) in enumerate(containers):
-            await report(number, len(containers))
-            await self._whole(attempt, source, container_id, self._collections.current, anew=anew)
+            total = 0
+            for source in self._sources.values():
+                total += await source.count(session, owner_id=sealer.user_id)
+        attempt, done, current = Attempt(sealer), 0, self._collections.current
+        for source, container_id in containers:
+            tell = partial(_report_on, report, done, total)
+            await tell(0, 0)
+            done += await self._whole(attempt, source, container_id, current, tell, anew=anew)
         _check(attempt)
-        await report(len(containers), len(containers))
+        await report(total, total)
 
     async def _some(
         self,
@@ -178,14 +182,17 @@ class Indexer:
         report: Report | None = None,
         *,
         anew: bool = False,
-    ) -> None:
-        """Bring one collection up to date with a container: what differs is made, or all `anew`."""
+    ) -> int:
+        """Bring one collection up to date with a container: what differs is made, or all `anew`.
+
+        Returns how many rows the container has.
+        """
         sealer = attempt.sealer
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=sealer.user_id)
         if stored is None:
             await index.delete_container(sealer.user_id, container_id)
-            return
+            return 0
         found = await differences(index, sealer.user_id, container_id, source.kind, stored)
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
@@ -198,6 +205,7 @@ class Indexer:
             await self._store_rows(
                 attempt, rows, [index], anew=[each for each in part if each in stale]
             )
+        return len(stored)
 
     async def _store_rows(
         self,
@@ -227,6 +235,11 @@ class Indexer:
                     await index.delete_sources(owner_id, here)
                 if points:
                     await index.upsert(points)
+
+
+async def _report_on(report: Report, before: int, total: int, done: int, _: int) -> None:
+    """Report rows of one container, where so many were done before it."""
+    await report(min(before + done, total), total)
 
 
 def _check(attempt: Attempt) -> None:
