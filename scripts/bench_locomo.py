@@ -53,11 +53,13 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
+from backend.memory.nearest import nearest, with_nearest
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch, SearchRequest
 from backend.memory.terms import blinded, query_terms
 from backend.memory.thresholds import RankingThresholds, relevant
+from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 
@@ -325,6 +327,16 @@ def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) ->
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
+def filled(
+    searched: Searched, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
+) -> list[UUID]:
+    """Turns as a prompt takes them: those that are near enough, and the nearest by meaning."""
+    chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
+    near = nearest(order, RankingThresholds())
+    taken = with_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
+    return [each.payload.source_id for each in taken]
+
+
 def fused_by_rank(found: Found, k: float) -> list[UUID]:
     """Reciprocal rank fusion of `dense` and `sparse`. Source: Cormack et al., SIGIR 2009."""
     scores: dict[UUID, float] = {}
@@ -421,6 +433,7 @@ def score(
                 "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
                 "Talekeeper": listed(searched, order, broad),
                 "with its min_relevance": listed(searched, kept, broad),
+                "as a prompt is filled": filled(searched, order, kept, broad),
             }
             for name, turns in orders.items():
                 gold = searched.question.gold
