@@ -188,7 +188,7 @@ async def _fetch_rest(
 def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
     """Where a file is, and what it must be."""
     # Slow to import, and fastembed's anyway.
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
+    import huggingface_hub  # noqa: PLC0415
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         RepositoryNotFoundError,
@@ -197,10 +197,10 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
 
     is_public = hub == PUBLIC_HUB
     revision = model.revision if is_public else "main"
-    url = hf_hub_url(model.repository, path, revision=revision, endpoint=hub)
+    url = huggingface_hub.hf_hub_url(model.repository, path, revision=revision, endpoint=hub)
     published = model.files[path]
     try:
-        found = cast("Any", get_hf_file_metadata)(
+        found = cast("Any", huggingface_hub).get_hf_file_metadata(
             url, token=False, timeout=_METADATA_SECONDS, endpoint=hub
         )
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError) as error:

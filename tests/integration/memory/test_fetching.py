@@ -8,7 +8,7 @@ import random
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -201,9 +201,9 @@ async def test_the_command_fetches_and_says_what_is_used(
 
 
 async def test_the_stand_in_speaks_as_the_hub_does(hub: HubServer, tmp_path: Path) -> None:
-    from huggingface_hub import snapshot_download
+    import huggingface_hub
 
-    download: Callable[..., str] = snapshot_download
+    download: Callable[..., str] = cast("Any", huggingface_hub).snapshot_download
     found = await asyncio.to_thread(
         download, "Qdrant/tiny", cache_dir=tmp_path, endpoint=hub.url, token=False
     )
