@@ -175,7 +175,7 @@ def _bounded_runs(text: str, most: int) -> Iterator[str]:
 
 
 def _load_o200k() -> Tokenizer:
-    """Read, verify and build o200k_base. About 0.4 s and 75 MB.
+    """Read, verify and build o200k_base. About 0.4 s and 45 MB.
 
     Not through `tiktoken.get_encoding`: that looks in a folder that the process's environment
     names and downloads what is not there.
@@ -189,12 +189,14 @@ def _load_o200k() -> Tokenizer:
     if hashlib.sha256(data).hexdigest() != O200K_SHA256:
         raise VocabularyDamagedError("o200k_base does not match its checksum: reinstall Talekeeper")
     lines = (line.split() for line in data.splitlines())
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     encoding = Encoding(
         "o200k_base",
         pat_str=O200K_SPLIT,
-        mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
+        mergeable_ranks=ranks,
         special_tokens={"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
     )
+    ranks.clear()  # 27 MB that the encoding would keep beside its own copy
     return Tokenizer("o200k_base", encoding.encode_ordinary)
 
 

@@ -17,7 +17,6 @@ from hmac import compare_digest
 from uuid import UUID
 
 import msgspec
-import segno
 from pyotp.exceptions import OTPVerificationError
 from pyotp.totp import TOTP
 from sqlalchemy import delete, select
@@ -139,6 +138,8 @@ def qr_rows(text: str) -> list[str]:
 
     Takes some 10 ms: call it in a thread.
     """
+    import segno  # noqa: PLC0415 - seldom needed, and a twentieth of a second at start-up
+
     code = segno.make_qr(text, error="m")
     return ["".join(str(module & 1) for module in row) for row in code.matrix]
 

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from backend.campaigns.files.vault import LINKED, UNTITLED
 from backend.characters.cards.text import parse_yaml
 from backend.characters.errors import CardError
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 _FENCE = "---"
 _BLOCKS = ("heading", "lheading", "list", "fence", "hr")
@@ -242,6 +244,8 @@ def _tokens(body: str) -> list[Token]:
 
 @cache  # takes longer to make than a short file to read
 def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
+
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
     parser.core.ruler.disable(["inline"])
     return parser
