@@ -49,6 +49,7 @@ from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified
 from backend.memory.documents import WINDOW, Line, message_documents, scene_document
+from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
@@ -125,6 +126,10 @@ class WithoutCache:
         self._embedder = embedder
         self.spec = embedder.spec
         self.seconds = 0.0
+
+    async def cosines(self) -> ModelCosines:
+        """What its cosines say."""
+        return cosines_of(self.spec.model) or await measured_cosines(self._embedder.embed)
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is kept
         """Vectors, shape (n, d)."""

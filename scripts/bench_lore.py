@@ -30,6 +30,7 @@ from backend.lorebooks.formats.reader import read_file
 from backend.memory.documents import lore_documents
 from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.embedding.protocol import Embedder
 from backend.memory.parsed_query import read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,9 +41,7 @@ NOW = datetime(2026, 3, 4, tzinfo=UTC)
 CUTS = (0.25, 0.30, 0.35, 0.38, 0.40, 0.42, 0.45, 0.50, 0.55)
 
 
-async def cosines(
-    embedder: LocalEmbedder, entries: Sequence[LoreEntry], lines: Sequence[str]
-) -> Any:
+async def cosines(embedder: Embedder, entries: Sequence[LoreEntry], lines: Sequence[str]) -> Any:
     """How near each line is to each entry, by its nearest chunk: shape (lines, entries)."""
     texts: list[str] = []
     owners: list[int] = []
@@ -66,32 +65,27 @@ async def cosines(
     return found
 
 
-async def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """The nearness of what was asked for, and of what was not, by book."""
-    data = json.loads(asked.books.read_text(encoding="utf-8"))
-    embedder = LocalEmbedder(asked.model_path)
+async def measure(embedder: Embedder, data: Any, world: Sequence[Path] = ()) -> dict[str, Any]:
+    """The nearness of what was asked for, and of what was not, by book of a file like `BOOKS`."""
     books: dict[str, dict[str, Any]] = {}
-    try:
-        for book in data["books"]:
-            entries = [
-                LoreEntry(title=each["title"], keys=each["keys"], content=each["content"])
-                for each in book["entries"]
-            ]
-            lines = [line for each in book["entries"] for line in each["asked"]]
-            owners = [row for row, each in enumerate(book["entries"]) for _ in each["asked"]]
-            near = await cosines(embedder, entries, lines)
-            books[book["name"]] = {
-                "asked": near[np.arange(len(lines)), owners],
-                "unrelated": await cosines(embedder, entries, data["unrelated"]),
-            }
-        for file in asked.world:
-            found = read_file(file.read_bytes(), given_name=file.stem)
-            entries = [entry for entry, _ in found.entries]
-            books[found.fields.name] = {
-                "unrelated": await cosines(embedder, entries, data["unrelated"])
-            }
-    finally:
-        await embedder.aclose()
+    for book in data["books"]:
+        entries = [
+            LoreEntry(title=each["title"], keys=each["keys"], content=each["content"])
+            for each in book["entries"]
+        ]
+        lines = [line for each in book["entries"] for line in each["asked"]]
+        owners = [row for row, each in enumerate(book["entries"]) for _ in each["asked"]]
+        near = await cosines(embedder, entries, lines)
+        books[book["name"]] = {
+            "asked": near[np.arange(len(lines)), owners],
+            "unrelated": await cosines(embedder, entries, data["unrelated"]),
+        }
+    for file in world:
+        found = read_file(file.read_bytes(), given_name=file.stem)
+        entries = [entry for entry, _ in found.entries]
+        books[found.fields.name] = {
+            "unrelated": await cosines(embedder, entries, data["unrelated"])
+        }
     return books
 
 
@@ -122,7 +116,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     configure_logging("error", "json")
-    found = table(asyncio.run(measure(asked)))
+    embedder = LocalEmbedder(asked.model_path)
+    data = json.loads(asked.books.read_text(encoding="utf-8"))
+    found = table(asyncio.run(measure(embedder, data, asked.world)))
     if asked.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return

@@ -36,7 +36,7 @@ from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified
-from backend.memory.embedding.cosines import MINILM, cosines_of
+from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
@@ -207,7 +207,7 @@ class MemorySearch:
         vector = await self._embed(sealer, parsed.meaning, index, notes)
         cosines = MINILM
         if self.embedder is not None and vector is not None:
-            cosines = cosines_of(self.embedder.spec.model)
+            cosines = await self.embedder.cosines()
         blinder = self._blinders.get(sealer)
         plan = partial(
             parsed_query.plan,

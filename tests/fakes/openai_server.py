@@ -153,11 +153,12 @@ def embeddings(*vectors: Any) -> Answer:
     return Answer(body={"object": "list", "data": data, "model": MODEL, "usage": used})
 
 
-def embedded(request: Request) -> Answer:
+def embedded(request: Request, *, common: float = 0.0) -> Answer:
     """What `/embeddings` answers: vectors of words, in the form that was asked for."""
     asked = request.body
     texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
-    vectors = [word_vector(text, asked.get("dimensions", OWN_DIMENSION)) for text in texts]
+    dimension = asked.get("dimensions", OWN_DIMENSION)
+    vectors = [word_vector(text, dimension, common=common) for text in texts]
     if asked.get("encoding_format") == "base64":
         return embeddings(
             *(base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors)
@@ -172,6 +173,8 @@ class OpenAIServer(ScriptedServer):
     """
 
     usual_answer = reply("The rain", " has stopped.")
+    common = 0.0
+    """What all of its vectors share."""
 
     @property
     def url(self) -> str:
@@ -198,5 +201,5 @@ class OpenAIServer(ScriptedServer):
 
     def usual(self, request: Request) -> Answer:
         if request.path.endswith("/embeddings"):
-            return embedded(request)
+            return embedded(request, common=self.common)
         return super().usual(request)

@@ -17,6 +17,12 @@ import numpy as np
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.memory.embedding import cache
+from backend.memory.embedding.cosines import (
+    MINILM,
+    ModelCosines,
+    cosines_of,
+    measured_cosines,
+)
 from backend.memory.embedding.protocol import Embedder, EmbedderError, EmbedderSpec, Floats
 from backend.vault.sealing import Sealer
 
@@ -138,6 +144,7 @@ class CachedEmbedder:
         self._query_timeout = query_timeout
         self._retries = retries or Retries()
         self._breaker = Breaker(clock=clock)
+        self._cosines: ModelCosines | None = None
         self._queries: OrderedDict[tuple[UUID, bytes], Floats] = OrderedDict()
 
     @property
@@ -153,6 +160,21 @@ class CachedEmbedder:
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`: which model this is. May ask a server."""
         return await self._retries.run(self._embedder.ready)
+
+    async def cosines(self) -> ModelCosines:
+        """What the model's cosines say: as the table has it, else measured, once in a process.
+
+        While the model does not answer they are taken to be MiniLM's.
+        """
+        if self._cosines is None:
+            self._cosines = cosines_of(self.spec.model)
+        if self._cosines is None:
+            try:
+                async with asyncio.timeout(self._query_timeout):
+                    self._cosines = await measured_cosines(self._embedder.embed)
+            except (EmbedderError, TimeoutError):
+                return MINILM
+        return self._cosines
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
         """Vectors of a user's texts, shape (n, d), each row of unit length.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backend.errors import UnavailableError
 from backend.vault.sealing import Sealer
+
+if TYPE_CHECKING:
+    from backend.memory.embedding.cosines import ModelCosines
 
 Floats = NDArray[np.float32]
 Task = Literal["document", "query"]
@@ -79,9 +82,8 @@ class Embedder(Protocol):
 class QueryEmbedder(Protocol):
     """Turns what is looked for into a vector, quickly or not at all."""
 
-    @property
-    def spec(self) -> EmbedderSpec:
-        """Which model it is."""
+    async def cosines(self) -> ModelCosines:
+        """What the model's cosines say. Never fails."""
         ...
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
