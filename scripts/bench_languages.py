@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -104,7 +104,7 @@ def _story(
 
 
 @contextmanager
-def english_alone() -> Iterator[None]:
+def english_alone() -> Generator[None]:
     """As if there were words of questions and times in English alone."""
     english = {"english": query_words.words_of("english")}
     with patch.object(query_words, "languages", lambda: english):

@@ -122,7 +122,8 @@ def locomo_table(bench: Bench, cosines: ModelCosines) -> list[str]:
         return 100 * statistics.fmean(found)
 
     whole = recall(RankingThresholds(dense=0, sparse=0))
-    lines, kept = [f"{'dense':>8}{'best':>6}{'recall@10':>11}"], []
+    lines = [f"{'dense':>8}{'best':>6}{'recall@10':>11}"]
+    kept: list[tuple[float, float]] = []
     width = cosines.dense - cosines.unrelated
     for factor in (0.8, 0.9, 1.0, 1.1, 1.2):
         for best in BESTS:
