@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # The data folder and what is written into it are nobody else's to read.
     os.umask(0o077)
-    _forbid_core_dumps()
+    from backend.vault.root import forbid_core_dumps
+
+    forbid_core_dumps()
     configure_logging(settings.log_level, settings.log_format)
     command: Command = options.command
     try:
@@ -54,14 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _forbid_core_dumps() -> None:
-    """A core file would hold users' keys and texts in the clear."""
-    with contextlib.suppress(ImportError):  # Windows has no such limits
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
@@ -219,18 +213,13 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _model(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.memory.embedding.catalogue import find_offered, is_fetched, offered_models
+    from backend.memory.embedding.catalogue import described, find_offered
     from backend.memory.embedding.fetching import fetch_model
     from backend.memory.embedding.registry import choose, fetched_model
 
     if options.what == "list":
         in_use = fetched_model(settings)
-        for each in offered_models():
-            state = "fetched" if is_fetched(settings.models_dir, each) else "not fetched"
-            print(f"{each.folder} ({'in use' if in_use and in_use[0] == each.name else state})")
-            print(
-                f"    {each.size:,} bytes, licence {each.licence}, for {_tongues(each.languages)}"
-            )
+        print(*described(settings.models_dir, in_use=in_use and in_use[0]), sep="\n")
         return 0
 
     async def report(done: int, total: int) -> None:
@@ -244,10 +233,6 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
     if fetched_model(settings) is None:
         print(f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose(settings)}.")
     return 0
-
-
-def _tongues(tags: Sequence[str]) -> str:
-    return f"{len(tags)} languages ({' '.join(tags)})" if len(tags) > 1 else tags[0]
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
@@ -340,17 +325,11 @@ def _lock(settings: Settings) -> Generator[None]:
 
 @contextlib.contextmanager
 def _listen(settings: Settings) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # By the protocol's number asyncio knows that it may send small packets at once; without it each
-    # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
-    listener = socket.socket(family, proto=socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    from backend.server import open_listener
+
     try:
-        listener.bind((settings.host, settings.port))
-        # From here on a client waits until the server is up, and is not turned away.
-        listener.listen(2048)
+        listener = open_listener(settings.host, settings.port)
     except OSError as error:
-        listener.close()
         raise UsageError(
             f"{settings.host}:{settings.port} can't be listened on ({os.strerror(error.errno or 0)}"
             "). Name another port with --port."
@@ -360,14 +339,12 @@ def _listen(settings: Settings) -> Generator[socket.socket]:
 
 
 def _ask_password() -> str:
-    if sys.stdin.isatty():
-        return getpass.getpass("Password: ")
-    return sys.stdin.readline().rstrip("\n")
+    is_asked = sys.stdin.isatty()
+    return getpass.getpass("Password: ") if is_asked else sys.stdin.readline().rstrip("\n")
 
 
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty() and total:
         bar = "#" * (30 * done // total)
-        print(f"\r[{bar:<30}] {done:,}/{total:,}", end="", file=sys.stderr, flush=True)
-        if done >= total:
-            print(file=sys.stderr)
+        end = "\n" if done >= total else ""
+        print(f"\r[{bar:<30}] {done:,}/{total:,}", end=end, file=sys.stderr, flush=True)

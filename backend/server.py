@@ -213,6 +213,23 @@ class Server(uvicorn.Server):
             signal.signal(signal.SIGTERM, before)
 
 
+def open_listener(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to from now on. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # By the protocol's number asyncio knows that it may send small packets at once; without it each
+    # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
+    listener = socket.socket(family, proto=socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # From here on a client waits until the server is up, and is not turned away.
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def address(host: str, listener: socket.socket) -> str:
     """Where a browser on this machine finds the server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound

@@ -320,7 +320,7 @@ def layout(
     kept: list[PromptMessage] = []
     for begin, end in pairwise(sorted({0, len(messages), *inserted})):
         kept += inserted.get(begin, [])
-        kept += _without(messages, begin, end, gap)
+        kept += gap.leave_out(messages, begin, end) if gap else messages[begin:end]
     kept += inserted.get(len(messages), [])
     tail = [PromptMessage(item.role, item.text) for item in (*line, *last, *after)]
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
@@ -339,15 +339,6 @@ def _joined(items: Iterable[Item]) -> list[Item]:
         else:
             found.append(item)
     return found
-
-
-def _without(
-    messages: Sequence[PromptMessage], begin: int, end: int, gap: Gap | None
-) -> Sequence[PromptMessage]:
-    """Messages `begin` to `end`, without those in the gap."""
-    if gap is None or end <= gap.start or begin >= gap.stop:
-        return messages[begin:end]
-    return [*messages[begin : gap.start], *messages[gap.stop : end]]
 
 
 def _overflow(

@@ -158,6 +158,7 @@ class Sized(Protocol):
         ...
 
 
+T = TypeVar("T")
 SizedT = TypeVar("SizedT", bound=Sized)
 
 
@@ -188,6 +189,12 @@ class Gap:
     def count(self) -> int:
         """How many messages are left out."""
         return self.stop - self.start
+
+    def leave_out(self, messages: Sequence[T], begin: int, end: int) -> Sequence[T]:
+        """Messages `begin` to `end` (exclusive), without those in the gap."""
+        if end <= self.start or begin >= self.stop:
+            return messages[begin:end]
+        return [*messages[begin : self.start], *messages[self.stop : end]]
 
 
 def middle_out(

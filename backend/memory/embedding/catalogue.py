@@ -7,7 +7,7 @@ and what exactly is fetched.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,6 +87,16 @@ def offered_models() -> tuple[OfferedModel, ...]:
 def find_offered(name: str) -> OfferedModel | None:
     """The model of that name, with or without who made it; the first one for no name."""
     return next((each for each in offered_models() if name in {"", each.name, each.folder}), None)
+
+
+def described(models: Path, *, in_use: str | None) -> Iterator[str]:
+    """Lines that say what can be fetched into a folder, and what is there already."""
+    for each in offered_models():
+        state = "fetched" if is_fetched(models, each) else "not fetched"
+        tongues = each.languages
+        spoken = f"{len(tongues)} languages ({' '.join(tongues)})" if tongues[1:] else tongues[0]
+        yield f"{each.folder} ({'in use' if each.name == in_use else state})"
+        yield f"    {each.size:,} bytes, licence {each.licence}, for {spoken}"
 
 
 def is_fetched(models: Path, model: OfferedModel) -> bool:
