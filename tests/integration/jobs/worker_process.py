@@ -45,7 +45,7 @@ async def main(url: str) -> None:
     database = Database(url)
     queue = JobQueue(database, ROOT)
     kinds = {
-        "count": JobKind(count_up, needs_key=False),
+        "count": JobKind(count_up, needs_key=False, ends_together=True),
         "freeze": JobKind(freeze, needs_key=False),
     }
     worker = Worker(queue, kinds, JobKeys(database, ROOT), lease=LEASE, poll=0.1)
