@@ -8,8 +8,9 @@ runs; nine others fill the index up to 100,000 points, made up and written strai
 searched for are lines of the transcripts, as a turn would ask for them: `MemorySearch.find`, then
 `recall`. A lorebook of 1,000 entries comes in over HTTP.
 
-Beside it, in the same run and over the same vectors: `qdrant-client`'s local mode (a peer), and one
-product of the user's vectors with the query, with the best 100 taken out (the floor).
+Beside it, in the same run and over the same vectors: `qdrant-client`'s local mode (a peer), one
+product of the user's vectors with the query, with the best 100 taken out (the floor of a query),
+and a search's whole batch in numpy, with BM25 over the same lines (the floor of the engine).
 
 Everything is in a temporary folder: SQLite, Qdrant Edge, a MiniLM on this machine.
 """
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from uuid import UUID
 
 import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from backend.chats.index_source import MessageSource
 from backend.database.base import now
@@ -49,6 +51,7 @@ from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
 from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.terms import sparse_vector
 from backend.settings import Settings
 from scripts._bench import (
     DIMENSION,
@@ -88,10 +91,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Searched:
-    """What is searched for, and where."""
+    """What is searched for, and where; `spoken` are the lines of the chat."""
 
     account: Account
     asks: Sequence[SearchRequest]
+    spoken: Sequence[tuple[str, str]]
 
     @property
     def house(self) -> MemoryRuntime:
@@ -152,7 +156,7 @@ def row(what: str, times: Sequence[float], note: str = "") -> Row:
 async def bench_indexing(account: Account, chat_id: UUID, messages: int) -> list[Row]:
     """The job that indexes a chat, and where its time goes."""
     parts: dict[str, tuple[tuple[Any, str], ...]] = {
-        "reading and unsealing": ((MessageSource, "documents"),),
+        "reading rows": ((MessageSource, "rows"),),
         "embedding": ((LocalEmbedder, "embed"),),
         "cache of vectors": ((CachedEmbedder, "embed_documents"),),
         "terms": ((points, "sparse_vector"),),
@@ -276,12 +280,55 @@ async def bench_engines(searched: Searched, strangers: int) -> list[Row]:
     floor: list[float] = []
     for near in nearest:
         began = time.perf_counter()
-        scores = mine @ near
-        best = np.argpartition(-scores, min(HITS, len(scores) - 1))[:HITS]
-        best[np.argsort(-scores[best])]
+        best_of(mine @ near)
         floor.append((time.perf_counter() - began) * 1000)
     rows.append(row("  floor: numpy over the user's alone", floor, f"{len(mine):,} vectors"))
+    floor = floor_of(batches, mine, postings_of(searched))
+    rows.append(row("  floor: the whole batch in numpy", floor, "BM25 over lines, no filters"))
     return rows
+
+
+def best_of(scores: Floats) -> NDArray[np.intp]:
+    """Places of the best `HITS`, best first."""
+    best = np.argpartition(-scores, min(HITS, len(scores) - 1))[:HITS]
+    return best[np.argsort(-scores[best])]
+
+
+def postings_of(searched: Searched) -> Mapping[int, tuple[NDArray[np.intp], Floats]]:
+    """For each term the lines that have it, and its weights there."""
+    blinder = searched.house.blinders.get(searched.account.identity.sealer)
+    found: dict[int, list[tuple[int, float]]] = {}
+    for place, (_, text) in enumerate(searched.spoken):
+        terms = sparse_vector(text, blinder)
+        for term, weight in zip(terms.ids.tolist(), terms.weights.tolist(), strict=True):
+            found.setdefault(term, []).append((place, weight))
+    return {
+        term: (np.array([place for place, _ in some]), np.array([each for _, each in some], "f4"))
+        for term, some in found.items()
+    }
+
+
+def floor_of(
+    batches: Sequence[Sequence[Query]],
+    mine: Floats,
+    postings: Mapping[int, tuple[NDArray[np.intp], Floats]],
+) -> list[float]:
+    """Milliseconds of the same queries over one user's vectors and terms, and nothing else."""
+    count, times = len(mine), list[float]()
+    for batch in batches:
+        began = time.perf_counter()
+        for query in batch:
+            if isinstance(query.near, np.ndarray):
+                best_of(mine @ query.near)
+                continue
+            scores = np.zeros(count, np.float32)
+            for term, weight in zip(query.near.ids, query.near.weights, strict=True):
+                if (posted := postings.get(int(term))) is not None:
+                    rare = np.log1p((count - len(posted[0]) + 0.5) / (len(posted[0]) + 0.5))
+                    scores[posted[0]] += weight * rare * posted[1]
+            best_of(scores)
+        times.append((time.perf_counter() - began) * 1000)
+    return times
 
 
 def search_local_mode(
@@ -442,10 +489,10 @@ async def run(options: argparse.Namespace) -> list[Row]:
             if strangers:
                 rows.append(Row("engine: points written", round(strangers / took), None, "1/s"))
             asks = asks_of(lines, chat_id, messages=options.messages, queries=options.queries)
-            searched = Searched(account, asks)
+            searched = Searched(account, asks, spoken)
             rows += await bench_search(searched, suffix=", not in order yet")
         async with server(settings, is_new=False) as (account, port):
-            searched = Searched(account, asks)
+            searched = Searched(account, asks, spoken)
             rows += await bench_search(searched)
             rows += await bench_engines(searched, strangers)
             rows += await bench_lorebook(account, port, lines, options.entries)
@@ -469,7 +516,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000, help="of the one user")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--entries", type=int, default=1_000, help="of the lorebook")
-    parser.add_argument("--threads", type=int, default=1, help="cores that the model computes on")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="cores that the model computes on; 0: all, 4 at most"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only-open", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

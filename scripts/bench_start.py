@@ -137,8 +137,9 @@ def _rows(name: DatabaseName, what: What, starts: Sequence[Start]) -> list[Row]:
 
 async def run(options: argparse.Namespace) -> list[Row]:
     """Every row of the table."""
-    names: tuple[DatabaseName, ...] = get_args(DatabaseName)
-    wanted = [name for name in names if options.database is None or options.database == name]
+    wanted: tuple[DatabaseName, ...] = (
+        (options.database,) if options.database else get_args(DatabaseName)
+    )
     return [row for name in wanted for row in await bench(name, options.runs, options.idle)]
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from tests.support.thorough import THOROUGH
 
-GROUPS = ("postgres", "qdrant", "browser", "generated")
+GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated")
 """Markers of tests that need more than Python and its packages.
 
 What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line
-at the end tells it, one a group. A group named in the environment variable `TEST_REQUIRE` (names
-with commas between) fails where it would have been skipped.
+at the end tells it, one a group; a test of several belongs to the first of them. A group named in
+the environment variable `TEST_REQUIRE` (names with commas between) fails where it would have been
+skipped.
 """
 
 # How long an example takes is the machine's business: no test is timed.
@@ -68,10 +69,10 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, pytest.skip.Exception):
         reason = str(call.excinfo.value)
-        for group in filter(item.get_closest_marker, GROUPS):
-            if group in item.config.stash[_REQUIRED]:
-                report.outcome = "failed"
-                report.longrepr = f"{group} is required (TEST_REQUIRE): {reason}"
+        group = next(filter(item.get_closest_marker, GROUPS), "")
+        if group in item.config.stash[_REQUIRED]:
+            report.outcome = "failed"
+            report.longrepr = f"{group} is required (TEST_REQUIRE): {reason}"
     return report
 
 
@@ -84,8 +85,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
         reasons = [
             report.longrepr[2].removeprefix("Skipped: ")
             for report in skipped
-            if group in report.keywords and isinstance(report.longrepr, tuple)
+            if _group_of(report) == group and isinstance(report.longrepr, tuple)
         ]
         if reasons:
             line = f"not run: {group} ({len(reasons)} tests): {reasons[0]}"
             terminalreporter.write_line(line, yellow=True)
+
+
+def _group_of(report: pytest.TestReport) -> str:
+    """The group of a test; empty where it has none."""
+    return next((group for group in GROUPS if group in report.keywords), "")

@@ -14,7 +14,7 @@ from tests.support.browser import Account
 from tests.support.memory import MODEL_FOLDER
 from tests.support.process import Served, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.embeddings, pytest.mark.browser, pytest.mark.slow]
 
 FACT = "I hide the old wedding ring in a tin behind the flour in the pantry."
 OTHER_WORDS = "Where did I conceal the ancient marriage jewellery?"

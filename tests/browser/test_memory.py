@@ -139,7 +139,7 @@ def test_the_status_says_what_is_indexed_and_rebuilds_it(
 
     expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")
     expect(page.get_by_text("By words alone")).to_be_visible()
-    expect(page.get_by_text("TALEKEEPER_EMBEDDING_MODEL_PATH")).to_be_visible()
+    expect(page.get_by_text("fetch one on this page")).to_be_visible()
     assert_accessible(page)
     page.get_by_role("button", name="Rebuild my index").focus()
     page.keyboard.press("Enter")

@@ -14,7 +14,7 @@ from tests.fakes.hub_server import HubServer
 from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell, until
 from tests.support.server import Account, Running, ok, problem
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.embeddings]
 
 MODELS = f"{API}/admin/embedding-models"
 SMALL = "all-MiniLM-L6-v2"
