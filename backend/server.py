@@ -245,8 +245,8 @@ def greeting(settings: Settings, registry: ModelRegistry, listener: socket.socke
     ]
     if choose(settings) == "none":
         lines += [
-            "  No embedding model: memory is searched by words alone. For search by meaning set",
-            "  TALEKEEPER_GEMINI_API_KEY, or TALEKEEPER_EMBEDDING_MODEL_PATH to a model's folder.",
+            "  No embedding model: memory is searched by words alone. `talekeeper model fetch`, or",
+            "  the administrator's button under Memory, Status, brings one that takes no key.",
         ]
     if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
