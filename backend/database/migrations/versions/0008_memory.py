@@ -1,4 +1,4 @@
-"""What memory by meaning needs: see the columns."""
+"""When the points of a user were last compared with the database."""
 
 from __future__ import annotations
 
