@@ -19,7 +19,7 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.database.base import chunks, table_of, unindexed
 from backend.memory.documents import Document, item_documents
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Kind = "campaign"
@@ -94,10 +94,8 @@ class CampaignSource:
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
         """See `Source`."""
-        query = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())
-        if container_ids is not None:
-            query = query.where(CampaignItem.campaign_id.in_(container_ids))
-        return await session.scalar(query) or 0
+        owned = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())
+        return await count_of(session, owned, CampaignItem.campaign_id, container_ids)
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

@@ -35,7 +35,7 @@ from backend.campaigns.roster_words import (
 
 _NO_ROLES = frozenset({"honour", "kin"})
 _RANKS = frozenset({"king", "queen", "prince", "princess"})
-"""Nobody has two of these at once, so two people with different ones are two."""
+"""Nobody has two of these ranks at once: different ranks mean different people."""
 
 _GENERATIONS = {
     **dict.fromkeys(YOUNGER, "younger"),

@@ -17,7 +17,7 @@ from backend.database.base import chunks, table_of, unindexed
 from backend.database.types import Id
 from backend.memory.documents import WINDOW, Document, Line, message_documents, scene_document
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 _LINES_KEPT = 64
@@ -44,10 +44,8 @@ class MessageSource:
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
         """See `Source`."""
-        query = select(func.count()).where(Message.user_id == owner_id)
-        if container_ids is not None:
-            query = query.where(Message.chat_id.in_(container_ids))
-        return await session.scalar(query) or 0
+        owned = select(func.count()).where(Message.user_id == owner_id)
+        return await count_of(session, owned, Message.chat_id, container_ids)
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

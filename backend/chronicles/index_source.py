@@ -16,7 +16,7 @@ from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
 from backend.memory.documents import Document, event_document
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "event"
@@ -40,10 +40,8 @@ class ChronicleSource:
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
         """See `Source`."""
-        query = select(func.count()).where(ChronicleEvent.user_id == owner_id)
-        if container_ids is not None:
-            query = query.where(ChronicleEvent.chronicle_id.in_(container_ids))
-        return await session.scalar(query) or 0
+        owned = select(func.count()).where(ChronicleEvent.user_id == owner_id)
+        return await count_of(session, owned, ChronicleEvent.chronicle_id, container_ids)
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

@@ -72,7 +72,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Something that is not in the prompt, and why: for programs, and in words.
 
-    Neither the words nor `text` is stored: what came close is read again when it is looked at.
+    The words and `text` are not stored. They are made when somebody looks at the record.
     """
 
     kind: str

@@ -4,10 +4,10 @@ Lanes: a job is free when no other one of its lane runs, and none that came befo
 that waits for its key or for its next attempt holds its lane up, for later ones may build on it. A
 dead one does not: it would hold it up for good.
 
-Turns: users are gone through in the order of their ids, by steps on the index, from the one behind
-whom was served last on and round to that one. Of each the first jobs are looked at alone, so that a
-user with very many costs no more than one with a few. Should these be behind others of their lanes,
-all of them are gone through, once in a while.
+Turns: users are taken in the order of their ids, beginning with the next after the one who was
+served last, and starting over at the end. Only the first jobs of each user are read, so that a user
+with very many jobs costs no more than one with a few. If all of these have to wait for earlier jobs
+of their lanes, now and then all jobs are read.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _JOB = JOBS.c
 Waiting = Literal["queued", "waiting_key"]
 
 LOOK_AT = 4
-"""How many times more jobs are looked at than can be taken: of all, so that everybody gets a share,
-and of each share, where some are behind others of their lanes."""
+"""How many times more jobs are read than can be taken: in all, so that every user gets a turn, and
+of each user, because some jobs wait for earlier ones of their lanes."""
 EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
 LAST = UUID(int=2**128 - 1)
-"""Behind it is no share: whoever begins there begins with the first."""
+"""No share comes after it: a search that starts here starts over with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ class Wanted:
         running: How many of each share do.
         queued: Whether it takes jobs that need no more than what lies in the database.
         open_to: Users whose keys it has in memory: of these it takes what waits for a key.
-        thorough: Whether it also looks for jobs whose leases ran out, and behind the first ones of
-            each share.
+        thorough: Whether it also looks for jobs whose leases ran out, and reads all of a share.
         suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
             those that ran beside it when it brought a worker down do not die with it.
     """
@@ -85,7 +84,7 @@ async def candidates(
 ) -> list[UUID]:
     """Ids of jobs that could be taken now, each share's in turn, as many as there is room for.
 
-    It begins behind the share `start`.
+    It begins with the share after `start`.
     """
     each = min(wanted.count, wanted.per_share)
     values: dict[str, Any] = {
@@ -168,9 +167,9 @@ def _due(state: Waiting, is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's
     if state == "waiting_key":
         return _due_of(_open_shares(), state, is_postgres=is_postgres).limit(limit)
     start = bindparam("start", type_=Id())
-    behind = _queued_shares("behind", _JOB.share > start)
+    later = _queued_shares("later", _JOB.share > start)
     before = _queued_shares("before", _JOB.share <= start, _JOB.share <= start)
-    both = (_due_of(shares, state, is_postgres=is_postgres) for shares in (behind, before))
+    both = (_due_of(shares, state, is_postgres=is_postgres) for shares in (later, before))
     return union_all(*both).limit(limit)
 
 

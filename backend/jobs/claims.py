@@ -106,7 +106,7 @@ async def claim(
 ) -> list[Claimed]:
     """Take jobs, at most `wanted.count`, each user's in turn.
 
-    It begins behind the share `start`: the last one that was served, so that the next has its turn.
+    It begins after the share `start`, which was served last, so that the next has its turn.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(

@@ -20,7 +20,7 @@ from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
 from backend.memory.documents import Document, lore_documents
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, inventory_of, version_of
+from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "lore"
@@ -43,10 +43,8 @@ class LoreSource:
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
         """See `Source`."""
-        query = select(func.count()).where(LoreEntryRow.user_id == owner_id)
-        if container_ids is not None:
-            query = query.where(LoreEntryRow.lorebook_id.in_(container_ids))
-        return await session.scalar(query) or 0
+        owned = select(func.count()).where(LoreEntryRow.user_id == owner_id)
+        return await count_of(session, owned, LoreEntryRow.lorebook_id, container_ids)
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID

@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy import Result
+from sqlalchemy import Result, Select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.audience import GM, Viewpoint
 from backend.cpu_pool import unhurried
@@ -85,6 +86,17 @@ def slices(rows: Sequence[SourceRow], most: int) -> Iterator[Sequence[SourceRow]
         size += row.size
     if start < len(rows):
         yield rows[start:]
+
+
+async def count_of(
+    session: AsyncSession,
+    owned: Select[int],
+    container: InstrumentedAttribute[UUID],
+    container_ids: Sequence[UUID] | None,
+) -> int:
+    """What a count of a user's rows comes to, in all or in some containers."""
+    query = owned if container_ids is None else owned.where(container.in_(container_ids))
+    return await session.scalar(query) or 0
 
 
 class Source(Protocol):
