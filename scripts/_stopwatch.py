@@ -73,8 +73,7 @@ class StopwatchRegistry(ModelRegistry):
     """The demo's registry with the stopwatch as its only model."""
 
     def __init__(self, model: StopwatchModel) -> None:
-        super().__init__(demo_tokens_per_second=0)
-        self._models = {"stopwatch": model}  # type: ignore[dict-item]
+        super().__init__(built_in=model)  # type: ignore[arg-type]  # it only streams
 
 
 async def time_turns(

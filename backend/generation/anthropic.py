@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _anthropic_mapping as wire
 from backend.generation._failures import code_words, failure, wait_seconds
-from backend.generation._http import Lazy, make_http_client
+from backend.generation._http import make_http_client
 from backend.generation._json import mapping
+from backend.generation._provider import ModelProvider
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
 from backend.generation.model import (
@@ -88,19 +89,11 @@ class _Connection:
     bare_schema: Callable[[Any], Mapping[str, Any]]
 
 
-class AnthropicProvider:
-    """One key's connection to Anthropic, shared by its models. The SDK is imported at first use."""
+class AnthropicProvider(ModelProvider[_Connection]):
+    """One key's connection to Anthropic, shared by its models."""
 
-    def __init__(self, config: AnthropicConfig) -> None:
-        self.config = config
-        self._connection = Lazy(self._connect)
-
-    async def connect(self) -> _Connection:
-        """The SDK, ready to be called. Raises `ModelUnavailableError` when it can't be set up."""
-        try:
-            return await self._connection.get()
-        except Exception as error:  # noqa: BLE001 - whatever a configuration makes the SDK raise
-            raise failure(WHO, status=None, words=(type(error).__name__,)) from None
+    who = WHO
+    config: AnthropicConfig
 
     def _connect(self) -> _Connection:
         # Slow: not at start-up.
@@ -154,10 +147,8 @@ class AnthropicProvider:
             retry_after=wait_seconds(headers.get("retry-after")),
         )
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        if (connection := self._connection.made) is not None:
-            await connection.http.aclose()
+    async def _disconnect(self, connection: _Connection) -> None:
+        await connection.http.aclose()
 
 
 class AnthropicModel:
@@ -176,13 +167,13 @@ class AnthropicModel:
         schema: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`."""
-        connection = await self._provider.connect()
-        body = self._body(connection, prompt, sampling, tools=tools, schema=schema)
-        deltas = self._deltas(connection, {**body, "stream": True})
         timeout = self._provider.config.chunk_timeout
-        async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with self._provider.connected() as connection:
+            body = self._body(connection, prompt, sampling, tools=tools, schema=schema)
+            deltas = self._deltas(connection, {**body, "stream": True})
+            async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
@@ -246,14 +237,14 @@ class AnthropicModel:
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
     ) -> Delta:
-        connection = await self._provider.connect()
-        body = self._body(connection, prompt, sampling, tools=tools, schema=schema)
-        answer = await whole(
-            connection.client.post(MESSAGES, cast_to=object, body=body),
-            who=WHO,
-            answer_timeout=self._provider.config.answer_timeout,
-            failure=self._provider.failure,
-        )
+        async with self._provider.connected() as connection:
+            body = self._body(connection, prompt, sampling, tools=tools, schema=schema)
+            answer = await whole(
+                connection.client.post(MESSAGES, cast_to=object, body=body),
+                who=WHO,
+                answer_timeout=self._provider.config.answer_timeout,
+                failure=self._provider.failure,
+            )
         return wire.AnswerReader().read_whole(answer)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _gemini_mapping as wire
 from backend.generation._failures import code_words, failure, wait_seconds
-from backend.generation._http import Lazy, make_http_client, noting_responses
+from backend.generation._http import make_http_client, noting_responses
 from backend.generation._json import mapping, sequence
+from backend.generation._provider import ModelProvider
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation.model import (
     ModelError,
@@ -67,19 +68,11 @@ class _Connection:
     api_error: type[APIError]
 
 
-class GeminiProvider:
-    """One key's connection to Gemini, shared by its models. The SDK is imported at first use."""
+class GeminiProvider(ModelProvider[_Connection]):
+    """One key's connection to Gemini, shared by its models."""
 
-    def __init__(self, config: GeminiConfig) -> None:
-        self.config = config
-        self._connection = Lazy(self._connect)
-
-    async def connect(self) -> _Connection:
-        """The SDK, ready to be called. Raises `ModelUnavailableError` when it can't be set up."""
-        try:
-            return await self._connection.get()
-        except Exception as error:  # noqa: BLE001 - whatever a configuration makes the SDK raise
-            raise failure(WHO, status=None, words=(type(error).__name__,)) from None
+    who = WHO
+    config: GeminiConfig
 
     def _connect(self) -> _Connection:
         from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
@@ -124,11 +117,9 @@ class GeminiProvider:
             retry_after=next(filter(None, map(wait_seconds, waits)), None),
         )
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        if (connection := self._connection.made) is not None:
-            connection.client.close()
-            await connection.http.aclose()
+    async def _disconnect(self, connection: _Connection) -> None:
+        connection.client.close()
+        await connection.http.aclose()
 
 
 class GeminiModel:
@@ -152,11 +143,12 @@ class GeminiModel:
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`."""
         body = self._body(prompt, sampling, tools=tools, schema=schema, show_thoughts=True)
-        deltas = self._deltas(await self._provider.connect(), body)
         timeout = self._provider.config.chunk_timeout
-        async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with self._provider.connected() as connection:
+            deltas = self._deltas(connection, body)
+            async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
@@ -224,14 +216,13 @@ class GeminiModel:
                 await response.aclose()
 
     async def _whole(self, body: dict[str, Any]) -> GenerateContentResponse:
-        connection = await self._provider.connect()
-        asked = connection.client.aio.models.generate_content(**self._arguments(body))
-        return await whole(
-            asked,
-            who=WHO,
-            answer_timeout=self._provider.config.answer_timeout,
-            failure=self._provider.failure,
-        )
+        async with self._provider.connected() as connection:
+            return await whole(
+                connection.client.aio.models.generate_content(**self._arguments(body)),
+                who=WHO,
+                answer_timeout=self._provider.config.answer_timeout,
+                failure=self._provider.failure,
+            )
 
 
 def _details(body: object) -> Sequence[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from backend.errors import AppError
+from backend.generation.figures import Ability, FiguresFrom, Price
 from backend.generation.sampling import Sampling, SamplingField
 
 Role = Literal["system", "user", "assistant"]
@@ -148,6 +149,7 @@ class ModelSpec:
     """What is known of a model before it is called.
 
     `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
+    `provider` is the provider's slug, `provider_name` what people call it.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
     `tool_support` is the best that is expected of it: see `tool_streams`.
@@ -162,6 +164,10 @@ class ModelSpec:
     tokenizer: str
     accepts: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
+    provider_name: str = ""
+    price: Price | None = None
+    abilities: frozenset[Ability] = frozenset()
+    figures_from: FiguresFrom = "default"
 
 
 @runtime_checkable

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _openai_mapping as wire
 from backend.generation._failures import code_words, failure, wait_seconds
-from backend.generation._http import Lazy, make_http_client
+from backend.generation._http import make_http_client
 from backend.generation._json import mapping
 from backend.generation._openai_calls import CallFragments
+from backend.generation._provider import ModelProvider
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
 from backend.generation.model import (
@@ -97,19 +98,11 @@ class _Connection:
     api_error: type[APIError]
 
 
-class OpenAICompatibleProvider:
-    """The connection to one server, shared by its models. The SDK is imported at first use."""
+class OpenAICompatibleProvider(ModelProvider[_Connection]):
+    """The connection to one server, shared by its models."""
 
-    def __init__(self, config: OpenAICompatibleConfig) -> None:
-        self.config = config
-        self._connection = Lazy(self._connect)
-
-    async def connect(self) -> _Connection:
-        """The SDK, ready to be called. Raises `ModelUnavailableError` when it can't be set up."""
-        try:
-            return await self._connection.get()
-        except Exception as error:  # noqa: BLE001 - whatever a configuration makes the SDK raise
-            raise failure(WHO, status=None, words=(type(error).__name__,)) from None
+    who = WHO
+    config: OpenAICompatibleConfig
 
     def _connect(self) -> _Connection:
         # Slow: not at start-up.
@@ -154,10 +147,8 @@ class OpenAICompatibleProvider:
             retry_after=wait_seconds(headers.get("retry-after")),
         )
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        if (connection := self._connection.made) is not None:
-            await connection.http.aclose()
+    async def _disconnect(self, connection: _Connection) -> None:
+        await connection.http.aclose()
 
 
 class OpenAICompatibleModel:
@@ -178,11 +169,12 @@ class OpenAICompatibleModel:
         """See `ChatModel`."""
         body = self._body(prompt, sampling, tools=tools, schema=schema)
         body["stream_options"] = {"include_usage": True}
-        deltas = self._deltas(await self._provider.connect(), body)
         timeout = self._provider.config.chunk_timeout
-        async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with self._provider.connected() as connection:
+            deltas = self._deltas(connection, body)
+            async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
@@ -243,14 +235,13 @@ class OpenAICompatibleModel:
             raise self._provider.failure(error) from None
 
     async def _whole(self, body: dict[str, Any]) -> Any:
-        connection = await self._provider.connect()
-        asked = connection.client.post(COMPLETIONS, cast_to=object, body=body)
-        return await whole(
-            asked,
-            who=WHO,
-            answer_timeout=self._provider.config.answer_timeout,
-            failure=self._provider.failure,
-        )
+        async with self._provider.connected() as connection:
+            return await whole(
+                connection.client.post(COMPLETIONS, cast_to=object, body=body),
+                who=WHO,
+                answer_timeout=self._provider.config.answer_timeout,
+                failure=self._provider.failure,
+            )
 
 
 def _chunk(connection: _Connection, response: httpx2.Response, data: bytes) -> Any:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Literal
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
+from backend.generation.figures import NOTHING, ListedModel, figures_of
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, ModelSpec, ToolSupport
 from backend.generation.openai_compatible import ADAPTER_ACCEPTS as OPENAI_ACCEPTS
 from backend.generation.openai_compatible import (
     OpenAICompatibleConfig,
     OpenAICompatibleModel,
     OpenAICompatibleProvider,
 )
+from backend.generation.sampling import SamplingField
 from backend.settings import Settings
 
-_GEMINI_WINDOW = 1_048_576
-_GEMINI_MAX_OUTPUT = 65_536
-_GEMINI_TITLES = {
-    "gemini-2.5-flash": "Gemini 2.5 Flash",
-    "gemini-2.5-pro": "Gemini 2.5 Pro",
-    "gemini-2.5-flash-lite": "Gemini 2.5 Flash-Lite",
-}
-_ANTHROPIC_WINDOW = 200_000
-_ANTHROPIC_MAX_OUTPUT = 64_000
+ProviderKind = Literal["gemini", "openai", "anthropic"]
+"""In which wire format a provider is asked."""
+
+Adapter = GeminiProvider | OpenAICompatibleProvider | AnthropicProvider
+Config = GeminiConfig | OpenAICompatibleConfig | AnthropicConfig
+
 _PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
 _TAKE_PENALTIES = "gemini-2.0-"
 """The only family that does: others answer every turn with 400 "Penalty is not enabled for this
@@ -36,6 +38,21 @@ model". Source: https://github.com/google-gemini/cookbook/issues/1290"""
 _THINKS_UNASKED = frozenset({"gemini-2.5-flash", "gemini-2.5-pro"})
 """Flash-Lite thinks when it is given a budget; of other models nothing is known."""
 
+_NAMES: Mapping[ProviderKind, str] = {
+    "gemini": "Gemini",
+    "openai": "OpenAI-compatible server",
+    "anthropic": "Anthropic",
+}
+_NOT_CONFIGURED = {
+    "gemini": "Gemini is not configured: TALEKEEPER_GEMINI_API_KEY is missing.",
+    "openai": "No such server is configured: TALEKEEPER_OPENAI_BASE_URL is missing.",
+    "anthropic": "Anthropic is not configured: TALEKEEPER_ANTHROPIC_API_KEY is missing.",
+}
+
+
+MOST_SHOWN = 100
+"""Ids in an error: a provider may list thousands."""
+
 
 class UnknownModelError(ValidationError):
     """No model has this id, or its provider is not configured; `models` lists the ids."""
@@ -43,58 +60,117 @@ class UnknownModelError(ValidationError):
     slug, title = "unknown-model", "There is no such model"
 
 
-def _gemini_spec(name: str) -> ModelSpec:
-    """What is known of the Gemini model `name`; one that is not known is taken for a 2.5.
+def adapter_of(config: Config) -> Adapter:
+    """What speaks to the server of a configuration. Nothing is connected yet."""
+    match config:
+        case GeminiConfig():
+            return GeminiProvider(config)
+        case OpenAICompatibleConfig():
+            return OpenAICompatibleProvider(config)
+        case AnthropicConfig():
+            return AnthropicProvider(config)
 
-    Source: https://ai.google.dev/gemini-api/docs/models
+
+def _defaults(config: Config) -> ListedModel:
+    """What a model is taken for of which nobody knows more: what a server's models have at least.
+
+    Sources: https://ai.google.dev/gemini-api/docs/models,
+    https://platform.claude.com/docs/en/about-claude/models/overview
     """
-    return ModelSpec(
-        id=f"gemini/{name}",
-        provider="gemini",
-        name=name,
-        title=_GEMINI_TITLES.get(name, name),
-        context_window=_GEMINI_WINDOW,
-        max_output_tokens=_GEMINI_MAX_OUTPUT,
-        tokenizer="gemma3",
-        accepts=GEMINI_ACCEPTS if name.startswith(_TAKE_PENALTIES) else GEMINI_ACCEPTS - _PENALTIES,
-    )
+    match config:
+        case GeminiConfig():
+            return ListedModel(name="-", context_window=1_048_576, max_output_tokens=65_536)
+        case OpenAICompatibleConfig():
+            return ListedModel(
+                name="-",
+                context_window=config.context_window,
+                max_output_tokens=config.max_output_tokens,
+            )
+        case AnthropicConfig():
+            return ListedModel(name="-", context_window=200_000, max_output_tokens=64_000)
 
 
-def _openai_spec(name: str, config: OpenAICompatibleConfig) -> ModelSpec:
-    return ModelSpec(
-        id=f"openai/{name}",
-        provider="openai",
-        name=name,
-        title=name,
-        context_window=config.context_window,
-        max_output_tokens=config.max_output_tokens,
-        tokenizer="o200k_base",
-        accepts=OPENAI_ACCEPTS,
-        tool_support=config.tool_support,
-    )
+@dataclass(slots=True, kw_only=True)
+class OfferedProvider:
+    """A provider as one user sees it, and its models, which are made when they are asked for.
 
-
-def _anthropic_spec(name: str) -> ModelSpec:
-    """What is known of the Anthropic model `name`: what all of them have at least.
-
-    Source: https://platform.claude.com/docs/en/about-claude/models/overview
+    Attributes:
+        slug: What the ids of its models begin with.
+        name: What people call it.
+        chosen: What its user says of its models; those alone are on offer, unless there are none.
+        listed: What its server listed last.
     """
-    return ModelSpec(
-        id=f"anthropic/{name}",
-        provider="anthropic",
-        name=name,
-        title=name.replace("-", " ").title(),
-        context_window=_ANTHROPIC_WINDOW,
-        max_output_tokens=_ANTHROPIC_MAX_OUTPUT,
-        tokenizer="o200k_base",
-        accepts=ANTHROPIC_ACCEPTS,
-    )
+
+    slug: str
+    name: str
+    adapter: Adapter
+    chosen: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
+    listed: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
+    _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
+
+    @property
+    def model_names(self) -> Iterable[str]:
+        """The models on offer, in the order in which to offer them."""
+        return self.chosen or self.listed
+
+    def get(self, name: str) -> ChatModel | None:
+        """The model of that name, if it is on offer."""
+        if name not in self._made and name in (self.chosen or self.listed):
+            self._made[name] = self._make(name)
+        return self._made.get(name)
+
+    def _make(self, name: str) -> ChatModel:
+        match self.adapter:
+            case GeminiProvider() as google:
+                takes_all = name.startswith(_TAKE_PENALTIES)
+                accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
+                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
+                return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
+            case OpenAICompatibleProvider() as server:
+                spec = self._spec(
+                    name, accepts=OPENAI_ACCEPTS, tool_support=server.config.tool_support
+                )
+                return OpenAICompatibleModel(spec, server)
+            case AnthropicProvider() as maker:
+                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
+
+    def _spec(
+        self,
+        name: str,
+        *,
+        accepts: frozenset[SamplingField],
+        tokenizer: str = "o200k_base",
+        tool_support: ToolSupport = "native",
+    ) -> ModelSpec:
+        figures = figures_of(
+            name,
+            chosen=self.chosen.get(name, NOTHING),
+            listed=self.listed.get(name, NOTHING),
+            default=_defaults(self.adapter.config),
+        )
+        return ModelSpec(
+            id=f"{self.slug}/{name}",
+            provider=self.slug,
+            name=name,
+            title=figures.title,
+            context_window=figures.context_window,
+            max_output_tokens=figures.max_output_tokens,
+            tokenizer=tokenizer,
+            accepts=accepts,
+            tool_support=tool_support,
+            provider_name=self.name,
+            price=figures.price,
+            abilities=figures.abilities,
+            figures_from=figures.figures_from,
+        )
 
 
 class ModelRegistry:
-    """The models of this installation.
+    """The models that somebody may ask: those of providers, and the demo.
 
     Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
+    The models of the environment's providers are here from the start; `with_providers` gives a
+    registry with others in front of them. `built_in` is there without a provider: the demo.
     """
 
     def __init__(
@@ -105,38 +181,55 @@ class ModelRegistry:
         *,
         demo_tokens_per_second: float = 50,
         default: str = "",
+        built_in: ChatModel | None = None,
     ) -> None:
-        self._providers: list[GeminiProvider | OpenAICompatibleProvider | AnthropicProvider] = []
-        models: list[ChatModel] = []
-        if gemini is not None:
-            google = GeminiProvider(gemini)
-            self._providers.append(google)
-            models += (
-                GeminiModel(_gemini_spec(name), google, thinks=name in _THINKS_UNASKED)
-                for name in gemini.models
+        configured: dict[ProviderKind, Config | None] = {
+            "gemini": gemini,
+            "openai": openai,
+            "anthropic": anthropic,
+        }
+        self.providers: Mapping[str, OfferedProvider] = {
+            kind: OfferedProvider(
+                slug=kind,
+                name=_NAMES[kind],
+                adapter=adapter_of(config),
+                chosen={name: ListedModel(name=name) for name in config.models},
             )
-        if openai is not None:
-            server = OpenAICompatibleProvider(openai)
-            self._providers.append(server)
-            models += (
-                OpenAICompatibleModel(_openai_spec(name, openai), server) for name in openai.models
-            )
-        if anthropic is not None:
-            maker = AnthropicProvider(anthropic)
-            self._providers.append(maker)
-            models += (AnthropicModel(_anthropic_spec(name), maker) for name in anthropic.models)
-        models.append(DemoModel(demo_tokens_per_second))
-        self._models = {model.spec.id: model for model in models}
+            for kind, config in configured.items()
+            if config is not None
+        }
+        self._built_in = built_in or DemoModel(demo_tokens_per_second)
         self._default = default
 
+    def with_providers(self, providers: Iterable[OfferedProvider]) -> ModelRegistry:
+        """These providers, then those that are here already and of another slug."""
+        made = copy(self)
+        added = {provider.slug: provider for provider in providers}
+        made.providers = added | {
+            slug: each for slug, each in self.providers.items() if slug not in added
+        }
+        return made
+
+    def ids(self) -> list[str]:
+        """Every model's id, in the order in which a client should offer them; the demo is last."""
+        named = [
+            f"{slug}/{name}" for slug, each in self.providers.items() for name in each.model_names
+        ]
+        return [*named, self._built_in.spec.id]
+
     def specs(self) -> Sequence[ModelSpec]:
-        """Every model, in the order in which a client should offer them; the demo comes last."""
-        return [model.spec for model in self._models.values()]
+        """Every model, in the order of their ids."""
+        return list(map(self.spec, self.ids()))
 
     @property
     def default_id(self) -> str:
         """Id of the model for those who chose none: the one that was set, else the first."""
-        return self._default or next(iter(self._models))
+        if self._default:
+            return self._default
+        first = (
+            f"{slug}/{name}" for slug, each in self.providers.items() for name in each.model_names
+        )
+        return next(first, self._built_in.spec.id)
 
     def spec(self, model_id: str) -> ModelSpec:
         """What is known of a model. Raises `UnknownModelError`."""
@@ -144,26 +237,26 @@ class ModelRegistry:
 
     def get(self, model_id: str) -> ChatModel:
         """The model of that id. Raises `UnknownModelError`."""
-        if (model := self._models.get(model_id)) is None:
-            raise self._unknown(model_id)
+        if model_id == self._built_in.spec.id:
+            return self._built_in
+        slug, _, name = model_id.partition("/")
+        provider = self.providers.get(slug)
+        if provider is None or (model := provider.get(name)) is None:
+            raise self._unknown(model_id, slug)
         return model
 
     async def aclose(self) -> None:
         """Close the connections to the providers; replies under way break off."""
-        for provider in self._providers:
-            await provider.aclose()
+        for provider in self.providers.values():
+            await provider.adapter.aclose()
 
-    def _unknown(self, model_id: str) -> UnknownModelError:
-        there_are = ", ".join(self._models)
-        configured = {model.spec.provider for model in self._models.values()}
-        reason = f"There is no model {model_id!r}; there are {there_are}."
-        if model_id.startswith("gemini/") and "gemini" not in configured:
-            reason += " Gemini is not configured: TALEKEEPER_GEMINI_API_KEY is missing."
-        if model_id.startswith("openai/") and "openai" not in configured:
-            reason += " No such server is configured: TALEKEEPER_OPENAI_BASE_URL is missing."
-        if model_id.startswith("anthropic/") and "anthropic" not in configured:
-            reason += " Anthropic is not configured: TALEKEEPER_ANTHROPIC_API_KEY is missing."
-        return UnknownModelError(reason, extra={"models": list(self._models)})
+    def _unknown(self, model_id: str, slug: str) -> UnknownModelError:
+        ids = self.ids()
+        shown = ", ".join(ids[:MOST_SHOWN]) + (" and more" if len(ids) > MOST_SHOWN else "")
+        reason = f"There is no model {model_id!r}; there are {shown}."
+        if slug not in self.providers and slug in _NOT_CONFIGURED:
+            reason += f" {_NOT_CONFIGURED[slug]}"
+        return UnknownModelError(reason, extra={"models": ids[:MOST_SHOWN]})
 
 
 def build_registry(settings: Settings) -> ModelRegistry:

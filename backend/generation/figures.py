@@ -1,0 +1,113 @@
+"""What is known of a model: its window, its longest reply, its price, what it can do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Ability = Literal["tools", "structured", "thinking"]
+FiguresFrom = Literal["user", "provider", "table", "default"]
+"""Who told how large a model's window is: its user, its provider's list, our table, or nobody."""
+
+MIN_WINDOW = 1_024
+MAX_WINDOW = 100_000_000
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+_DATE = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """US dollars for a million tokens; `cached_input` is for those read from the cache."""
+
+    input: Amount
+    output: Amount
+    cached_input: Amount | None = None
+
+
+class ListedModel(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A model by its name, and what one source tells of it. Windows and replies are in tokens."""
+
+    name: Name
+    title: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    context_window: Annotated[int, msgspec.Meta(ge=MIN_WINDOW, le=MAX_WINDOW)] | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_WINDOW)] | None = None
+    price: Price | None = None
+    abilities: tuple[Ability, ...] | None = None
+
+
+NOTHING = ListedModel(name="-")
+"""What a source tells of a model that it does not know."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts of a model: of each figure what the first source says that knows it."""
+
+    title: str
+    context_window: int
+    max_output_tokens: int
+    price: Price | None
+    abilities: frozenset[Ability]
+    figures_from: FiguresFrom
+
+
+def figures_of(
+    name: str,
+    *,
+    chosen: ListedModel = NOTHING,
+    listed: ListedModel = NOTHING,
+    default: ListedModel = NOTHING,
+) -> Figures:
+    """What counts of a model: the user's word, the provider's, the table's, else the default.
+
+    `default` has a window and a longest reply.
+    """
+    sources: Mapping[FiguresFrom, ListedModel] = {
+        "user": chosen,
+        "provider": listed,
+        "table": known_model(name),
+        "default": default,
+    }
+
+    def first(figure: str) -> Any:
+        found = (getattr(source, figure) for source in sources.values())
+        return next((value for value in found if value is not None), None)
+
+    window = first("context_window")
+    return Figures(
+        title=first("title") or name,
+        context_window=window,
+        max_output_tokens=min(first("max_output_tokens"), window),
+        price=first("price"),
+        abilities=frozenset(first("abilities") or ()),
+        figures_from=next(
+            place for place, source in sources.items() if source.context_window is not None
+        ),
+    )
+
+
+def known_model(name: str) -> ListedModel:
+    """What the table tells of a model, whoever serves it: `google/gemini-2.5-pro:free`, too."""
+    plain = name.rpartition("/")[2].partition(":")[0].lower()
+    table = _table()
+    return table.get(plain) or table.get(_DATE.sub("", plain)) or NOTHING
+
+
+class _Table(msgspec.Struct):
+    as_of: str
+    sources: Sequence[str]
+    models: Sequence[ListedModel]
+
+
+@cache
+def _table() -> Mapping[str, ListedModel]:
+    data = (resources.files("backend.generation") / "known_models.json").read_bytes()
+    return {model.name: model for model in msgspec.json.decode(data, type=_Table).models}
