@@ -65,6 +65,7 @@ from backend.search import SearchController
 from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
 from backend.turns.downtime import DowntimeController
 from backend.turns.measures import MeasureController
+from backend.turns.usage import ChatUsageController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)
@@ -112,6 +113,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     SummaryController,
     DowntimeController,
     MeasureController,
+    ChatUsageController,
     TurnController,
     RunningTurnController,
     MessageContextController,

@@ -88,6 +88,7 @@ from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
+from backend.turns.usage import ChatUsageService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
@@ -173,7 +174,8 @@ class Services:
         names = NameCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
-        self.measures = MeasureService(database, settings.model_prices)
+        self.measures = MeasureService(database, registry)
+        self.chat_usage = ChatUsageService(database, registry)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.

@@ -14,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    NonNegativeFloat,
     SecretStr,
     field_validator,
     model_validator,
@@ -36,6 +35,10 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A comma-separated list."""
 
 Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
+
+Amount = Annotated[float, Field(ge=0, le=1_000_000)]
+Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]
+"""For a million tokens: read, written, and read from a cache."""
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -135,9 +138,10 @@ class Settings(BaseSettings):
     """Anthropic models on offer."""
     anthropic_base_url: str = ""
     """Another address for Anthropic's API."""
-    model_prices: dict[str, tuple[NonNegativeFloat, NonNegativeFloat]] = {}
-    """What models cost, in JSON: `{"gemini/gemini-2.5-flash": [0.3, 2.5]}` for a million tokens
-    read and a million written, in any currency. Campaigns then show what their memory costs."""
+    model_prices: dict[str, Prices] = {}
+    """What these providers' models cost, where Talekeeper does not know or knows it wrong, in JSON:
+    `{"gemini/gemini-2.5-flash": [0.3, 2.5, 0.03]}` in US dollars for a million tokens read, a
+    million written, and a million read from the provider's cache. The third may be left out."""
     model_silence_seconds: float = Field(60, gt=0, le=3600)
     """A model that says nothing for this long has failed."""
     demo_tokens_per_second: float = Field(50, ge=0)

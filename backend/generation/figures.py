@@ -30,6 +30,13 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output: Amount
     cached_input: Amount | None = None
 
+    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """US dollars for that many tokens; those of the prompt include those of the cache."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        known = min(cached_tokens, prompt_tokens)
+        read = self.input * (prompt_tokens - known) + cached * known
+        return (read + self.output * completion_tokens) / 1_000_000
+
 
 class ListedModel(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True

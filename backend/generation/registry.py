@@ -11,7 +11,7 @@ from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
-from backend.generation.figures import NOTHING, ListedModel, figures_of
+from backend.generation.figures import NOTHING, ListedModel, Price, figures_of
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, ModelSpec, ToolSupport
@@ -182,6 +182,7 @@ class ModelRegistry:
         demo_tokens_per_second: float = 50,
         default: str = "",
         built_in: ChatModel | None = None,
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         configured: dict[ProviderKind, Config | None] = {
             "gemini": gemini,
@@ -193,7 +194,10 @@ class ModelRegistry:
                 slug=kind,
                 name=_NAMES[kind],
                 adapter=adapter_of(config),
-                chosen={name: ListedModel(name=name) for name in config.models},
+                chosen={
+                    name: ListedModel(name=name, price=(prices or {}).get(f"{kind}/{name}"))
+                    for name in config.models
+                },
             )
             for kind, config in configured.items()
             if config is not None
@@ -234,6 +238,13 @@ class ModelRegistry:
     def spec(self, model_id: str) -> ModelSpec:
         """What is known of a model. Raises `UnknownModelError`."""
         return self.get(model_id).spec
+
+    def price(self, model_id: str) -> Price | None:
+        """What a model costs; None as well where it is on offer no longer."""
+        try:
+            return self.spec(model_id).price
+        except UnknownModelError:
+            return None
 
     def get(self, model_id: str) -> ChatModel:
         """The model of that id. Raises `UnknownModelError`."""
@@ -297,6 +308,10 @@ def build_registry(settings: Settings) -> ModelRegistry:
         anthropic,
         demo_tokens_per_second=settings.demo_tokens_per_second,
         default=settings.default_model,
+        prices={
+            model: Price(input=read, output=written, cached_input=next(iter(cached), None))
+            for model, (read, written, *cached) in settings.model_prices.items()
+        },
     )
     registry.spec(registry.default_id)
     if settings.enrichment_model:

@@ -1,6 +1,6 @@
 """What keeping a campaign takes and saves, for people: `GET /campaigns/{campaign_id}/memory`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime
 from functools import cache
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from backend.campaigns.records import get_campaign
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
 from backend.turns.models import Turn
@@ -126,7 +127,7 @@ class WorkMeasure(msgspec.Struct, kw_only=True, frozen=True):
 class ModelMeasure(msgspec.Struct, kw_only=True, frozen=True):
     """What one model was asked by the work after replies, in tokens as its provider counts them.
 
-    `cost` is by the installation's prices; null where it has none for the model.
+    `cost` is in US dollars, by the model's price; null where nobody knows one.
     """
 
     model: str
@@ -177,7 +178,7 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
     `whole_tokens` of it. They had `sent_tokens`: the lines that were sent, the summary, the state
     block, and what was recalled. A turn counts once, however often its tools ask the model.
     `conflicts` counts proposals by what was decided. `cost` adds up that of the models with a
-    price (`TALEKEEPER_MODEL_PRICES`); null where none has one. `prompts` are the last 60, `days`
+    known price, in US dollars; null where none has one. `prompts` are the last 60, `days`
     the last 30 on which something was done, both oldest first; `problems` are the last 10
     failures, newest first.
     """
@@ -202,10 +203,9 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
 class MeasureService:
     """Adds up what campaigns took."""
 
-    def __init__(self, database: Database, prices: Mapping[str, tuple[float, float]]) -> None:
-        """Take prices of models: for a million tokens read, and a million written."""
+    def __init__(self, database: Database, registry: ModelRegistry) -> None:
         self._database = database
-        self._prices = prices
+        self._registry = registry
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignMemory:
         """Raises `CampaignNotFoundError`."""
@@ -253,10 +253,10 @@ class MeasureService:
         )
 
     def _priced(self, measure: ModelMeasure) -> ModelMeasure:
-        if measure.model not in self._prices:
+        price = self._registry.price(measure.model)
+        if price is None:
             return measure
-        read, written = self._prices[measure.model]
-        cost = (read * measure.prompt_tokens + written * measure.completion_tokens) / 1_000_000
+        cost = price.cost(measure.prompt_tokens, measure.completion_tokens)
         return msgspec.structs.replace(measure, cost=cost)
 
 

@@ -14,6 +14,7 @@ from backend.campaigns.models import Campaign, CampaignProposal
 from backend.chats.models import Chat
 from backend.database.base import new_id, now
 from backend.enrichment.models import EnrichmentRun
+from backend.generation.figures import Price
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
@@ -62,11 +63,13 @@ async def model() -> AsyncGenerator[Teller]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Teller
 ) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
+    prices = {MODEL_ID: Price(input=2, output=8)}
+    registry = ModelRegistry(
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, prices=prices
+    )
     folder = tmp_path_factory.mktemp("data")
-    prices = {MODEL_ID: (2.0, 8.0), "another": (1.0, 1.0)}
     async with (
-        running(shared_url, folder, registry=registry, model_prices=prices) as server,
+        running(shared_url, folder, registry=registry) as server,
         working(server.parts),
     ):
         yield server

@@ -1,0 +1,170 @@
+"""What a chat took of its models, in tokens and in money: `GET /chats/{chat_id}/usage`."""
+
+from functools import cache
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Select,
+    bindparam,
+    cast,
+    func,
+    literal,
+    select,
+    union_all,
+)
+from sqlalchemy.sql.expression import type_coerce
+
+from backend.accounts.identity import Identity
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.repository import get_chat
+from backend.database.engine import Database
+from backend.enrichment.models import EnrichmentRun
+from backend.generation.registry import ModelRegistry
+from backend.turns.models import Turn
+from backend.wire import RAISES
+
+_REPORTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "thinking_tokens")
+
+
+class Money(msgspec.Struct, kw_only=True, frozen=True):
+    """An amount in US dollars."""
+
+    amount: float
+    currency: Literal["USD"] = "USD"
+
+
+class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
+    """What one model was asked, in tokens as its provider reported them.
+
+    `completion_tokens` includes `thinking_tokens`, `prompt_tokens` includes `cached_tokens`. `runs`
+    are those of the work after replies, which reports no cached tokens. `cost` is null where
+    nobody knows the model's price.
+    """
+
+    model: str
+    turns: int
+    runs: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    thinking_tokens: int
+    cost: Money | None = None
+
+
+class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
+    """What a chat took: its turns on all branches, and the work after its replies.
+
+    `cost` adds up that of the models with a known price; null where none has one. `by_model` is in
+    the order of the models' ids. Turns count with what their providers reported; without a report
+    they count as nothing.
+    """
+
+    turns: int
+    runs: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    thinking_tokens: int
+    cost: Money | None
+    by_model: list[ModelUsage]
+
+
+@cache
+def _by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
+    """What each model was asked: in a whole chat, or for one reply of it."""
+    # SQLite reads JSON out of texts; PostgreSQL has a type for it.
+    report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
+    asked = select(
+        Turn.model,
+        literal(1).label("turns"),
+        literal(0).label("runs"),
+        *(report[name].as_integer().label(name) for name in _REPORTED),
+    ).where(
+        Turn.chat_id == bindparam("chat"),
+        Turn.user_id == bindparam("owner"),
+        Turn.usage.is_not(None),
+    )
+    if of_reply:
+        found = asked.where(Turn.reply_id == bindparam("reply")).subquery()
+    else:
+        run = EnrichmentRun
+        read = {"prompt_tokens": run.prompt_tokens, "completion_tokens": run.completion_tokens}
+        after = select(
+            run.model,
+            literal(0),
+            literal(1),
+            *(read.get(name, literal(0)) for name in _REPORTED),
+        ).where(run.chat_id == bindparam("chat"), run.user_id == bindparam("owner"), run.calls > 0)
+        found = union_all(asked, after).subquery()
+    return select(found.c.model, *_sums(found.c)).group_by(found.c.model).order_by(found.c.model)
+
+
+def _sums(columns: Any) -> list[ColumnElement[Any]]:
+    return [func.sum(columns[name]).label(name) for name in ("turns", "runs", *_REPORTED)]
+
+
+class ChatUsageService:
+    """Adds up what chats took."""
+
+    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+        self._database = database
+        self._registry = registry
+
+    async def get(
+        self, identity: Identity, chat_id: UUID, reply_id: UUID | None = None
+    ) -> ChatUsage:
+        """Raises `ChatNotFoundError`."""
+        values = {"chat": chat_id, "owner": identity.user_id}
+        if reply_id is not None:
+            values["reply"] = reply_id
+        async with self._database.read() as session:
+            await get_chat(session, chat_id, owner_id=identity.user_id)
+            dialect = session.get_bind().dialect.name
+            query = _by_model(dialect, of_reply=reply_id is not None)
+            rows = (await session.execute(query, values)).mappings().all()
+        models = [self._priced(ModelUsage(**row)) for row in rows]
+        costs = [each.cost.amount for each in models if each.cost is not None]
+        return ChatUsage(
+            **{
+                name: sum(getattr(each, name) for each in models)
+                for name in ("turns", "runs", *_REPORTED)
+            },
+            cost=Money(amount=sum(costs)) if costs else None,
+            by_model=models,
+        )
+
+    def _priced(self, usage: ModelUsage) -> ModelUsage:
+        price = self._registry.price(usage.model)
+        if price is None:
+            return usage
+        cost = price.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        return msgspec.structs.replace(usage, cost=Money(amount=cost))
+
+
+class ChatUsageController(Controller):
+    """What chats take of their models."""
+
+    path = "/chats/{chat_id:uuid}/usage"
+    tags = ("Chats",)
+
+    @get(
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="getChatUsage",
+        summary="Read what a chat took of its models",
+    )
+    async def get_usage(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        chat_usage: NamedDependency[ChatUsageService],
+        reply_id: FromQuery[UUID | None] = None,
+    ) -> ChatUsage:
+        """Tokens and money by model; with `reply_id`, of the turns that wrote that reply alone."""
+        return await chat_usage.get(identity, chat_id, reply_id)

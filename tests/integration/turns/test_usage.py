@@ -1,0 +1,96 @@
+"""What a chat took of its models: `GET /chats/{id}/usage`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from backend.chats.models import Chat
+from backend.database.base import new_id
+from backend.enrichment.models import EnrichmentRun
+from backend.generation.figures import Price
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, reply, usage
+from tests.support.server import Account, Running, ok, problem, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    prices = {MODEL_ID: Price(input=2, output=8, cached_input=0.5)}
+    registry = ModelRegistry(
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, prices=prices
+    )
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+async def usage_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
+    found: dict[str, Any] = ok(await ada.client.get(f"/api/v1/chats/{chat}/usage", params=query))
+    return found
+
+
+async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
+    server: Running, ada: Account, model: OpenAIServer
+) -> None:
+    chat = str((await ada.new_chat())["id"])
+    assert await usage_of(ada, chat) == {
+        **dict.fromkeys(("turns", "runs", "prompt_tokens", "cached_tokens"), 0),
+        **dict.fromkeys(("completion_tokens", "thinking_tokens"), 0),
+        "cost": None,
+        "by_model": [],
+    }
+    model.script(reply("Yes.", used=usage(1000, 100, cached=600, reasoning=40)))
+    first = (await ada.turn(chat, text="Is it so?"))[0].data["reply_id"]
+    model.script(reply("No.", used=usage(1200, 50)))
+    await ada.turn(chat, text="Still?")
+    async with server.parts.database.write() as session:
+        run = EnrichmentRun(
+            user_id=(await session.get_one(Chat, UUID(chat))).user_id,
+            chat_id=UUID(chat),
+            kind="summary",
+            state="done",
+            model="gone/long-ago",
+            from_position=0,
+            to_position=1,
+            calls=1,
+            prompt_tokens=70,
+            completion_tokens=7,
+        )
+        session.add(run)
+
+    seen = await usage_of(ada, chat)
+
+    gone, known = seen["by_model"]
+    assert (gone["model"], gone["runs"], gone["turns"]) == ("gone/long-ago", 1, 0)
+    assert gone["cost"] is None
+    assert (known["model"], known["runs"], known["turns"]) == (MODEL_ID, 0, 2)
+    cost = (2 * (400 + 1200) + 0.5 * 600 + 8 * 150) / 1e6
+    assert known["cost"] == {"amount": pytest.approx(cost), "currency": "USD"}
+    assert seen["cost"] == known["cost"]
+    assert (seen["prompt_tokens"], seen["cached_tokens"]) == (2270, 600)
+    assert (seen["completion_tokens"], seen["thinking_tokens"]) == (157, 40)
+    one = await usage_of(ada, chat, reply_id=first)
+    assert (one["turns"], one["runs"], one["prompt_tokens"]) == (1, 0, 1000)
+    assert one["cost"]["amount"] == pytest.approx((2 * 400 + 0.5 * 600 + 8 * 100) / 1e6)
+
+
+async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
+    chat = str((await ada.new_chat())["id"])
+    async with server.account() as bob:
+        path = f"/api/v1/chats/{chat}/usage"
+        problem(await bob.client.get(path), 404, "chat-not-found")
+        own = str((await bob.new_chat())["id"])
+        assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
