@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -99,9 +100,7 @@ async def _turns(
     world: World,
     turns: int,
 ) -> list[Row]:
-    async def settle() -> None:
-        await until_idle(account)
-
+    settle = partial(until_idle, account)
     said = [f"What does {each} say of it?" for each in world.names[100 : 100 + turns]]
     plainly = "turn: plain chat"
     told, played = "  told, not played", "turn: campaign"
@@ -157,8 +156,9 @@ async def _swipes(
             answer = await api.post(f"/messages/{replies[number % 2].id}/activate", json={})
             answer.raise_for_status()
 
+        timed = await _timed(count, choose, partial(until_idle, account))
         note = "aim: 20" if chat_id == world.chat_id else ""
-        rows.append(spread(name, what, await _timed(count, choose), unit="ms", note=note))
+        rows.append(spread(name, what, timed, unit="ms", note=note))
     return rows[::-1]
 
 
@@ -189,10 +189,10 @@ async def _restores(
             for row in await session.execute(query):
                 read_state(identity.sealer, row.id, row.sealed_state)
 
-    what = f"restore: {len(people)} items"
+    what, settle = f"restore: {len(people)} items", partial(until_idle, account)
     return [
-        spread(name, what, await _timed(count, restore), unit="ms", note="aim: 200"),
-        spread(name, "  floor: their states read", await _timed(count, read), unit="ms"),
+        spread(name, what, await _timed(count, restore, settle), unit="ms", note="aim: 200"),
+        spread(name, "  floor: their states read", await _timed(count, read, settle), unit="ms"),
     ]
 
 
@@ -238,10 +238,16 @@ async def _two_replies(
         return made[0], made[1]
 
 
-async def _timed(count: int, step: Callable[[int], Awaitable[None]]) -> list[float]:
-    """Milliseconds of each of `count` steps, behind two that warm up."""
+async def _timed(
+    count: int, step: Callable[[int], Awaitable[None]], settle: Callable[[], Awaitable[None]]
+) -> list[float]:
+    """Milliseconds of each of `count` steps, behind two that warm up; `settle` comes before each.
+
+    People read what they chose: what follows from it is indexed by then.
+    """
     found: list[float] = []
     for number in range(count + 2):
+        await settle()
         began = time.perf_counter()
         await step(number)
         found.append(1000 * (time.perf_counter() - began))

@@ -5,7 +5,8 @@ The caller has locked the campaign's row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -13,10 +14,13 @@ from sqlalchemy import and_, bindparam, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Kind
-from backend.campaigns.ledger_store import refold
+from backend.campaigns.ledger import State, fold
+from backend.campaigns.ledger_store import read_operations, refold
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
+from backend.cpu_pool import unhurried
 from backend.database.base import chunks, now, table_of
 from backend.vault.sealing import Sealer
 
@@ -45,7 +49,36 @@ async def path_moved(
     for ids in chunks([row.id for row in rows]):
         await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
-    await _fold_again(session, sealer, campaign, {row.item_id: row.kind for row in rows})
+    kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
+    known = await _gone_on(sealer, rows) if sealer is not None else {}
+    await _fold_again(session, sealer, campaign, kinds, known)
+
+
+async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
+    """States of items, some of whose changes begin to count, behind all that count already.
+
+    Their folds go on from what their rows hold: see `fold_items`.
+
+    Args:
+        sealer: The owner's.
+        rows: Those of `_TOGGLED`, in the order of the ledger.
+    """
+    toggled: dict[UUID, list[Any]] = {}
+    for row in rows:
+        toggled.setdefault(row.item_id, []).append(row)
+    found: dict[UUID, tuple[State, int]] = {}
+    async for item_id, own in unhurried(toggled.items(), lambda each: len(each[1][0].sealed_state)):
+        first = own[0]
+        if first.is_stale or first.seq < first.last or any(row.is_on_path for row in own):
+            continue
+        counting = [row for row in own if not row.is_undone]
+        state = fold(
+            first.kind,
+            (read_operations(sealer, row.id, row.sealed_operations) for row in counting),
+            read_state(sealer, item_id, first.sealed_state),
+        )
+        found[item_id] = state, counting[-1].seq if counting else first.last
+    return found
 
 
 async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID) -> None:
@@ -85,10 +118,14 @@ async def detach(
 
 
 async def _fold_again(
-    session: AsyncSession, sealer: Sealer | None, campaign: Campaign, kinds: Mapping[UUID, Kind]
+    session: AsyncSession,
+    sealer: Sealer | None,
+    campaign: Campaign,
+    kinds: Mapping[UUID, Kind],
+    known: Mapping[UUID, tuple[State, int]] = MappingProxyType({}),
 ) -> None:
     if sealer is not None:
-        await refold(session, sealer, campaign, kinds)
+        await refold(session, sealer, campaign, kinds, known)
         return
     campaign.is_stale = True
     for ids in chunks(list(kinds)):
@@ -105,17 +142,29 @@ def _toggled() -> Any:
             Message.is_active,
         )
     )
+    told = select(ChangeSource.change_id).where(
+        ChangeSource.chat_id == bindparam("chat"), ChangeSource.position >= bindparam("above")
+    )
     return (
-        select(CampaignChange.id, CampaignChange.item_id, CampaignItem.kind)
-        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        select(
+            CampaignChange.id,
+            CampaignChange.item_id,
+            CampaignChange.seq,
+            CampaignChange.is_on_path,
+            CampaignChange.is_undone,
+            CampaignChange.sealed_operations,
+            CampaignItem.kind,
+            CampaignItem.seq.label("last"),
+            CampaignItem.is_stale,
+            CampaignItem.sealed_state,
+        )
         .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
         .where(
             CampaignChange.campaign_id == bindparam("campaign"),
-            ChangeSource.chat_id == bindparam("chat"),
-            ChangeSource.position >= bindparam("above"),
+            CampaignChange.id.in_(told),
             CampaignChange.is_on_path != on_path,
         )
-        .distinct()
+        .order_by(CampaignChange.seq)
     )
 
 

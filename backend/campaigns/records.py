@@ -75,7 +75,7 @@ REFERENCE_LISTS = ("present", "scene_ids", "audience")
 _CAMPAIGN = select(Campaign).where(
     Campaign.id == bindparam("campaign"), Campaign.user_id == bindparam("owner")
 )
-_LOCKED = _CAMPAIGN.with_for_update()
+LOCKED = _CAMPAIGN.with_for_update()
 
 
 class ItemKey(NamedTuple):
@@ -91,7 +91,7 @@ async def find_campaign(
 ) -> Campaign | None:
     """A campaign of the sealer's user, or None; see `get_campaign`."""
     asked = {"campaign": campaign_id, "owner": sealer.user_id}
-    campaign = await session.scalar(_LOCKED if lock else _CAMPAIGN, asked)
+    campaign = await session.scalar(LOCKED if lock else _CAMPAIGN, asked)
     if lock and campaign is not None and campaign.is_stale:
         await ledger_store.refold_stale(session, sealer, campaign)
     return campaign

@@ -12,8 +12,8 @@ from sqlalchemy.orm import aliased
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_paths
 from backend.campaigns.marks import copy_marks, read_again
-from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalSource
-from backend.campaigns.records import get_campaign
+from backend.campaigns.models import CampaignProposal, ChangeSource, ProposalSource
+from backend.campaigns.records import LOCKED, get_campaign
 from backend.chats.events import (
     AudienceChanged,
     CampaignChosen,
@@ -42,10 +42,8 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted,
         """Let the changes of messages count that are on the path, and no others."""
         if chat.campaign_id is None:
             return
-        query = select(Campaign).where(
-            Campaign.id == chat.campaign_id, Campaign.user_id == chat.user_id
-        )
-        campaign = await session.scalar(query.with_for_update())
+        asked = {"campaign": chat.campaign_id, "owner": chat.user_id}
+        campaign = await session.scalar(LOCKED, asked)
         if campaign is not None:
             await ledger_paths.path_moved(session, sealer, campaign, chat.id, above=above)
 
