@@ -35,6 +35,13 @@ _VERDICTS: dict[int, tuple[type[ModelError], str]] = {
 }
 
 
+def own_error(error: BaseException | None) -> ModelError | None:
+    """The error of our own HTTP client's that an SDK has wrapped in one of its own, if it has."""
+    while error is not None and not isinstance(error, ModelError):
+        error = error.__cause__
+    return error
+
+
 def code_words(*values: object, secret: str | None) -> tuple[str, ...]:
     """Those of `values` that are code words, each once; sentences and the key are left out."""
     return tuple(

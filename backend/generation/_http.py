@@ -1,4 +1,4 @@
-"""The HTTP client under both vendors' SDKs: made late, and it goes nowhere but where it is told."""
+"""The HTTP client under all vendors' SDKs: made late, and it goes nowhere but where it is told."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     import httpx2
+
+    from backend.generation.network import NetworkPolicy
 
 T = TypeVar("T")
 
@@ -24,7 +26,9 @@ _PLAIN_HEADERS = frozenset(
 )
 
 
-def make_http_client(*, connect_timeout: float, headers: dict[str, str]) -> httpx2.AsyncClient:
+def make_http_client(
+    *, connect_timeout: float, headers: dict[str, str], network: NetworkPolicy | None = None
+) -> httpx2.AsyncClient:
     """A client that follows no redirect and no proxy variable, and sends no header but ours.
 
     The SDKs read organisations, projects and whole headers out of the process's environment, and
@@ -34,15 +38,18 @@ def make_http_client(*, connect_timeout: float, headers: dict[str, str]) -> http
         connect_timeout: Seconds for a connection to come about. There is no other limit here:
             silence is timed by the code that waits for the next chunk.
         headers: What goes out beside the plain headers of HTTP: the key.
+        network: Where it may connect; None for servers that the operator named.
     """
     import httpx2  # noqa: PLC0415 - a tenth of a second: not at start-up
+
+    from backend.generation._transport import ACCEPT_ENCODING, Transport  # noqa: PLC0415 - likewise
 
     timeout = httpx2.Timeout(None, connect=connect_timeout)
 
     async def tidy(request: httpx2.Request) -> None:
         for name in set(request.headers) - _PLAIN_HEADERS:
             del request.headers[name]
-        request.headers.update(headers)
+        request.headers.update({**headers, "accept-encoding": ACCEPT_ENCODING})
         # google-genai passes `timeout=None` with each request, which would switch ours off.
         request.extensions["timeout"] = timeout.as_dict()
 
@@ -51,11 +58,10 @@ def make_http_client(*, connect_timeout: float, headers: dict[str, str]) -> http
             opened.append(response)
 
     return httpx2.AsyncClient(
+        transport=Transport(network),
         timeout=timeout,
         trust_env=False,
         follow_redirects=False,
-        # Each reply that is being streamed holds a connection; the turns are limited elsewhere.
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         event_hooks={"request": [tidy], "response": [remember]},
     )
 

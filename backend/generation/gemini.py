@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _gemini_mapping as wire
-from backend.generation._failures import code_words, failure, wait_seconds
+from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._http import make_http_client, noting_responses
 from backend.generation._json import mapping, sequence
 from backend.generation._provider import ModelProvider
@@ -22,6 +22,7 @@ from backend.generation.model import (
     Tool,
     ToolAnswer,
 )
+from backend.generation.network import NetworkPolicy
 from backend.generation.sampling import Sampling, SamplingField, check_taken
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class GeminiConfig:
     """Gemini, through Google AI's API.
 
     Times are in seconds. `chunk_timeout` is the longest silence within a streamed reply,
-    `answer_timeout` the longest wait for one that comes as a whole.
+    `answer_timeout` the longest wait for one that comes as a whole. `network` says where it may
+    connect; None for a server that the operator named.
     """
 
     api_key: str = field(repr=False)
@@ -59,6 +61,7 @@ class GeminiConfig:
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300
+    network: NetworkPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class GeminiProvider(ModelProvider[_Connection]):
 
         http = make_http_client(
             connect_timeout=self.config.connect_timeout,
+            network=self.config.network,
             headers={"x-goog-api-key": self.config.api_key},
         )
         client = genai.Client(
@@ -99,6 +103,8 @@ class GeminiProvider(ModelProvider[_Connection]):
 
     def failure(self, error: Exception) -> ModelError:
         """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        if (own := own_error(error)) is not None:
+            return own
         connection = self._connection.made
         if connection is None or not isinstance(error, connection.api_error):
             return failure(WHO, status=None, words=(type(error).__name__,))

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _openai_mapping as wire
-from backend.generation._failures import code_words, failure, wait_seconds
+from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._http import make_http_client
 from backend.generation._json import mapping
 from backend.generation._openai_calls import CallFragments
@@ -28,6 +28,7 @@ from backend.generation.model import (
     ToolAnswer,
     ToolSupport,
 )
+from backend.generation.network import NetworkPolicy
 from backend.generation.sampling import Sampling, SamplingField, check_taken
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class OpenAICompatibleConfig:
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300
+    network: NetworkPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class OpenAICompatibleProvider(ModelProvider[_Connection]):
         key = self.config.api_key
         http = make_http_client(
             connect_timeout=self.config.connect_timeout,
+            network=self.config.network,
             headers={"authorization": f"Bearer {key}"} if key else {},
         )
         client = AsyncOpenAI(
@@ -125,6 +128,8 @@ class OpenAICompatibleProvider(ModelProvider[_Connection]):
 
     def failure(self, error: Exception) -> ModelError:
         """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        if (own := own_error(error)) is not None:
+            return own
         connection = self._connection.made
         if connection is None or not isinstance(error, connection.api_error):
             return failure(WHO, status=None, words=(type(error).__name__,))

@@ -1,0 +1,263 @@
+"""Where providers that users add may be: which addresses the server connects to on their word.
+
+A name is looked up for each connection, every address that it has is checked, and the connection
+goes to one that passed, by its number: a name that changes its address in between gains nothing.
+What is not on the public internet is refused unless `TALEKEEPER_PROVIDER_NETWORKS` names it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+from anyio import CapacityLimiter, to_thread
+
+from backend.errors import ValidationError
+from backend.generation.model import ModelError, ModelUnavailableError
+from backend.settings import Settings
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a name, for a port. Raises `socket.gaierror`."""
+
+MOST_TRIED = 4
+"""Addresses of one name that a connection tries."""
+
+_LOOKUPS_AT_ONCE = 16
+"""A name server that a user chose may be slow; the threads that wait for it are these alone."""
+
+_LOOPBACK = ("127.0.0.0/8", "::1")
+_WORDS = {
+    "none": (),
+    "loopback": _LOOPBACK,
+    "private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
+}
+
+
+def _networks(*texts: str) -> tuple[Network, ...]:
+    return tuple(map(ip_network, texts))
+
+
+_NOT_PUBLIC = _networks(
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+    *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24"),
+    *("192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15"),
+    *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+    *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+)
+"""Special-purpose addresses. Of IPv6 only `_GLOBAL_UNICAST` is public at all.
+
+Source: https://www.iana.org/assignments/iana-ipv4-special-registry, .../iana-ipv6-special-registry
+"""
+
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+_METADATA = frozenset(
+    ip_address(text)
+    for text in (
+        *("169.254.169.254", "169.254.169.253", "169.254.170.2", "169.254.170.23"),
+        *("169.254.169.123", "169.254.42.42", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
+        *("fd00:ec2::254", "fd00:ec2::253", "fd00:ec2::23", "fd00:ec2::123", "fd20:ce::254"),
+        *("fd00:42::42", "fe80::a9fe:a9fe"),
+    )
+)
+"""Where clouds answer their machines with credentials, and what stands beside it: one of them has
+to be named by itself. 168.63.129.16 is Azure's, and looks public."""
+
+_WEB_PORTS = frozenset({80, 443})
+_FIRST_FREE_PORT = 1024
+
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
+"""The last part of names that the system may take for IPv4: `2130706433`, `0x7f.1`, `127.1.`."""
+
+_ENTRY_WITH_PORT = re.compile(r"(?P<network>\[[^\[\]]+\]|[^:]+):(?P<port>[0-9]{1,5})")
+
+
+class AddressRefusedError(ModelError):
+    """The provider's URL or address is none that this installation connects to.
+
+    A name that does not exist gets the same answer as one in an inner network.
+    """
+
+    status, slug, title = 422, "provider-address-refused", "The provider's address is refused"
+
+
+class ProviderNetworksError(ValidationError):
+    """`TALEKEEPER_PROVIDER_NETWORKS` can't be read."""
+
+
+class NetworkPolicy:
+    """Which addresses and ports providers may be at.
+
+    Args:
+        allowed: `none`, `loopback`, `private`, addresses and networks (`10.0.0.5`, `fd00::/8`),
+            each with a port if that alone is meant (`loopback:11434`, `[::1]:8080`).
+        own_port: Port that this server listens on, which is refused on this machine.
+        resolve: Looks names up.
+
+    Raises:
+        ProviderNetworksError: An entry of `allowed` is none of these.
+    """
+
+    def __init__(
+        self, allowed: Iterable[str] = (), *, own_port: int = 0, resolve: Resolver | None = None
+    ) -> None:
+        self._allowed = [each for entry in allowed for each in _entry(entry)]
+        self._own_port = own_port
+        self._lookups = CapacityLimiter(_LOOKUPS_AT_ONCE)
+        self._resolve = resolve or self._look_up
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> NetworkPolicy:
+        """What the settings say; by default loopback, if nobody but this machine is served."""
+        allowed = settings.provider_networks
+        if not allowed and _serves_this_machine_alone(settings):
+            allowed = ("loopback",)
+        return cls(allowed, own_port=settings.port)
+
+    def allows(self, address: Address, port: int) -> bool:
+        """Whether a connection may go to this address and port."""
+        if isinstance(address, IPv6Address):
+            if address.scope_id is not None:
+                return False
+            inner = _inside(address)
+            if inner is not None and not self.allows(inner, port):
+                return False
+        if port == self._own_port and (address.is_loopback or address.is_unspecified):
+            return False
+        usual = port in _WEB_PORTS or port >= _FIRST_FREE_PORT
+        return (usual and _is_public(address)) or any(
+            only == port or (only is None and usual)
+            for network, only in self._allowed
+            if address in network and (address not in _METADATA or network.num_addresses == 1)
+        )
+
+    def check_url(self, url: str) -> None:
+        """Raise `AddressRefusedError` for a URL that shows by itself to be refused.
+
+        Names are not looked up: that is done for each connection.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise AddressRefusedError("The provider's URL can't be read.") from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise AddressRefusedError("A provider's URL begins with http:// or https://.")
+        if "@" in parts.netloc:
+            raise AddressRefusedError("A provider's URL holds no user name and no password.")
+        address = _literal(parts.hostname)
+        if address is not None and not self.allows(address, port):
+            raise _refused()
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Those addresses of a host that a connection may go to: at least one, at most 4.
+
+        Addresses that are refused are left out, and do not spoil the others: a name of a home
+        server may have an inner address beside its public one.
+
+        Raises:
+            AddressRefusedError: There is none, or no such name.
+            ModelUnavailableError: Names can't be looked up at this time.
+        """
+        address = _literal(host)
+        if address is not None:
+            found = [address]
+        else:
+            try:
+                found = list(map(ip_address, await self._resolve(host, port)))
+            except socket.gaierror as error:
+                if error.errno == socket.EAI_AGAIN:
+                    raise ModelUnavailableError(
+                        "The provider's name can't be looked up at this time."
+                    ) from None
+                found = []
+            except ValueError:  # no name can be like that
+                found = []
+        allowed = [str(each) for each in dict.fromkeys(found) if self.allows(each, port)]
+        if not allowed:
+            raise _refused()
+        return allowed[:MOST_TRIED]
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        """Ask the system, in threads of our own: its answer may take longer than we wait."""
+        # As bytes: Python's own coding of names fails at labels that are too long.
+        found = await to_thread.run_sync(
+            partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM),
+            abandon_on_cancel=True,
+            limiter=self._lookups,
+        )
+        return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+def _entry(text: str) -> Sequence[tuple[Network, int | None]]:
+    """The networks that an entry of the setting names, and the port if it names one."""
+    name, port = text, None
+    if match := _ENTRY_WITH_PORT.fullmatch(text):
+        name, port = match["network"].strip("[]"), int(match["port"])
+    try:
+        return [(network, port) for network in _networks(*_WORDS.get(name, (name,)))]
+    except ValueError:
+        raise ProviderNetworksError(
+            f"TALEKEEPER_PROVIDER_NETWORKS: {text!r} is neither a word (loopback, private, none) "
+            "nor an address or a network such as 192.168.1.0/24, with or without a port."
+        ) from None
+
+
+def _literal(host: str) -> Address | None:
+    """The address that a host is in numbers; None for a name.
+
+    Raises `AddressRefusedError` for an address in another spelling than the usual one.
+    """
+    if ":" not in host and not _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]):
+        return None
+    try:
+        return ip_address(host)
+    except ValueError:
+        raise AddressRefusedError(
+            "An address in a provider's URL is written in its usual form, such as 192.0.2.7."
+        ) from None
+
+
+def _inside(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that a connection to an IPv6 address may come out at."""
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
+    return address not in _METADATA and not any(address in each for each in _NOT_PUBLIC)
+
+
+def _serves_this_machine_alone(settings: Settings) -> bool:
+    """Whether the server listens on loopback, and no proxy is known to bring others to it."""
+    names = [settings.host, *settings.allowed_hosts]
+    if settings.public_origin:
+        names.append(urlsplit(settings.public_origin).hostname or "")
+    return all(map(_is_loopback, names))
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _refused() -> AddressRefusedError:
+    return AddressRefusedError(
+        "The provider's name has no address on the public internet with a port that is 80, 443 or "
+        "at least 1024. An administrator may allow addresses of this machine or of an inner "
+        "network with TALEKEEPER_PROVIDER_NETWORKS."
+    )

@@ -1,0 +1,243 @@
+"""Which addresses providers may be at, without a network."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.generation.model import ModelUnavailableError
+from backend.generation.network import (
+    AddressRefusedError,
+    NetworkPolicy,
+    ProviderNetworksError,
+    Resolver,
+)
+from backend.settings import Settings
+
+REFUSED = [
+    *("0.0.0.0", "127.0.0.1", "127.8.8.8", "10.0.0.1", "172.16.0.1", "172.31.255.255"),
+    *(
+        "192.168.1.1",
+        "169.254.1.1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "100.100.100.200",
+        "169.254.169.254",
+    ),
+    *("168.63.129.16", "192.0.0.192", "192.0.2.1", "192.88.99.1", "198.18.0.1", "198.51.100.1"),
+    *("203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255", "::"),
+    *(
+        "::1",
+        "::7f00:1",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "64:ff9b::7f00:1",
+        "64:ff9b::808:808",
+    ),
+    *(
+        "64:ff9b:1::808:808",
+        "2002:7f00:1::",
+        "2002:808:808::",
+        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+        "2001:db8::1",
+        "3fff::1",
+    ),
+    *("100::1", "fc00::1", "fd00::1", "fd00:ec2::254", "fe80::1", "fe80::1%1"),
+    *("2606:4700::1111%1", "fec0::1", "ff02::1", "5f00::1", "4000::1"),
+]
+PUBLIC = [
+    *(
+        "1.1.1.1",
+        "8.8.8.8",
+        "172.32.0.1",
+        "100.128.0.1",
+        "2606:4700:4700::1111",
+        "2a00:1450:4001::1",
+    ),
+]
+ODD = [
+    *(
+        "http://2130706433",
+        "http://0x7f000001",
+        "http://0x7f.1",
+        "http://0177.0.0.1",
+        "http://127.1",
+        "http://127.0.0.1.",
+    ),
+    *(
+        "http://0x",
+        "http://a.0x7f",
+        "http://1.2.3.4.5",
+        "http://256.1.1.1",
+        "http://[::1%25lo]",
+        "http://[::ffff:7f.1]",
+    ),
+]
+
+
+@pytest.mark.parametrize("address", REFUSED)
+def test_what_is_not_on_the_public_internet_is_refused(address: str) -> None:
+    assert not NetworkPolicy().allows(ip_address(address), 443)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_the_public_internet_is_allowed_at_ports_of_the_web_and_free_ones(address: str) -> None:
+    policy = NetworkPolicy(["none"])
+
+    assert [policy.allows(ip_address(address), port) for port in (22, 25, 80, 443, 1024, 8080)] == [
+        *(False, False, True, True, True, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "address", "port", "is_allowed"),
+    [
+        ("loopback", "127.0.0.1", 11434, True),
+        ("loopback", "::1", 11434, True),
+        ("loopback", "10.0.0.1", 11434, False),
+        ("loopback", "::ffff:127.0.0.1", 11434, False),
+        ("loopback", "0.0.0.0", 11434, False),
+        ("loopback", "127.0.0.1", 8000, False),  # Talekeeper itself
+        ("127.0.0.1:8000", "127.0.0.1", 8000, False),
+        ("10.0.0.1", "10.0.0.1", 8000, True),  # another machine's
+        ("private", "192.168.7.7", 5000, True),
+        ("private", "fd12::1", 5000, True),
+        ("private", "127.0.0.1", 5000, False),
+        ("private", "100.64.0.1", 5000, False),
+        ("private", "fd00:ec2::254", 80, False),
+        ("fd00::/8", "fd20:ce::254", 80, False),
+        ("fd00:ec2::254", "fd00:ec2::254", 80, True),
+        ("169.254.0.0/16", "169.254.169.254", 80, False),
+        ("169.254.0.0/16", "169.254.1.1", 80, True),
+        ("169.254.169.254", "169.254.169.254", 80, True),
+        ("169.254.169.254", "::ffff:169.254.169.254", 80, False),
+        ("::ffff:0:0/96", "::ffff:127.0.0.1", 80, False),
+        ("64:ff9b::/96", "64:ff9b::808:808", 443, True),  # public, through a NAT64
+        ("64:ff9b::/96", "64:ff9b::a9fe:a9fe", 443, False),
+        ("100.64.0.0/10:11434", "100.64.0.1", 11434, True),
+        ("100.64.0.0/10:11434", "100.64.0.1", 443, False),
+        ("[::1]:81", "::1", 81, True),
+        ("[fd00::/8]:81", "fd12::1", 81, True),
+        ("8.8.8.8:53", "8.8.8.8", 53, True),
+        ("10.0.0.0/8", "10.0.0.1", 25, False),
+        ("fe80::/10", "fe80::1%1", 443, False),
+    ],
+)
+def test_the_setting_allows_what_it_names(
+    allowed: str, address: str, port: int, is_allowed: bool
+) -> None:
+    policy = NetworkPolicy([allowed], own_port=8000)
+
+    assert policy.allows(ip_address(address), port) is is_allowed
+
+
+@pytest.mark.parametrize("entry", ["lan", "10.0.0.0/33", "10.0.0.1/8", "localhost", "a:80", "0x7f"])
+def test_an_entry_that_cannot_be_read_is_named(entry: str) -> None:
+    with pytest.raises(ProviderNetworksError, match=entry):
+        NetworkPolicy([entry])
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_allowed"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"public_origin": "http://localhost:8000"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "192.168.1.2"}, False),
+        ({"public_origin": "https://tales.example"}, False),
+        ({"allowed_hosts": ("tales.lan",)}, False),
+        ({"provider_networks": ("none",)}, False),
+        ({"provider_networks": ("private",)}, False),
+    ],
+)
+def test_loopback_is_allowed_by_default_if_only_this_machine_is_served(
+    tmp_path: Path, changes: dict[str, Any], is_allowed: bool
+) -> None:
+    policy = NetworkPolicy.from_settings(Settings(_env_file=None, data_dir=tmp_path, **changes))  # type: ignore[call-arg]
+
+    assert policy.allows(ip_address("127.0.0.1"), 11434) is is_allowed
+
+
+@pytest.mark.parametrize("url", ODD)
+def test_an_address_in_an_odd_spelling_is_refused_even_where_it_is_allowed(url: str) -> None:
+    with pytest.raises(AddressRefusedError):
+        NetworkPolicy(["0.0.0.0/0", "::/0"]).check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://a.example", "file:///etc/passwd", "unix:/run/x", "//a.example", "a.example", ""),
+        *("http://me@a.example", "http://me:secret@a.example", "http://@a.example", "http://"),
+        *("http://a.example:99999", "http://[::1", "gopher://1.1.1.1", "http+unix://%2Frun"),
+        *("http://127.0.0.1", "https://[::1]:8080/v1", "http://1.1.1.1:25", "http://[::]"),
+    ],
+)
+def test_a_url_is_of_the_web_without_secrets_and_at_no_refused_address(url: str) -> None:
+    with pytest.raises(AddressRefusedError):
+        NetworkPolicy().check_url(url)
+
+
+def test_a_name_is_not_looked_up_for_a_url() -> None:
+    NetworkPolicy().check_url("https://name.that.does.not.exist.example:8443/v1?x=1")
+
+
+def answering(*answer: str | OSError) -> Resolver:
+    async def resolve(_host: str, _port: int) -> list[str]:
+        for each in answer:
+            if isinstance(each, OSError):
+                raise each
+        return [str(each) for each in answer]
+
+    return resolve
+
+
+@pytest.mark.anyio
+async def test_refused_addresses_of_a_name_are_left_out() -> None:
+    answer = ("127.0.0.1", "1.1.1.1", "::1", "1.1.1.1", "2a00::1", "8.8.8.8", "9.9.9.9", "1.0.0.1")
+    policy = NetworkPolicy(resolve=answering(*answer))
+
+    assert await policy.addresses("a.example", 443) == ["1.1.1.1", "2a00::1", "8.8.8.8", "9.9.9.9"]
+
+
+@pytest.mark.anyio
+async def test_a_refused_name_is_told_like_one_that_does_not_exist() -> None:
+    answers = (
+        *((), ("127.0.0.1",), ("10.0.0.1", "fd00::1")),
+        (socket.gaierror(socket.EAI_NONAME, "no such name"),),
+    )
+    told: set[str] = set()
+    for answer in answers:
+        policy = NetworkPolicy(resolve=answering(*answer))
+        with pytest.raises(AddressRefusedError) as caught:
+            await policy.addresses("db.internal", 443)
+        told.add(str(caught.value.to_problem()))
+
+    assert len(told) == 1
+    assert "TALEKEEPER_PROVIDER_NETWORKS" in told.pop()
+
+
+@pytest.mark.anyio
+async def test_a_name_server_that_fails_for_now_is_worth_another_attempt() -> None:
+    error = socket.gaierror(socket.EAI_AGAIN, "try again")
+    policy = NetworkPolicy(resolve=answering(error))
+
+    with pytest.raises(ModelUnavailableError) as caught:
+        await policy.addresses("a.example", 443)
+
+    assert caught.value.retryable
+
+
+@pytest.mark.anyio
+async def test_names_are_looked_up_by_the_system() -> None:
+    with pytest.raises(AddressRefusedError):
+        await NetworkPolicy().addresses("localhost", 8080)
+    with pytest.raises(AddressRefusedError):
+        await NetworkPolicy().addresses("a" * 64 + ".example", 8080)  # no name can be like that
+    assert "127.0.0.1" in await NetworkPolicy(["loopback"]).addresses("localhost", 8080)
