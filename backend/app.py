@@ -39,7 +39,6 @@ from backend.enrichment.controller import (
     SceneController,
     SummaryController,
 )
-from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
@@ -185,7 +184,8 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
     # thousands of objects at once, and the full collections that they set off took over 100 ms.
     gc.collect()
     gc.freeze()
-    warm_up = asyncio.create_task(asyncio.to_thread(_load_tokenizers, parts.registry))
+    gc.enable()
+    warm_up = asyncio.create_task(_load_tokenizers(parts))
     sweeper = asyncio.create_task(_sweep(parts))
     emptying = asyncio.create_task(parts.database.log.keep_empty())
     await parts.memory.prepare()
@@ -235,8 +235,8 @@ async def _sweep(parts: Services) -> None:
             log.warning("server.sweep_failed", exc_info=error)
 
 
-def _load_tokenizers(registry: ModelRegistry) -> None:
-    """Load the vocabularies before the first turn needs them."""
-    wanted = {best_tokenizer(spec.tokenizer) for spec in registry.specs()}
-    for name in wanted:
-        get_tokenizer(name).count("warm")
+async def _load_tokenizers(parts: Services) -> None:
+    """Load the vocabularies before the first turn needs them, once somebody is here: 50 MB."""
+    await parts.somebody_is_here.wait()
+    for name in {best_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}:
+        await asyncio.to_thread(get_tokenizer, name)

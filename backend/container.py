@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 
@@ -123,6 +124,8 @@ class Services:
         participants = Participants(RequestCaches())
         open_keys = OpenKeys(participants)
         open_keys.on_arrival(queue.wake)
+        self.somebody_is_here = asyncio.Event()
+        open_keys.on_arrival(self.somebody_is_here.set)
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
