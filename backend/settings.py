@@ -40,6 +40,21 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]
 """For a million tokens: read, written, and read from a cache."""
 
+ServerName = Literal[
+    "openrouter",
+    "openai",
+    "deepseek",
+    "mistral",
+    "ollama",
+    "llama-cpp",
+    "koboldcpp",
+    "lm-studio",
+    "vllm",
+    "tabbyapi",
+    "other",
+]
+"""Servers that speak OpenAI's chat completions, as Talekeeper tells them apart."""
+
 PUBLIC_HUB = "https://huggingface.co"
 
 MIN_TOTAL = 1024
@@ -128,6 +143,9 @@ class Settings(BaseSettings):
     """Context window of its models, in tokens."""
     openai_max_output_tokens: int = Field(8_192, ge=1)
     """Longest reply of its models, in tokens."""
+    openai_server: ServerName = "other"
+    """Which server it is: which samplers are offered, and what it calls them. `other` offers all,
+    and learns from what is refused."""
     openai_tool_support: Literal["native", "structured", "fenced"] = "native"
     """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
     Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from backend.generation._failures import code_words
-from backend.generation._json import mapping
+from backend.generation._json import mapping, parse_json
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
 from backend.generation.model import (
@@ -26,7 +26,7 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
-from backend.generation.sampling import Sampling
+from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
@@ -36,15 +36,25 @@ _FINISHES: dict[str, FinishReason] = {
     "function_call": "tool_calls",
 }
 
+_NAMES: Mapping[SamplingField, str] = {
+    # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
+    "max_output_tokens": "max_tokens",
+    "json_schema": "response_format",
+}
+"""The settings that go by another name in the API."""
 
-def messages(prompt: Prompt) -> list[Any]:
-    """The messages in order, then the rounds of the tool loop."""
+
+def messages(prompt: Prompt, start: str | None, prefix: Mapping[str, Any]) -> list[Any]:
+    """The messages in order, then the rounds of the tool loop, then what the reply starts with.
+
+    `prefix` are members of that last message, where a server wants some.
+    """
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
     for tool_round in prompt.rounds:
         said += _round(tool_round)
-    return said
+    return [*said, {"role": "assistant", "content": start, **prefix}] if start else said
 
 
 def _round(tool_round: ToolRound) -> list[Any]:
@@ -80,20 +90,32 @@ def _result(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def settings(sampling: Sampling) -> dict[str, Any]:
-    """The sampling settings that are set, under OpenAI's names."""
-    values = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "seed": sampling.seed,
-        "stop": None if sampling.stop is None else list(sampling.stop),
-        # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
-        "max_tokens": sampling.max_output_tokens,
-        "reasoning_effort": sampling.reasoning_effort,
+def settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict[str, Any]:
+    """The sampling settings that are set, but for `start_reply_with`, under a server's names."""
+    body: dict[str, Any] = {}
+    for setting in sampling.set_fields():
+        value = getattr(sampling, setting)
+        if setting == "json_schema":
+            body["response_format"] = response_format(parse_json(value))
+        elif setting != "start_reply_with":
+            outer, _, inner = wire_name(setting, names).partition(".")
+            told = list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
+            body[outer] = {inner: told} if inner else told
+    return body
+
+
+def wire_name(setting: SamplingField, names: Mapping[SamplingField, str]) -> str:
+    """What a setting is called in a request to a server with these `names` of its own."""
+    return names.get(setting) or _NAMES.get(setting, setting)
+
+
+def setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingField]:
+    """The settings by the members of a request that hold them."""
+    return {
+        wire_name(setting, names).partition(".")[0]: setting
+        for setting in SAMPLING_FIELDS
+        if setting != "start_reply_with"
     }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def declarations(tools: Sequence[Tool]) -> list[Any]:

@@ -15,12 +15,9 @@ from backend.generation.figures import NOTHING, ListedModel, Price, figures_of
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, ModelSpec, ToolSupport
-from backend.generation.openai_compatible import ADAPTER_ACCEPTS as OPENAI_ACCEPTS
-from backend.generation.openai_compatible import (
-    OpenAICompatibleConfig,
-    OpenAICompatibleModel,
-    OpenAICompatibleProvider,
-)
+from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
+from backend.generation.openai_model import OpenAICompatibleModel
+from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
 from backend.settings import Settings
 
@@ -127,9 +124,8 @@ class OfferedProvider:
                 spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
-                spec = self._spec(
-                    name, accepts=OPENAI_ACCEPTS, tool_support=server.config.tool_support
-                )
+                accepts = OPENAI_SERVERS[server.config.server].accepts
+                spec = self._spec(name, accepts=accepts, tool_support=server.config.tool_support)
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
                 return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
@@ -293,6 +289,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
             context_window=settings.openai_context_window,
             max_output_tokens=settings.openai_max_output_tokens,
             tool_support=settings.openai_tool_support,
+            server=settings.openai_server,
             chunk_timeout=settings.model_silence_seconds,
         )
     if settings.anthropic_api_key is not None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from backend.errors import ValidationError
+from backend.generation._json import mapping, parse_json
 
 SamplingField = Literal[
     "temperature",
@@ -20,6 +21,21 @@ SamplingField = Literal[
     "safety",
     "thinking_budget",
     "reasoning_effort",
+    "min_p",
+    "top_a",
+    "typical_p",
+    "repetition_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "logit_bias",
+    "grammar",
+    "json_schema",
+    "start_reply_with",
 ]
 
 SAMPLING_FIELDS: tuple[SamplingField, ...] = get_args(SamplingField)
@@ -30,12 +46,22 @@ SafetyThreshold = Literal["off", "none", "high", "medium", "low"]
 HarmCategory = Literal["harassment", "hate_speech", "sexually_explicit", "dangerous_content"]
 
 StopSequence = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+SequenceBreaker = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+TokenId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,7}$")]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Grammar = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
 
 
 class Sampling(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What is asked of the model beside the prompt. `None` leaves it to the provider."""
+    """What is asked of the model beside the prompt. `None` leaves it to the provider.
+
+    `grammar` (GBNF) and `json_schema` (a JSON text) hold a reply to a form, `start_reply_with` is
+    what it begins with. These three are for replies in words: where the model is asked for JSON or
+    may call tools, they are left out.
+    """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -48,10 +74,38 @@ class Sampling(
     safety: dict[HarmCategory, SafetyThreshold] | None = None
     thinking_budget: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    min_p: Share | None = None
+    top_a: Share | None = None
+    typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=3)] | None = None
+    dry_multiplier: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
+    dry_base: Annotated[float, msgspec.Meta(ge=1, le=10)] | None = None
+    dry_allowed_length: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    dry_penalty_last_n: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
+    dry_sequence_breakers: (
+        Annotated[tuple[SequenceBreaker, ...], msgspec.Meta(max_length=50)] | None
+    ) = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], msgspec.Meta(max_length=300)] | None = None
+    grammar: Grammar | None = None
+    json_schema: Grammar | None = None
+    start_reply_with: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a JSON Schema that is none, when it is set."""
+        if self.json_schema is not None and not mapping(parse_json(self.json_schema)):
+            raise ValueError("json_schema is not the JSON text of an object")
 
     def set_fields(self) -> list[SamplingField]:
         """Names of the settings that are set, in the order of declaration."""
         return [name for name in SAMPLING_FIELDS if getattr(self, name) is not None]
+
+    def without_form(self) -> Sampling:
+        """The same without what only replies in words have."""
+        if self.grammar is self.json_schema is self.start_reply_with is None:
+            return self
+        return msgspec.structs.replace(self, grammar=None, json_schema=None, start_reply_with=None)
 
 
 class SettingNotTakenError(ValidationError):

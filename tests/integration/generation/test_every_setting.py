@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from backend.generation import anthropic, gemini, openai_compatible
+from backend.generation import anthropic, gemini
 from backend.generation.anthropic import AnthropicModel, AnthropicProvider
 from backend.generation.gemini import GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, ModelSpec, Prompt, PromptMessage
-from backend.generation.openai_compatible import OpenAICompatibleModel, OpenAICompatibleProvider
+from backend.generation.openai_compatible import OpenAICompatibleProvider
+from backend.generation.openai_model import OpenAICompatibleModel
+from backend.generation.openai_servers import EVERY_SETTING
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
@@ -19,6 +21,8 @@ from tests.fakes.openai_server import OpenAIServer
 pytestmark = pytest.mark.anyio
 
 PROMPT = Prompt([PromptMessage("user", "Go on.")])
+
+START = {"role": "assistant", "content": "Oswin:"}
 
 VALUES: dict[SamplingField, Any] = {
     "temperature": 0.7,
@@ -32,6 +36,21 @@ VALUES: dict[SamplingField, Any] = {
     "safety": {"harassment": "off", "dangerous_content": "low"},
     "thinking_budget": 1024,
     "reasoning_effort": "low",
+    "min_p": 0.05,
+    "top_a": 0.2,
+    "typical_p": 0.95,
+    "repetition_penalty": 1.1,
+    "dry_multiplier": 0.8,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ("\n", ":"),
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.1,
+    "logit_bias": {"1734": -50.0},
+    "grammar": 'root ::= "yes" | "no"',
+    "json_schema": '{"type": "object"}',
+    "start_reply_with": "Oswin:",
 }
 
 GEMINI_BODY: dict[SamplingField, tuple[str, Any]] = {
@@ -62,6 +81,22 @@ OPENAI_BODY: dict[SamplingField, tuple[str, Any]] = {
     "stop": ("stop", ["Marlena:", "***"]),
     "max_output_tokens": ("max_tokens", 512),
     "reasoning_effort": ("reasoning_effort", "low"),
+    "top_k": ("top_k", 40),
+    "min_p": ("min_p", 0.05),
+    "top_a": ("top_a", 0.2),
+    "typical_p": ("typical_p", 0.95),
+    "repetition_penalty": ("repetition_penalty", 1.1),
+    "dry_multiplier": ("dry_multiplier", 0.8),
+    "dry_base": ("dry_base", 1.75),
+    "dry_allowed_length": ("dry_allowed_length", 2),
+    "dry_penalty_last_n": ("dry_penalty_last_n", -1),
+    "dry_sequence_breakers": ("dry_sequence_breakers", ["\n", ":"]),
+    "xtc_probability": ("xtc_probability", 0.5),
+    "xtc_threshold": ("xtc_threshold", 0.1),
+    "logit_bias": ("logit_bias", {"1734": -50.0}),
+    "grammar": ("grammar", 'root ::= "yes" | "no"'),
+    "json_schema": ("response_format.json_schema.schema", {"type": "object"}),
+    "start_reply_with": ("messages", [{"role": "user", "content": "Go on."}, START]),
 }
 
 ANTHROPIC_BODY: dict[SamplingField, tuple[str, Any]] = {
@@ -97,7 +132,7 @@ def found(body: Any, path: str) -> Any:
 def test_no_setting_is_missing_from_the_walk() -> None:
     assert set(VALUES) == set(SAMPLING_FIELDS)
     assert set(GEMINI_BODY) == gemini.ADAPTER_ACCEPTS
-    assert set(OPENAI_BODY) == openai_compatible.ADAPTER_ACCEPTS
+    assert set(OPENAI_BODY) == EVERY_SETTING
     assert set(ANTHROPIC_BODY) == anthropic.ADAPTER_ACCEPTS
     assert set(GEMINI_BODY) | set(OPENAI_BODY) == set(SAMPLING_FIELDS)
 
@@ -122,7 +157,7 @@ async def test_a_setting_reaches_gemini(field: SamplingField) -> None:
 async def test_a_setting_reaches_an_openai_compatible_server(field: SamplingField) -> None:
     async with OpenAIServer() as server:
         provider = OpenAICompatibleProvider(server.config())
-        model = OpenAICompatibleModel(spec("any", openai_compatible.ADAPTER_ACCEPTS), provider)
+        model = OpenAICompatibleModel(spec("any", EVERY_SETTING), provider)
         await exchange(model, Sampling(**{field: VALUES[field]}))
         await provider.aclose()
 

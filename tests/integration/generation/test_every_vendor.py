@@ -270,7 +270,7 @@ async def test_a_setting_that_the_model_does_not_take_is_refused_and_not_dropped
     model = vendor.connect()
     odd = {
         "gemini": Sampling(reasoning_effort="low"),
-        "openai": Sampling(top_k=3),
+        "openai": Sampling(thinking_budget=3),
         "anthropic": Sampling(seed=3),
     }[model.spec.provider]
 

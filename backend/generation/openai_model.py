@@ -1,0 +1,224 @@
+"""A model on an OpenAI-compatible server: replies, calls of tools, and JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from backend.generation import _openai_mapping as wire
+from backend.generation._json import mapping
+from backend.generation._openai_calls import CallFragments
+from backend.generation._openai_refusals import (
+    RENAMED,
+    SPARED,
+    ModelSettingRefusedError,
+    read_refusal,
+)
+from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
+from backend.generation._server_sent import EventReader, parse_event
+from backend.generation.model import (
+    ModelSpec,
+    Piece,
+    Prompt,
+    StructuredAnswer,
+    TextPiece,
+    Tool,
+    ToolAnswer,
+)
+from backend.generation.openai_compatible import WHO, Connection, OpenAICompatibleProvider
+from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.sampling import Sampling, check_taken
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import APIError  # noqa: TID251 - the adapter's own part
+
+T = TypeVar("T")
+
+COMPLETIONS = "/chat/completions"
+"""Called without the SDK's own types: with them, 1,000 messages take 150 ms to be sent, and each
+token 0.2 ms to be read, in which the event loop does nothing else. Its stream of events costs a
+third of what is left, and is not used either."""
+
+END = b"[DONE]"
+
+END_TIMEOUT = 0.1
+"""Seconds for a server to end its answer after it has said so. One that does not loses its
+connection."""
+
+
+class OpenAICompatibleModel:
+    """A `ChatModel` on an OpenAI-compatible server."""
+
+    def __init__(self, spec: ModelSpec, provider: OpenAICompatibleProvider) -> None:
+        known = provider.abilities.of(spec.name)
+        self.spec = replace(
+            spec,
+            accepts=spec.accepts.difference(known.refused),
+            tool_support=known.tools or spec.tool_support,
+        )
+        self._provider = provider
+        self._server = OPENAI_SERVERS[provider.config.server]
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """See `ChatModel`."""
+        body = self._body(prompt, sampling, tools=tools, schema=schema)
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        timeout = self._provider.config.chunk_timeout
+        start = "" if tools or schema or prompt.rounds else sampling.start_reply_with or ""
+        async with self._provider.connected() as connection:
+            deltas = self._deltas(connection, body)
+            async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
+                async for piece in pieces:
+                    if start and isinstance(piece, TextPiece):
+                        yield TextPiece(start + piece.text)
+                        start = ""
+                    else:
+                        yield piece
+
+    async def call_tools(
+        self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+    ) -> ToolAnswer:
+        """See `ChatModel`."""
+        body = self._body(prompt, sampling, tools=tools)
+        return tool_answer(wire.read_answer(await self._whole(body)), who=WHO)
+
+    async def structured(
+        self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
+    ) -> StructuredAnswer:
+        """See `ChatModel`."""
+        body = self._body(prompt, sampling, schema=schema)
+        answer = wire.read_answer(await self._whole(body))
+        text, finish = said(answer, who=WHO)
+        return StructuredAnswer(parse_value(text, who=WHO, finish=finish), answer.usage)
+
+    def _body(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The request's body."""
+        check_taken(sampling, accepts=self.spec.accepts, model_id=self.spec.id)
+        if tools or prompt.rounds or schema is not None:
+            sampling = sampling.without_form()
+        start = sampling.start_reply_with
+        body: dict[str, Any] = {
+            "model": self.spec.name,
+            "messages": wire.messages(prompt, start, self._server.prefix),
+            **wire.settings(sampling, self._server.names),
+            **(self._server.prefill if start else {}),
+        }
+        if tools:
+            body["tools"] = wire.declarations(tools)
+        if schema is not None:
+            body["response_format"] = wire.response_format(schema)
+        return body
+
+    async def _deltas(
+        self, connection: Connection, body: dict[str, Any]
+    ) -> AsyncGenerator[Delta, None]:
+        calls, events = CallFragments(), EventReader()
+        try:
+            response = await self._post(connection, body, connection.response)
+            async with aclosing(response):
+                received = response.aiter_bytes()
+                async for part in received:
+                    for data in events.feed(part):
+                        if data.startswith(END):
+                            await _read_up(received)
+                            return
+                        yield wire.read_chunk(_chunk(connection, response, data), calls)
+        except Exception as error:  # noqa: BLE001 - a server may answer anything
+            raise self._provider.failure(error) from None
+
+    async def _whole(self, body: dict[str, Any]) -> Any:
+        async with self._provider.connected() as connection:
+            return await whole(
+                self._post(connection, body, object),
+                who=WHO,
+                answer_timeout=self._provider.config.answer_timeout,
+                failure=self._provider.failure,
+            )
+
+    async def _post(self, connection: Connection, body: dict[str, Any], kind: type[T]) -> T:
+        """Send a request, without what the server is known not to take.
+
+        A member of ours that it refuses is left out, or goes under its other name, from then on. A
+        setting of the user's is not: `ModelSettingRefusedError` names it.
+        """
+        while True:
+            known = self._provider.abilities.of(self.spec.name)
+            sent = {**_without(body, known.without), **self._provider.config.extra_body}
+            asked = connection.client.post(
+                COMPLETIONS,
+                cast_to=kind,
+                body=sent,
+                stream=bool(body.get("stream")),
+                stream_cls=connection.stream,
+            )
+            try:
+                return cast("T", await asked)
+            except connection.api_error as error:
+                self._adapt(error, sent)
+
+    def _adapt(self, error: APIError, sent: Mapping[str, Any]) -> None:
+        """Learn which member of a request is refused; raises where it is not one of ours."""
+        names = wire.setting_names(self._server.names)
+        refusal = read_refusal(error, [name for name in (*names, "stream_options") if name in sent])
+        if refusal is None:
+            raise error
+        known = self._provider.abilities.of(self.spec.name)
+        if refusal.for_good and refusal.member in SPARED.difference(known.without):
+            self._provider.learn(self.spec.name, without=(*known.without, refusal.member))
+            return
+        if (setting := names.get(refusal.member)) is None:
+            raise error
+        if refusal.for_good:
+            refused = (*known.refused, setting)
+            self._provider.learn(self.spec.name, refused=refused)
+            self.spec = replace(self.spec, accepts=self.spec.accepts.difference(refused))
+        what = setting if refusal.for_good else f"this value of {setting}"
+        raise ModelSettingRefusedError(
+            f"{WHO} does not take {what} for {self.spec.id}: change it in the settings.",
+            extra={"refused": [setting], "model": self.spec.id},
+        )
+
+
+def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
+    """The request without these members, or with what they are called elsewhere."""
+    renamed = {name: RENAMED[name] for name in members if name in RENAMED}
+    return {
+        renamed.get(name, name): value
+        for name, value in body.items()
+        if name in renamed or name not in members
+    }
+
+
+def _chunk(connection: Connection, response: httpx2.Response, data: bytes) -> Any:
+    """What an event of a stream says. Raises the SDK's `APIError` where it is an error."""
+    chunk = parse_event(data)
+    if fault := mapping(chunk).get("error"):
+        message = str(mapping(fault).get("message", ""))
+        raise connection.api_error(message, response.request, body=fault)
+    return chunk
+
+
+async def _read_up(received: AsyncIterator[bytes]) -> None:
+    """Read what follows the end of a reply, so that its connection can be used again."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_TIMEOUT):
+            async for _ in received:
+                pass

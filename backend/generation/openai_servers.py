@@ -1,0 +1,116 @@
+"""How servers that speak OpenAI's chat completions differ: settings, their names, prefill, counts.
+
+Sources: the servers' own references, as of November 2026.
+https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md,
+https://lite.koboldai.net/koboldcpp_api, https://docs.vllm.ai/en/latest/serving/,
+https://theroyallab.github.io/tabbyAPI, https://docs.ollama.com/api/openai-compatibility,
+https://lmstudio.ai/docs/developer/openai-compat, https://openrouter.ai/docs/api/reference/parameters,
+https://api-docs.deepseek.com, https://docs.mistral.ai/api, https://platform.openai.com/docs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.generation.sampling import SamplingField
+from backend.settings import ServerName
+
+
+@dataclass(frozen=True, slots=True)
+class CountRoute:
+    """A route that counts a text's tokens. `path` is from the server's root, not from `/v1`.
+
+    The text is sent as the member `text`; `count` of the answer is a number, or a list that has as
+    many members.
+    """
+
+    path: str
+    text: str
+    count: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What one server takes.
+
+    `names` are its own names of settings, with a dot where one is a member of another; `prefill`
+    goes into the request, and `prefix` into its last message, where a reply is to go on from that.
+    """
+
+    accepts: frozenset[SamplingField]
+    names: Mapping[SamplingField, str] = field(default_factory=dict[SamplingField, str])
+    prefill: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    counts: tuple[CountRoute, ...] = ()
+
+
+_COMMON: frozenset[SamplingField] = frozenset(
+    {
+        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
+        *("max_output_tokens", "reasoning_effort", "json_schema"),
+    }
+)
+_DRY_AND_XTC: frozenset[SamplingField] = frozenset(
+    {
+        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        *("dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
+    }
+)
+_LOCAL: frozenset[SamplingField] = _COMMON | {
+    *("top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with"),
+}
+EVERY_SETTING: frozenset[SamplingField] = _LOCAL | _DRY_AND_XTC | {"top_a", "typical_p", "grammar"}
+"""What any of the servers takes."""
+
+_LLAMA_CPP = CountRoute("/tokenize", "content", "tokens")
+_KOBOLDCPP = CountRoute("/api/extra/tokencount", "prompt", "value")
+_VLLM = CountRoute("/tokenize", "prompt", "count")
+_TABBYAPI = CountRoute("/v1/token/encode", "text", "length")
+_LLAMA_CPP_PYTHON = CountRoute("/extras/tokenize/count", "input", "count")
+
+_CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
+
+OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
+    "openrouter": ServerKind(
+        accepts=_COMMON
+        | {
+            *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
+        },
+    ),
+    "openai": ServerKind(accepts=_COMMON | {"logit_bias"}),
+    "deepseek": ServerKind(
+        accepts=(_COMMON - {"seed"}) | {"start_reply_with"}, prefix={"prefix": True}
+    ),
+    "mistral": ServerKind(
+        accepts=_COMMON | {"start_reply_with"},
+        names={"seed": "random_seed"},
+        prefix={"prefix": True},
+    ),
+    "ollama": ServerKind(accepts=_COMMON | {"start_reply_with"}),
+    "llama-cpp": ServerKind(
+        accepts=_LOCAL | _DRY_AND_XTC | {"typical_p", "grammar"},
+        names={"repetition_penalty": "repeat_penalty"},
+        counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
+    ),
+    "koboldcpp": ServerKind(
+        accepts=EVERY_SETTING, names={"typical_p": "typical"}, counts=(_KOBOLDCPP,)
+    ),
+    "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
+    "vllm": ServerKind(
+        accepts=_LOCAL | {"grammar"},
+        names={"grammar": "structured_outputs.grammar"},
+        prefill=_CONTINUES,
+        counts=(_VLLM,),
+    ),
+    "tabbyapi": ServerKind(
+        accepts=EVERY_SETTING,
+        names={"grammar": "grammar_string"},
+        prefill=_CONTINUES,
+        counts=(_TABBYAPI,),
+    ),
+    "other": ServerKind(
+        accepts=EVERY_SETTING, counts=(_LLAMA_CPP, _KOBOLDCPP, _VLLM, _TABBYAPI, _LLAMA_CPP_PYTHON)
+    ),
+}
