@@ -234,7 +234,7 @@ class Services:
             memory.search,
             engine,
             pool,
-            rephraser=Rephraser(memory.search, registry, settings, prompts),
+            rephraser=Rephraser(database, memory.search, registry, settings, prompts),
             situations=self.situations,
             enrichment=enrichment_outbox,
             chats=self.chats,

@@ -113,7 +113,7 @@ class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MatchKind = Literal[
-    "meaning", "words", "meaning_around", "words_around", "scene", "speaker", "time"
+    "meaning", "words", "meaning_around", "words_around", "question", "scene", "speaker", "time"
 ]
 
 
@@ -121,7 +121,8 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
     """One signal of a search that speaks for what it found.
 
     Attributes:
-        kind: What is near: the text itself, the lines around it, its scene, who says it, when.
+        kind: What is near: the text itself, the lines around it, a question that it answers, its
+            scene, who says it, when.
         strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene
             how near it is against the best one; of who and when always 1.
         words: Which words it has of those that were asked for, where texts are shown.
@@ -233,6 +234,7 @@ _MATCHES: Final[Mapping[MatchKind, str]] = {
     "words": "has its words",
     "meaning_around": "the lines around it are about this",
     "words_around": "the lines around it have its words",
+    "question": "a question that this line answers",
     "scene": "the scene is about it",
     "speaker": "{name} says it",
     "time": "said in the time that was asked for",

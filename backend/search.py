@@ -20,6 +20,7 @@ from backend.campaigns.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
+from backend.chats.questions import has_questions
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -125,6 +126,8 @@ class SearchService:
             else:
                 parts, names = await _in_chat(session, identity, chat_id, kinds)
             await _check_viewpoint(session, identity, viewpoint, chat_id)
+            if "message" in kinds and await has_questions(session, owner_id=identity.user_id):
+                kinds = [*kinds, "question"]
         request = SearchRequest(
             text=text,
             names=names,

@@ -48,7 +48,13 @@ from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified
-from backend.memory.documents import WINDOW, Line, message_documents, scene_document
+from backend.memory.documents import (
+    WINDOW,
+    Line,
+    message_documents,
+    question_documents,
+    scene_document,
+)
 from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
@@ -222,8 +228,13 @@ def _mended(asked: Mapping[str, Any]) -> list[str]:
     return [f"D{int(scene)}:{int(turn)}" for scene, turn in found]
 
 
-async def index_dialogue(desk: Desk, maker: PointMaker) -> tuple[int, int]:
-    """Index a dialogue as a server would; gives back how many points, and bytes of vectors."""
+async def index_dialogue(
+    desk: Desk, maker: PointMaker, questions: Mapping[UUID, Sequence[str]] | None = None
+) -> tuple[int, int]:
+    """Index a dialogue as a server would; gives back how many points, and bytes of vectors.
+
+    `questions` are those that lines answer, by their ids.
+    """
     lines = desk.dialogue.lines
     documents = [
         document
@@ -236,6 +247,9 @@ async def index_dialogue(desk: Desk, maker: PointMaker) -> tuple[int, int]:
     for line in lines:
         if line.scene_id is not None:
             scenes.setdefault(line.scene_id, []).append(line)
+    firsts = {each.source_id: each for each in reversed(documents)}
+    for line_id, asked in (questions or {}).items():
+        documents += question_documents(firsts[line_id], asked)
     documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
     attempt = Attempt(desk.sealer)
     points = await maker.make(attempt, documents)

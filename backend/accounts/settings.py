@@ -89,12 +89,15 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
     how many memories a prompt gets at most (40, and 100 where they are that short). `rephrase` has
     the model of `enrichment` put what a turn looks for in other words, for a second search; off.
+    `questions` has it write, in chats whose owner agreed to the agent, which questions old lines
+    answer, so that search finds a line by them; off.
     """
 
     enabled: bool | None = None
     min_relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     max_items: Annotated[int, msgspec.Meta(ge=0, le=200)] | None = None
     rephrase: bool | None = None
+    questions: bool | None = None
     weights: SourceWeights | None = None
 
 

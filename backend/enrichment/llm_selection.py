@@ -27,7 +27,7 @@ class Reader:
     """Who reads a chat for its user: which model, under which settings, and how much at a time.
 
     It has the user's key at hand, for the index's jobs that follow. `stretch_tokens` is in the
-    chat's unit.
+    chat's unit. `writes_questions`: also what lines answer, which the demo model can't tell.
     """
 
     sealer: Sealer = field(repr=False)
@@ -36,6 +36,7 @@ class Reader:
     model_id: str
     sampling: Sampling
     stretch_tokens: int
+    writes_questions: bool = False
 
 
 async def find_reader(
@@ -64,6 +65,8 @@ async def find_reader(
         model_id=model_id,
         sampling=Sampling(safety=safety) if is_filtered else Sampling(),
         stretch_tokens=most,
+        writes_questions=first_set((own.memory, account.memory), "questions", default=False)
+        and (spec is None or spec.provider != "demo"),
     )
 
 

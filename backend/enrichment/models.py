@@ -12,7 +12,17 @@ from sqlalchemy.orm import Mapped, mapped_column
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
-RunKind = Literal["turn", "rebuild", "summary", "glossary", "scene", "compaction", "chapter"]
+RunKind = Literal[
+    "turn",
+    "rebuild",
+    "summary",
+    "glossary",
+    "scene",
+    "compaction",
+    "chapter",
+    "questions",
+    "rephrasing",
+]
 RunState = Literal["done", "failed", "undone"]
 
 

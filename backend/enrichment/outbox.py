@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 from uuid import UUID, uuid5
 
 from sqlalchemy import bindparam, delete, select, update
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.marks import read_again
 from backend.campaigns.scenes import count_beat, ended_scenes
 from backend.chats.models import Chat, Message
+from backend.chats.questions import read_questions_again
 from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
 from backend.enrichment.models import EnrichmentMark
@@ -26,6 +28,7 @@ GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
 COMPACTION = "enrichment.compaction"
+QUESTIONS = "enrichment.questions"
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
@@ -258,10 +261,44 @@ class EnrichmentOutbox:
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
 
+    async def write_questions(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        chat: Chat,
+        *,
+        positions: tuple[int, int] | None = None,
+    ) -> None:
+        """Have the questions written that a chat's lines answer, once some have come together.
+
+        With `positions` those of all lines from the first to the last, as far as they lack them.
+        Without consent there is no job.
+        """
+        if not chat.chronicle_enabled:
+            return
+        payload: dict[str, Any] = {"chat_id": str(chat.id)}
+        name = f"{QUESTIONS}/{chat.id}"
+        if positions is not None:
+            payload["positions"] = positions
+            name += "/all"
+        await self._queue.enqueue(
+            session,
+            NewJob(
+                kind=QUESTIONS,
+                user_id=holder.sealer.user_id,
+                # A lane of its own: a turn may wait for the summary in the chat's.
+                lane=uuid5(_LANES, f"{QUESTIONS}/{chat.id}"),
+                payload=payload,
+                dedupe_key=name,
+            ),
+            key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
     async def continued(self, session: AsyncSession, message_id: UUID) -> None:
         """A reply goes on that may have been read: it is read anew, as a whole."""
         mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
         await session.execute(mark.execution_options(synchronize_session=False))
+        await read_questions_again(session, message_id)
         await read_again(session, None, message_id)
 
     async def left(self, session: AsyncSession, chat: Chat) -> None:

@@ -15,6 +15,7 @@ from backend.enrichment.outbox import (
     CHAPTER,
     COMPACTION,
     GLOSSARY,
+    QUESTIONS,
     REBUILD,
     SCENE,
     SUMMARY,
@@ -22,6 +23,7 @@ from backend.enrichment.outbox import (
     EnrichmentOutbox,
 )
 from backend.enrichment.pipeline import EnrichmentRuntime, Task
+from backend.enrichment.question_task import QuestionTask
 from backend.enrichment.rebuild import RebuildTask
 from backend.enrichment.scene_task import SceneTask
 from backend.enrichment.study import TurnTask
@@ -57,6 +59,7 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
         COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),
+        QUESTIONS: JobKind(partial(_run, QuestionTask, runtime), stoppable=True),
     }
 
 

@@ -15,7 +15,7 @@ from backend.wire import struct_from
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 
-WrittenKind = EffectKind | Literal["summary_written"]
+WrittenKind = EffectKind | Literal["summary_written", "questions_written"]
 
 KeptBecause = Literal["edited", "changed", "gone"]
 
@@ -44,7 +44,7 @@ class RefusedView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunView(msgspec.Struct, kw_only=True, frozen=True):
-    """One run of the agent, or of the summary.
+    """One run of the agent, the summary, or other work behind the reply.
 
     It read the path from `from_position` to `to_position`: `message_ids`; `memory_ids` is what was
     near. `why` is the reason for going on or not; `kinds` are those of events that triage expects,
@@ -86,8 +86,13 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
             **{name: getattr(detail, name) for name in shown},
             written=[WrittenView.of(effect) for effect in detail.effects],
             refused=[struct_from(RefusedView, each) for each in detail.refused],
-            can_undo=row.state == "done" and bool(detail.effects or row.kind == "summary"),
+            can_undo=row.state == "done"
+            and (bool(detail.effects) or row.kind == "summary" or _has_questions(row, detail)),
         )
+
+
+def _has_questions(row: EnrichmentRun, detail: RunDetail) -> bool:
+    return row.kind == "questions" and detail.significant
 
 
 class EnrichmentView(msgspec.Struct, kw_only=True, frozen=True):

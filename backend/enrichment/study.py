@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,27 +30,18 @@ from backend.enrichment.runs import RunDetail, RunEffect
 from backend.enrichment.story import TranscriptSlice, behind_mark, is_unchanged, read_unread
 from backend.memory.index.protocol import Kind
 
+P = TypeVar("P")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyWork(Work):
-    """A stretch of the active path, for the agent."""
+    """A stretch of the active path, for a model."""
 
     stretch: TranscriptSlice
 
 
-class StudyTask(Task[StudyWork, AgentResult]):
-    """The agent reads a stretch, and what it proposes is written down."""
-
-    async def propose(self, work: StudyWork) -> AgentResult:
-        """What the agent makes of the stretch."""
-        reader = work.reader
-        return await self.runtime.agent.study(
-            self.sealer,
-            work.stretch,
-            model_id=reader.model_id,
-            budget=work.budget,
-            sampling=reader.sampling,
-        )
+class StretchTask(Task[StudyWork, P], Generic[P]):
+    """A model reads a stretch of a chat whose owner agrees to it."""
 
     async def new_work(
         self, session: AsyncSession, reader: Reader, stretch: TranscriptSlice
@@ -76,6 +68,21 @@ class StudyTask(Task[StudyWork, AgentResult]):
         )
         if not is_wanted:
             raise PathChangedError
+
+
+class StudyTask(StretchTask[AgentResult]):
+    """The agent reads a stretch, and what it proposes is written down."""
+
+    async def propose(self, work: StudyWork) -> AgentResult:
+        """What the agent makes of the stretch."""
+        reader = work.reader
+        return await self.runtime.agent.study(
+            self.sealer,
+            work.stretch,
+            model_id=reader.model_id,
+            budget=work.budget,
+            sampling=reader.sampling,
+        )
 
     async def write(
         self,

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_paths
 from backend.campaigns.records import find_campaign
+from backend.chats.questions import drop_questions
 from backend.chats.repository import get_chat
 from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent
@@ -63,12 +64,16 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("It failed, and changed nothing.")
+    if run.kind == "rephrasing":
+        raise NothingToUndoError("It wrote nothing down.")
     if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
         view = await _undo_summary(session, run, force=force)
+    elif run.kind == "questions":
+        view = await _undo_questions(session, index, identity, run)
     else:
         view = await _undo_effects(session, index, identity, run, force=force)
     run.state, run.undone_at = "undone", now()
@@ -168,6 +173,24 @@ async def _undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: boo
             if row.message_id not in undone
         ],
     )
+
+
+async def _undo_questions(
+    session: AsyncSession, index: IndexOutbox, identity: Identity, run: EnrichmentRun
+) -> UndoView:
+    gone = await drop_questions(session, run.chat_id, run.id, owner_id=run.user_id)
+    if not gone:
+        raise NothingToUndoError("No line has questions of its.")
+    await index.changed(
+        session, identity, kind="message", container_id=run.chat_id, source_ids=gone
+    )
+    written = [
+        WrittenView(
+            what="questions_written", id=each, container_id=run.chat_id, title="", because=""
+        )
+        for each in gone
+    ]
+    return UndoView(undone=written, kept=[])
 
 
 @dataclass(slots=True)

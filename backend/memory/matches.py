@@ -21,6 +21,8 @@ _KINDS: tuple[tuple[Signal, MatchKind], ...] = (
     ("sparse", "words"),
     ("dense_window", "meaning_around"),
     ("sparse_window", "words_around"),
+    ("dense_question", "question"),
+    ("sparse_question", "question"),
 )
 
 
@@ -60,6 +62,8 @@ class MatchScale:
                 strength = score / enough.sparse
             if strength >= WEAK:
                 found.append(Match(kind, round(strength, 2)))
+        if len(found) > 1 and found[-1].kind == found[-2].kind:  # the question, its two signals
+            found[-2:] = [max(found[-2:], key=lambda match: match.strength)]
         if payload.scene_id is not None:
             scene = self.scenes.get(payload.scene_id.int, 0.0)
             if scene >= WEAK:

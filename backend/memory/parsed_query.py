@@ -7,12 +7,20 @@ of `ranking`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from backend.memory.index.protocol import Floats, Kind, Query, Scope, ScopePart, Sparse
+from backend.memory.index.protocol import (
+    Floats,
+    Kind,
+    Query,
+    Scope,
+    ScopePart,
+    Sparse,
+    VectorName,
+)
 from backend.memory.query_words import asks_for_new, folded, words_for
 from backend.memory.ranking import Signal
 from backend.memory.spans import Span, spans_in
@@ -26,6 +34,16 @@ OTHERS = 40
 """Hits of each signal among what is no line of a chat: nobody reads on that far."""
 
 SCENES = 20
+
+_VECTORS: Mapping[Signal, VectorName] = {
+    "dense": "dense",
+    "sparse": "sparse",
+    "dense_window": "dense_window",
+    "sparse_window": "sparse_window",
+    "scene": "sparse",
+    "dense_question": "dense",
+    "sparse_question": "sparse",
+}
 
 CONTEXT_WEIGHT = 0.3
 """How much a term of the last exchange counts against one of the line itself."""
@@ -117,23 +135,24 @@ def plan(
     would leave no room for anything else.
 
     `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
-    `kinds` are all of them. `limit` is for hits of each signal among lines. With an `audience`
-    points are found that have one of its words.
+    `kinds` are all of them but questions. `limit` is for hits of each signal among lines. With an
+    `audience` points are found that have one of its words.
 
     Returns:
-        Which signal each query is for. At most seven.
+        Which signal each query is for. At most nine.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
-    others = sorted(wanted - {"message", "scene"})
+    others = sorted(wanted - {"message", "scene", "question"})
     queries: list[tuple[Signal, Query]] = []
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
-        name = "sparse" if signal == "scene" else signal
         there = [part for part in parts if not part.kinds or set(part.kinds) & set(kinds)]
         if not there:
             return
         scope = Scope(owner_id=owner_id, parts=there, kinds=kinds, audience=audience)
-        queries.append((signal, Query(vector=name, near=near, scope=scope, limit=limit)))
+        queries.append(
+            (signal, Query(vector=_VECTORS[signal], near=near, scope=scope, limit=limit))
+        )
 
     if "message" in wanted:
         sparse = blinded(term_weights(parsed, parsed.terms), blinder)
@@ -143,6 +162,10 @@ def plan(
         add("sparse", sparse, ["message"], limit)
         add("sparse_window", sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
+        if "question" in wanted:
+            if dense is not None:
+                add("dense_question", dense, ["question"], limit)
+            add("sparse_question", sparse, ["question"], limit)
     if others:
         sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)
         if dense is not None:

@@ -16,12 +16,25 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from backend.memory.index.protocol import Hit, Payload
+from backend.memory.index.protocol import Hit, Payload, point_id
 from backend.memory.spans import Span
 
-Signal = Literal["dense", "sparse", "dense_window", "sparse_window", "scene"]
+Signal = Literal[
+    "dense",
+    "sparse",
+    "dense_window",
+    "sparse_window",
+    "scene",
+    "dense_question",
+    "sparse_question",
+]
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span")
+ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
+"""Signals of questions that a line answers: they lift their line, or bring it in."""
+
+DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window", "dense_question")
+SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_question")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED)
 Found = Mapping[Signal, Sequence[Hit]]
 
 FEW = 10
@@ -47,6 +60,8 @@ class Weights:
         question: A bare question answers nothing; negative.
         span: It was said in the time that the query names.
         recent: How new it is, where the query asks for what is new.
+        dense_question: Cosine with a question that a task model says the line answers.
+        sparse_question: BM25 of such a question.
     """
 
     dense: float = 0.19
@@ -59,9 +74,20 @@ class Weights:
     question: float = -0.14
     span: float = 0.3
     recent: float = 0.3
+    dense_question: float = 0.25
+    sparse_question: float = 0.10
 
 
-MEANING = Weights(dense=0.24, sparse=0, dense_window=0.10, sparse_window=0, scene=0, length=0.09)
+MEANING = Weights(
+    dense=0.24,
+    sparse=0,
+    dense_window=0.10,
+    sparse_window=0,
+    scene=0,
+    length=0.09,
+    dense_question=0.24,
+    sparse_question=0,
+)
 """How near a line is whatever its words: chosen by `scripts/bench_paraphrase.py`."""
 
 
@@ -101,7 +127,7 @@ def rank(
 
     Args:
         found: Hits by signal, best first. Hits of `scene` are scenes: they lift the lines of theirs
-            and are no candidates.
+            and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
         weights: The shipped ones where None.
         speakers: Keyed ids of those whom the query names.
         spans: Times that the query names.
@@ -125,7 +151,12 @@ def rank(
         total += weights.recent * _scaled(said_at)
     signals: list[dict[Signal, float]] = [{} for _ in hits]
     for signal, some in found.items():
-        if signal != "scene":
+        if signal in ASKED:
+            asked = _by_row(some, [hit.score for hit in some])
+            for line, said in zip(lines, signals, strict=True):
+                if line.source_id.int in asked:
+                    said[signal] = asked[line.source_id.int]
+        elif signal != "scene":
             for hit in some:
                 signals[rows[hit.id.int]][signal] = hit.score
     scores: list[float] = total.tolist()
@@ -149,8 +180,30 @@ def rank(
 def points(found: Found) -> list[Hit]:
     """A hit of each point that may be a candidate."""
     # A UUID computes its hash in Python: its number is ten times as fast.
-    hits = {hit.id.int: hit for signal, some in found.items() if signal != "scene" for hit in some}
+    lines = (some for signal, some in found.items() if signal not in {"scene", *ASKED})
+    hits = {hit.id.int: hit for some in lines for hit in some}
+    asked = [hit for signal in ASKED for hit in found.get(signal, ())]
+    there = {hit.payload.source_id.int for hit in hits.values()} if asked else set[int]()
+    for hit in asked:
+        if hit.payload.source_id.int not in there:
+            there.add(hit.payload.source_id.int)
+            line = _answering(hit)
+            hits[line.id.int] = line
     return list(hits.values())
+
+
+def _answering(question: Hit) -> Hit:
+    """The first point of the line that answers a question, as if that had been found."""
+    payload = structs.replace(question.payload, kind="message", chunk=0)
+    return Hit(point_id("message", payload.source_id), question.score, payload)
+
+
+def _by_row(hits: Sequence[Hit], scores: Sequence[float]) -> dict[int, float]:
+    """The best score of each row's hits, which come best first, by the number of its id."""
+    best: dict[int, float] = {}
+    for hit, score in zip(hits, scores, strict=True):
+        best.setdefault(hit.payload.source_id.int, score)
+    return best
 
 
 def features(
@@ -171,7 +224,7 @@ def features(
         spans: As for `rank`.
 
     Returns:
-        Shape (n, 9), columns as `FEATURES`. A signal's column is its scores brought to 0 to 1
+        Shape (n, 11), columns as `FEATURES`. A signal's column is its scores brought to 0 to 1
         (`_scaled`), and 0 where it found nothing.
     """
     table = np.zeros((len(lines), len(FEATURES)))
@@ -201,6 +254,12 @@ def features(
     for start, end in spans:
         table[(start <= said_at) & (said_at < end), 8] = 1.0
     table[~is_line, 5:] = 0.0
+    for column, signal in enumerate(ASKED, start=9):
+        hits = found.get(signal, ())
+        scaled = _scaled(np.array([hit.score for hit in hits], dtype=np.float64))
+        asked = _by_row(hits, scaled.tolist())
+        if asked:
+            table[:, column] = [asked.get(line.source_id.int, 0.0) for line in lines]
     return table
 
 
@@ -217,7 +276,7 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
 
 
 def _vector(weights: Weights) -> NDArray[np.float64]:
-    """Weights as a vector, shape (9,), in the order of `FEATURES`."""
+    """Weights as a vector, shape (11,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines
-from backend.memory.ranking import Candidate, Signal
+from backend.memory.ranking import DENSE_SIGNALS, SPARSE_SIGNALS, Candidate, Signal
 
 MOST_TERMS = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
@@ -45,9 +45,9 @@ class RankingThresholds:
 
     def shares(self, signals: Mapping[Signal, float]) -> tuple[float, float]:
         """How much of what is enough a memory has, by meaning and by words."""
-        dense = max(signals.get("dense", -1.0), signals.get("dense_window", -1.0)) - self.unrelated
-        sparse = max(0.0, signals.get("sparse", 0.0), signals.get("sparse_window", 0.0))
-        return max(0.0, dense) / (self.dense - self.unrelated), sparse / self.sparse
+        dense = max(signals.get(name, -1.0) for name in DENSE_SIGNALS) - self.unrelated
+        sparse = max(signals.get(name, 0.0) for name in SPARSE_SIGNALS)
+        return max(0.0, dense) / (self.dense - self.unrelated), max(0.0, sparse) / self.sparse
 
 
 def thresholds(

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
+from backend.accounts.settings import first_set
 from backend.audience import PUBLIC, Viewpoint
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.play.store import read_table
@@ -178,6 +179,7 @@ class ChatLoader:
             said=self._said(target, request),
             viewpoint=viewpoint,
             audience=audience,
+            by_questions=first_set((settings.memory, account.memory), "questions", default=False),
             has_scripts=has_scripts,
         )
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE

@@ -81,6 +81,7 @@ class LoadedChat:
             compaction has read; `unread_rounds` are those since the last one that was read.
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
+        by_questions: Old lines are searched by the questions that they answer, and get some.
     """
 
     chat: Chat
@@ -113,6 +114,7 @@ class LoadedChat:
     unread_rounds: int = 0
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
+    by_questions: bool = False
 
     @property
     def sums_rounds(self) -> bool:

@@ -1,25 +1,33 @@
 """What a turn looks for, put in other words by the task model: the words that an answer may have.
 
 Where a user wants it (`memory.rephrase`), one call comes before a second search. It gets little
-time, and a turn that it fails searches by its own words alone: the record says so.
+time, and a turn that it fails searches by its own words alone: the record says so. What it takes
+is of the same tokens a day as the work behind the reply, and a run among its runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import msgspec
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import first_set
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.enrichment.budgets import RunBudget, open_budget
 from backend.enrichment.cleaning import without_tags
 from backend.enrichment.llm_selection import choose_model
+from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.runs import note_done
 from backend.errors import AppError
-from backend.generation.model import Prompt, PromptMessage
+from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import plain_schema
+from backend.jobs.errors import RetryLaterError
 from backend.logs import get_logger
 from backend.memory.search import MemorySearch, SearchResult
 from backend.prompts import PromptLibrary
@@ -47,11 +55,13 @@ class Rephraser:
 
     def __init__(
         self,
+        database: Database,
         search: MemorySearch,
         registry: ModelRegistry,
         settings: Settings,
         prompts: PromptLibrary,
     ) -> None:
+        self._database = database
         self._search = search
         self._registry = registry
         self._settings = settings
@@ -68,12 +78,42 @@ class Rephraser:
         request = found.request
         if request is None or not first_set(chain, "rephrase", default=False):
             return found
+        own, account = loaded.settings.enrichment, identity.settings.enrichment
+        chosen = choose_model(self._registry, self._settings, own, account, window.spec.id)
+        try:
+            async with self._database.read() as session:
+                budget = await open_budget(session, self._settings, identity.user_id)
+        except RetryLaterError:
+            note = "not looked up in other words: the tokens for the day are spent"
+            return replace(found, notes=[*found.notes, note])
+        words, problem, began = "", None, time.monotonic()
         try:
             async with asyncio.timeout(SECONDS):
-                words = await self._rephrase(identity, loaded, window, request.text)
+                words = await self._rephrase(chosen, budget, loaded, window, request.text)
         except (AppError, TimeoutError) as error:
             problem = error.slug if isinstance(error, AppError) else "too-slow"
             log.info("memory.not_rephrased", problem=problem)
+        if budget.calls:
+            position = loaded.target.leaf.position if loaded.target.leaf else 0
+            run = EnrichmentRun(
+                id=new_id(),
+                user_id=identity.user_id,
+                chat_id=loaded.chat.id,
+                campaign_id=loaded.chat.campaign_id,
+                kind="rephrasing",
+                state="failed" if problem else "done",
+                model=chosen,
+                from_position=position,
+                to_position=position,
+                calls=budget.calls,
+                prompt_tokens=budget.prompt_tokens,
+                completion_tokens=budget.completion_tokens,
+                duration_ms=round((time.monotonic() - began) * 1000),
+                error=problem,
+            )
+            async with self._database.write() as session:
+                await note_done(session, run)
+        if problem:
             note = "not looked up in other words: the task model gave no answer"
             return replace(found, notes=[*found.notes, note])
         if not words:
@@ -83,11 +123,14 @@ class Rephraser:
         return replace(again, notes=[*again.notes, f"looked up in other words as well: {words}"])
 
     async def _rephrase(
-        self, identity: Identity, loaded: LoadedChat, window: PromptWindow, line: str
+        self,
+        chosen: str,
+        budget: RunBudget,
+        loaded: LoadedChat,
+        window: PromptWindow,
+        line: str,
     ) -> str:
         """Other words for a line; none of the demo model's. Raises `ModelError` and the like."""
-        own, account = loaded.settings.enrichment, identity.settings.enrichment
-        chosen = choose_model(self._registry, self._settings, own, account, window.spec.id)
         model = self._registry.get(chosen)
         if model.spec.provider == "demo":
             return ""
@@ -98,7 +141,13 @@ class Rephraser:
         # A story that may be told may be looked for: the filter of replies, nothing else of theirs.
         is_filtered = "safety" in model.spec.accepts
         sampling = Sampling(safety=window.sampling.safety) if is_filtered else Sampling()
-        said = await model.structured(Prompt([PromptMessage("user", asked)]), SCHEMA, sampling)
+        prompt = Prompt([PromptMessage("user", asked)])
+        try:
+            said = await model.structured(prompt, SCHEMA, sampling)
+        except (ModelMalformedAnswerError, asyncio.CancelledError):
+            budget.take(None, prompt, "")  # the model has read it all the same
+            raise
+        budget.take(said.usage, prompt, str(said.value))
         try:
             words = msgspec.convert(said.value, _Answer).words
         except msgspec.ValidationError:

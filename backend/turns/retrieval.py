@@ -82,12 +82,15 @@ def ask_for(
         parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
         kinds.append("campaign")
     if before and weights.message:
+        asked: Sequence[Kind] = ("question",) if loaded.by_questions else ()
         parts.append(
             ScopePart(
-                containers=[loaded.chat.id], before_position=before, kinds=("message", "scene")
+                containers=[loaded.chat.id],
+                before_position=before,
+                kinds=("message", "scene", *asked),
             )
         )
-        kinds.append("message")
+        kinds += ["message", *asked]
     recent = [each.text for each in loaded.recent[-EXCHANGE:]]
     text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
@@ -98,7 +101,7 @@ def ask_for(
         names=[loaded.speaker.name, *loaded.others, loaded.user_name],
         parts=parts,
         kinds=kinds,
-        weights={kind: getattr(weights, kind) for kind in kinds},
+        weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
         limit=limit,
         min_relevance=min_relevance,
         room=min(ROOM, budget) if min_relevance is None else 0,

@@ -17,7 +17,7 @@ from sqlalchemy import delete, select
 from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
-from backend.enrichment.outbox import TURN, EnrichmentOutbox
+from backend.enrichment.outbox import QUESTIONS, TURN, EnrichmentOutbox
 from backend.enrichment.pipeline import EnrichmentRuntime
 from backend.enrichment.runs import RunDetail, open_detail
 from backend.enrichment.runtime import job_kinds, open_enrichment
@@ -348,7 +348,8 @@ def enrichment(server: Running) -> EnrichmentRuntime:
 
 def _worker(server: Running) -> Worker:
     parts = server.parts
-    kinds = {**parts.memory.kinds, TURN: job_kinds(enrichment(server))[TURN]}
+    own = job_kinds(enrichment(server))
+    kinds = {**parts.memory.kinds, **{kind: own[kind] for kind in (TURN, QUESTIONS)}}
     # The longest wait after a failure: no second attempt of itself while a test looks at the first.
     keys = JobKeys(parts.database, ROOT)
     return Worker(parts.queue, kinds, keys, poll=0.05, draw=lambda: 0.999)

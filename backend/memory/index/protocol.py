@@ -23,9 +23,9 @@ SparseName = Literal["sparse", "sparse_window"]
 VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
-Kind = Literal["lore", "message", "scene", "event", "campaign"]
-"""What a point stands for. A scene has a sparse vector alone and is no memory by itself; `campaign`
-is an item of one."""
+Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
+"""What a point stands for. A scene has a sparse vector alone and is no memory by itself, nor is a
+question: it leads to the message that answers it. `campaign` is an item of one."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""

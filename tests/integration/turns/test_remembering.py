@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.database.base import now
+from backend.jobs.errors import RetryLaterError
 from backend.turns import rephrasing
 from backend.turns.models import StoredContextRecord
 from tests.fakes.holding_server import HoldingServer
@@ -362,6 +363,15 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
         "looked up in other words as well: The captain buried the astrolabe under a bell."
     ]
 
+    # What it takes is of the agent's tokens for the day.
+    async def runs() -> dict[str, Any]:
+        return dict(ok(await ada.client.get(f"{API}/chats/{chat}/enrichment")))
+
+    [run] = (await runs())["items"]
+    assert (run["kind"], run["state"], run["can_undo"]) == ("rephrasing", "done", False)
+    spent = run["prompt_tokens"] + run["completion_tokens"]
+    assert (await runs())["tokens_today"] == spent > 0
+
     # A model that fails, answers something else or is slow costs the turn nothing but that.
     failed = ["not looked up in other words: the task model gave no answer"]
 
@@ -377,3 +387,13 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     monkeypatch.setattr(rephrasing, "SECONDS", 0.1)
     async with model.thinking():
         assert await notes() == failed
+    assert (await runs())["items"][0]["error"] == "too-slow"
+
+    def none_left(*_: object) -> None:
+        raise RetryLaterError("Spent.", after=60)
+
+    monkeypatch.setattr(rephrasing, "open_budget", none_left)
+    sent = len(model.requests)
+    spent_notes = ["not looked up in other words: the tokens for the day are spent"]
+    assert await notes() == spent_notes
+    assert len(model.requests) == sent + 1

@@ -3,13 +3,14 @@ from __future__ import annotations
 import random
 from uuid import UUID, uuid4, uuid5
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
-from backend.memory.index.protocol import Hit, Kind, Payload
+from backend.memory.index.protocol import Hit, Kind, Payload, point_id
 from backend.memory.matches import MatchScale, SharedWords, scene_strengths
 from backend.memory.ranking import (
     FEATURES,
@@ -273,6 +274,30 @@ def test_the_shipped_weights_of_signals_sum_to_one() -> None:
     assert total == pytest.approx(1)
 
 
+def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
+    def line(name: str) -> Hit:
+        found = hit(name, 0.5)
+        return msgspec.structs.replace(found, id=point_id("message", found.payload.source_id))
+
+    def question(name: str, score: float, chunk: int) -> Hit:
+        return hit(f"{name}?{chunk}", score, kind="question", row=name, chunk=chunk)
+
+    lines = [line("hound"), line("ferry")]
+    asked = [question("rope", 0.8, 1), question("ferry", 0.7, 0), question("rope", 0.3, 0)]
+    ranked = rank({"dense": lines, "dense_question": asked})
+    ferry, rope, hound = ranked
+    assert rope.payload == line("rope").payload
+    assert (rope.id, rope.signals) == (line("rope").id, {"dense_question": 0.8})
+    assert ferry.signals == {"dense": 0.5, "dense_question": 0.7}
+    assert hound.signals == {"dense": 0.5}
+
+    strengths = {**ferry.signals, "sparse_question": 20.0}
+    both = msgspec.structs.replace(ferry, signals=strengths)
+    kinds = [match.kind for match in MatchScale().reason(both, 1).signals]
+    assert kinds == ["meaning", "question"]
+    assert relevant(ranked, RankingThresholds()) == ranked
+
+
 def plain_features(
     found: dict[Signal, list[Hit]], lines: list[Hit], named: int
 ) -> list[list[float]]:
@@ -299,7 +324,7 @@ def plain_features(
             row += [payload.speaker == named, length, payload.is_question, in_time]
         else:
             row = [*row[:2], *row[:2], row[4], 0, 0, 0, 0]
-        table.append(row)
+        table.append([*row, 0, 0])
     return table
 
 
