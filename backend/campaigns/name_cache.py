@@ -1,4 +1,4 @@
-"""What every turn of a campaign needs, kept unsealed between turns: names, and what is in view."""
+"""What every turn of a campaign needs, kept unsealed between turns: entities, what is in view."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ MOST_IN_VIEW = 400
 VIEW_BYTES = 500_000
 """What they take at most, sealed."""
 
+AROUND_BYTES = 2_000_000
+"""What entities and relations of one campaign take at most, sealed; where it is more, none are
+kept."""
+
+KEPT_BYTES = 16_000_000
+"""What all that is kept takes at most, sealed: campaigns that were not read lately go first."""
+
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
 NOT_KEPT: tuple[Kind, ...] = ("chapter", "term")
 """Kinds of which only whether there is one is kept."""
@@ -45,14 +52,14 @@ _CHANGED = (
     .where(
         CampaignItem.campaign_id == bindparam("campaign_id"),
         CampaignItem.version > bindparam("version"),
-        CampaignItem.kind.in_(("entity", *IN_VIEW, *NOT_KEPT)),
+        CampaignItem.kind.in_(("entity", "relation", *IN_VIEW, *NOT_KEPT)),
     )
     .order_by(CampaignItem.id)
 )
 
 
-class ItemInView(NamedTuple):
-    """An item that every turn reads, with what its row says of it; `size` is that of its blob."""
+class KeptItem(NamedTuple):
+    """An item with what its row says of it; `size` is that of its blob."""
 
     id: UUID
     seq: int
@@ -62,7 +69,7 @@ class ItemInView(NamedTuple):
 
 
 class NameCache(UserSignedOut):
-    """The names of campaigns' entities, compiled, and the items in view.
+    """The names of campaigns' entities, compiled; entities and relations; the items in view.
 
     What changed since is read and put in: which version it is of says the campaign's row, in the
     view of the database that a turn reads in, so no process sees what another has changed too late.
@@ -79,8 +86,9 @@ class NameCache(UserSignedOut):
         if kept.version < campaign.version:
             kept = await kept.updated(session, sealer, campaign)
         self._kept[campaign.id] = kept
-        while len(self._kept) > CAMPAIGNS_KEPT:
-            self._kept.popitem(last=False)
+        size = sum(each.size for each in self._kept.values())
+        while len(self._kept) > CAMPAIGNS_KEPT or (size > KEPT_BYTES and len(self._kept) > 1):
+            size -= self._kept.popitem(last=False)[1].size
         return kept
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -93,8 +101,9 @@ class Names:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
-    characters; None where they are too many to be kept. `past` are the kinds of which there may be
-    one that no turn has in view: chapters, terms, scenes that are over.
+    characters; `around` are all its entities and relations; None where they are too many to be
+    kept. `past` are the kinds of which there may be one that no turn has in view: chapters, terms,
+    scenes that are over. `size` is what is kept, sealed.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -102,39 +111,49 @@ class Names:
         self.version = -1
         self.by_id: dict[UUID, tuple[str, ...]] = {}
         self.index = NameIndex([])
-        self.in_view: Mapping[UUID, ItemInView] | None = {}
+        self.in_view: Mapping[UUID, KeptItem] | None = {}
+        self.around: Mapping[UUID, KeptItem] | None = {}
         self.past: frozenset[Kind] = frozenset()
+        self.size = 0
 
     async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, in_view, past = dict(self.by_id), dict(self.in_view or {}), set(self.past)
+        by_id, past = dict(self.by_id), set(self.past)
+        in_view, around = dict(self.in_view or {}), dict(self.around or {})
+        is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+            in_view.pop(row.id, None)
+            around.pop(row.id, None)
             if row.kind in NOT_KEPT or (row.kind == "scene" and not row.is_live):
                 past.add(row.kind)
-                in_view.pop(row.id, None)
                 continue
             state = read_state(sealer, row.id, row.sealed_state)
+            item = item_of(row.kind, state) if row.exists else None
             if row.kind == "entity":
-                by_id.pop(row.id, None)
-                if row.exists:
+                before = by_id.pop(row.id, ())
+                if item is not None:
                     by_id[row.id] = (state["name"], *state.get("aliases", []))
-            in_view.pop(row.id, None)
-            if row.exists and (row.subkind == "pc" if row.kind == "entity" else row.is_live):
-                item, size = item_of(row.kind, state), len(row.sealed_state)
-                in_view[row.id] = ItemInView(row.id, row.seq, row.audience, size, item)
+                is_renamed = is_renamed or by_id.get(row.id, ()) != before
+            if item is None:
+                continue
+            kept = KeptItem(row.id, row.seq, row.audience, len(row.sealed_state), item)
+            if row.kind in {"entity", "relation"}:
+                around[row.id] = kept
+            if row.subkind == "pc" if row.kind == "entity" else row.is_live and row.kind in IN_VIEW:
+                in_view[row.id] = kept
         new = Names(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
-        same = by_id == self.by_id
-        new.index = (
-            self.index
-            if same
-            else NameIndex(
-                (entity_id, name) for entity_id, names in by_id.items() for name in names
-            )
-        )
-        size = sum(each.size for each in in_view.values())
-        is_small = len(in_view) <= MOST_IN_VIEW and size <= VIEW_BYTES
+        named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
+        new.index = NameIndex(named) if is_renamed else self.index
+        is_small = len(in_view) <= MOST_IN_VIEW and _size(in_view) <= VIEW_BYTES
         new.in_view = in_view if self.in_view is not None and is_small else None
+        is_small = _size(around) <= AROUND_BYTES
+        new.around = around if self.around is not None and is_small else None
+        new.size = _size(new.in_view or {}) + _size(new.around or {})
         return new
+
+
+def _size(items: Mapping[UUID, KeptItem]) -> int:
+    return sum(each.size for each in items.values())

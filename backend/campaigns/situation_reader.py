@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -77,9 +78,9 @@ class SituationReader(CampaignReader):
         # Players are named in nearly every reply: only the user's line asks for them.
         silent = {player.id for player in players}.difference(in_line)
         asked = [one for one in named if one not in silent][:MAX_MENTIONED]
-        people, others = await self._around(place, scene.present if scene else (), asked)
+        people, others = await self._around(names, place, scene.present if scene else (), asked)
         known = {each.id: each for each in (*players, *people, *others)}
-        relations = await self._relations([each.id for each in (*players, *people)])
+        relations = await self._relations(names, [each.id for each in (*players, *people)])
         present = ranked(people, named=named, spoke=spoke, relations=relations)
         places = await self._place_names(
             names, [*players, *(known[one] for one in asked if one in known)]
@@ -157,19 +158,35 @@ class SituationReader(CampaignReader):
         return [(row.id, row.seq, item) for row, item in rows]
 
     async def _around(
-        self, place: UUID | None, in_scene: Sequence[UUID], asked: Sequence[UUID]
+        self, names: Names, place: UUID | None, in_scene: Sequence[UUID], asked: Sequence[UUID]
     ) -> tuple[list[Placed], list[Placed]]:
         """Who is in the scene, or else at its place; and the place, and entities asked for."""
         ids = [*in_scene, *asked, *([place] if place else [])]
-        values = {"place": None if in_scene else place, "ids": ids}
         people: list[Placed] = []
         others: list[Placed] = []
-        for row, item in await self._found(_AROUND, values):
-            assert isinstance(item, Entity)  # noqa: S101
-            is_here = row.id in in_scene if in_scene else place and row.place_id == place
-            is_person = is_here and row.subkind == "npc"
-            (people if is_person else others).append(Placed(id=row.id, entity=item))
+        for each in await self._entities(names, ids, at=None if in_scene else place):
+            is_at_place = place is not None and each.entity.location_id == place
+            is_here = each.id in in_scene if in_scene else is_at_place
+            (people if is_here and each.entity.kind == "npc" else others).append(each)
         return people, others
+
+    async def _entities(
+        self, names: Names, ids: Sequence[UUID], *, at: UUID | None = None
+    ) -> list[Placed]:
+        """Entities by their ids, and the people at a place, those changed last first."""
+        if names.around is None:
+            rows = await self._found(_AROUND, {"place": at, "ids": ids})
+            return [
+                Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
+            ]
+        people = [each for each in names.around.values() if at and _is_person_at(each.item, at)]
+        found = {each.id: each for each in sorted(people, key=_seq, reverse=True)[:MAX_HOT]}
+        found |= {one: names.around[one] for one in ids if one in names.around}
+        return [
+            Placed(id=each.id, entity=each.item)
+            for each in sorted(found.values(), key=_seq, reverse=True)
+            if isinstance(each.item, Entity) and is_known_to(self.viewpoint, each.audience)
+        ]
 
     async def _found(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, Any] = MappingProxyType({})
@@ -182,14 +199,6 @@ class SituationReader(CampaignReader):
         read = partial(read_state, self.sealer)
         return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
-    async def _entities(self, ids: Sequence[UUID]) -> dict[UUID, Placed]:
-        if not ids:
-            return {}
-        rows = await self._found(_ENTITIES, {"ids": ids})
-        return {
-            row.id: Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
-        }
-
     async def _place_names(self, names: Names, entities: Sequence[Placed]) -> dict[UUID, str]:
         """What the places are called where entities are, by entity."""
         places = {
@@ -197,7 +206,8 @@ class SituationReader(CampaignReader):
         }
         hidden: set[UUID] = set()
         if self.viewpoint != GM:
-            hidden = set(places.values()) - (await self._entities(list(places.values()))).keys()
+            known = await self._entities(names, list(places.values()))
+            hidden = set(places.values()).difference(each.id for each in known)
         return {
             one: names.by_id[where][0]
             for one, where in places.items()
@@ -214,13 +224,25 @@ class SituationReader(CampaignReader):
                 facts.setdefault(item.about_id, []).append((row.id, item.text))
         return facts
 
-    async def _relations(self, ids: Sequence[UUID]) -> list[Relation]:
+    async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:
         """Relations from and to entities, the oldest first."""
         if not ids:
             return []
-        rows = await self._found(_RELATIONS, {"ids": ids})
-        rows.sort(key=lambda each: each[0].id)
-        return [item for _, item in rows if isinstance(item, Relation)]
+        if names.around is None:
+            rows = await self._found(_RELATIONS, {"ids": ids})
+            rows.sort(key=lambda each: each[0].id)
+            return [item for _, item in rows if isinstance(item, Relation)]
+        wanted = set(ids)
+        found = [
+            each
+            for each in names.around.values()
+            if isinstance(each.item, Relation)
+            and is_known_to(self.viewpoint, each.audience)
+            and (each.item.from_id in wanted or each.item.to_id in wanted)
+        ]
+        latest = sorted(found, key=_seq, reverse=True)[:MAX_HOT]
+        latest.sort(key=lambda each: each.id)
+        return [each.item for each in latest if isinstance(each.item, Relation)]
 
     async def chapters(self, limit: int) -> dict[UUID, Chapter]:
         """The last chapters by their ids, the newest first."""
@@ -250,12 +272,17 @@ class SituationReader(CampaignReader):
         return [item for _, item in rows if isinstance(item, Term)]
 
 
+_seq = attrgetter("seq")
+
+
+def _is_person_at(item: Item, place: UUID) -> bool:
+    return isinstance(item, Entity) and item.kind == "npc" and item.location_id == place
+
+
 _ITEMS = table_of(CampaignItem)
 _COLUMNS = (
     _ITEMS.c.id,
     _ITEMS.c.kind,
-    _ITEMS.c.subkind,
-    _ITEMS.c.place_id,
     _ITEMS.c.sealed_state,
 )
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
@@ -290,7 +317,6 @@ _AROUND = _any(
         .c.id
     ),
 ).order_by(_LATEST)
-_ENTITIES = _own(_ENTITY, _ITEMS.c.id.in_(_IDS))
 _RELATIONS = (
     _any(
         _own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),

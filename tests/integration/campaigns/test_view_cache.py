@@ -24,7 +24,11 @@ async def test_what_is_kept_follows_each_change(server: Running, table: Table) -
     thread = await table.add("threads", title="The Muffle")
     clock = await table.add("clocks", name="Watch", segments=4)
     scene = await table.add("scenes", title="Inside", location_id=town["shop"])
+    about = {"from_id": town["jake"], "to_id": town["marlena"]}
+    relation = await table.add("relations", **about, score=20, audience="gm")
     await _compare(server, table, cache)
+    await table.change(f"/relations/{relation['id']}", score=60, audience="public")
+    await table.change(f"/entities/{town['marlena']}", location_id=town["hills"])
     await table.change(f"/entities/{town['jake']}", attributes={"hp": 3})
     await table.change(f"/clocks/{clock['id']}", filled=2)
     await _compare(server, table, cache)
@@ -46,10 +50,14 @@ async def test_what_is_too_much_is_not_kept(
     for number in range(3):
         await table.add("threads", title=f"Thread {number}")
     monkeypatch.setattr(name_cache, "MOST_IN_VIEW", 2)
+    monkeypatch.setattr(name_cache, "AROUND_BYTES", 300)
     kept = await _compare(server, table, cache)
     assert kept.in_view is None
+    assert kept.around is None
     await table.change(f"/entities/{town['jake']}", status="asleep")
-    assert (await _compare(server, table, cache)).in_view is None
+    kept = await _compare(server, table, cache)
+    assert kept.in_view is None
+    assert kept.around is None
 
 
 async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Table) -> None:
@@ -69,7 +77,7 @@ async def _compare(server: Running, table: Table, cache: NameCache) -> Names:
         kept = await cache.names(session, identity.sealer, campaign)
         read = await Names(identity.user_id).updated(session, identity.sealer, campaign)
         assert kept.past >= read.past
-        read.in_view = None
+        read.in_view = read.around = None
         for viewpoint in (GM, PUBLIC):
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             one, other = [
