@@ -6,6 +6,7 @@ import { autoform } from "../core/form.js";
 import { kept, personas, session, theme } from "../core/store.js";
 import { date, t, texts } from "../core/words.js";
 import { accountScripts } from "../library/scripts.js";
+import { picker } from "../models/picker.js";
 import { a, field, NEW, OLD, recovery, secret } from "./door.js";
 import { factors } from "./factors.js";
 import { ask, button, help, part, used } from "./parts.js";
@@ -134,7 +135,7 @@ async function defaults(signal) {
     signal,
     value: { model: null, persona_id: null, ...value, ...value.budgets, lore_mode: value.lore?.mode ?? null },
     groups: [
-      { fields: [pick("model", "default", models), pick("persona_id", "nobody", people), lore, text] },
+      { fields: [{ ...pick("model", "default", models), models, control: picker }, pick("persona_id", "nobody", people), lore, text] },
       { title: a("budgets"), fields: ["total", "history", "retrieval", "reply_reserve"].map(figure) },
     ],
     // Only what was changed is sent, so what was set elsewhere meanwhile stays.

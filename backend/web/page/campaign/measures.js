@@ -2,7 +2,7 @@
 import { row as jobRow } from "../activity.js";
 import { api } from "../core/api.js";
 import { fill, h, icon, svg } from "../core/dom.js";
-import { ago, date, dateTime, has, number, t } from "../core/words.js";
+import { ago, date, dateTime, has, money, number, t } from "../core/words.js";
 import { c } from "./parts.js";
 
 const m = (path, values) => c(`measures.${path}`, values);
@@ -29,7 +29,7 @@ function view(memory, read) {
       tile("failures", memory.failures),
       tile("conflicts", proposed, proposed > 0 && m("conflicts_note", { open, accepted, refused })),
       tile("calls", memory.calls, t("common.tokens", { count: memory.tokens })),
-      tile("cost", money(memory.cost), m("cost_note"))),
+      tile("cost", paid(memory.cost), m("cost_note"))),
     h("h2", {}, m("prompts")),
     prompts.length
       ? chart("prompts", prompts.map((each) => [dateTime(each.at), each.whole_tokens, each.sent_tokens]), ["whole", "sent"])
@@ -44,14 +44,14 @@ function view(memory, read) {
         seconds(each.seconds_p50), seconds(each.seconds_p95)])),
       h("h2", {}, m("models")),
       table(m("models"), ["model", "calls", "read", "written", "cost"], models.map((each) =>
-        [each.model, each.calls, each.prompt_tokens, each.completion_tokens, money(each.cost)]))],
+        [each.model, each.calls, each.prompt_tokens, each.completion_tokens, paid(each.cost)]))],
     problems.length > 0 && [
       h("h2", {}, m("problems")),
       h("ul.list", { "aria-label": m("problems") }, problems.map((each) => problem(each, read)))],
   ];
 }
 
-const money = (value) => (value == null ? m("none") : value.toPrecision(3));
+const paid = (value) => (value == null ? m("none") : money(value));
 
 const tile = (name, value, note) =>
   h("div.card", {}, h("dt", {}, m(name)), h("dd", {}, h("strong", {}, typeof value === "number" ? number(value) : value), note && h("small.soft", {}, note)));

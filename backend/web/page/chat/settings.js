@@ -5,6 +5,7 @@ import { act, fill, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
 import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
+import { picker } from "../models/picker.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
 /** A select of things, or none of them. */
@@ -174,7 +175,7 @@ export default async function (room, { signal }) {
     listed(cast, room.members.map(row), word("join"), others, (other) => put([...ids, other]));
   };
 
-  const basics = [one("persona_id", room.personas), one("model", models)];
+  const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker })];
   if (worlds.length) basics.push(one("campaign_id", worlds, { wide: true }, "none"));
   if (world) {
     const everyone = { id: "public", name: word("everyone") };
@@ -184,7 +185,7 @@ export default async function (room, { signal }) {
     field("check", "chronicle_enabled", { wide: true }),
     { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },
     field("check", "summary.enabled", { wide: true }, "summary"),
-    one("enrichment.model", models, { label: word("agent"), wide: true }),
+    one("enrichment.model", models, { label: word("agent"), wide: true, models, control: picker }),
   ];
   const groups = [["", basics], ["", keeping], ...Object.entries(DETAILS)].map(([name, fields]) =>
     ({ title: name && word(name), fields: fields.map(telling) }));

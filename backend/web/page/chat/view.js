@@ -10,6 +10,7 @@ import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
 import { composer } from "./composer.js";
+import { costing } from "./cost.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
 import { turns } from "./turn.js";
@@ -161,5 +162,5 @@ function header(room) {
   room.events.addEventListener("chat", draw);
   draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast, h("div.grow", {}, name, use), buttons);
+  return h("header", {}, back, cast, h("div.grow", {}, name, use, costing(room)), buttons);
 }

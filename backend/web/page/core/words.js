@@ -37,6 +37,9 @@ const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
 /** `12,345`. */
 export const number = (value) => whole.format(value);
+/** `$0.0123`: an amount of US dollars. */
+export const money = (amount) =>
+  new Intl.NumberFormat(LANGUAGE, { style: "currency", currency: "USD", minimumFractionDigits: 0, maximumSignificantDigits: 3 }).format(amount);
 /** `21 Nov 2026`. */
 export const date = (value) => day.format(new Date(value));
 /** `21 Nov 2026, 18:03`. */

@@ -1,0 +1,80 @@
+/** Choosing a model among few or hundreds: what each can hold, costs and does. */
+import { dialog } from "../core/dialogs.js";
+import { fill, h, icon, set } from "../core/dom.js";
+import { control, finder } from "../core/form.js";
+import { money, t } from "../core/words.js";
+
+/** A text of the models'. */
+export const m = (path, values) => t(`models.${path}`, values);
+
+/** What is known of a model, in words. */
+export function about({ provider_name: provider, context_window: window, price, abilities = [] }) {
+  return [
+    provider,
+    m("window", { count: window }),
+    price && m("price", { input: money(price.input), output: money(price.output) }),
+    price?.cached_input != null && m("cached", { cached: money(price.cached_input) }),
+    ...abilities.map((each) => m(`abilities.${each}`)),
+  ].filter(Boolean).join(" · ");
+}
+
+/** Ask for one of the options `[id, title]`; its id, undefined where the dialog was dismissed. */
+const ask = (label, options, models, chosen) =>
+  dialog(label, (close) => {
+    const said = h("small.soft", { role: "status" });
+    const find = finder(m("search"), (count) => (said.textContent = m("found", { count })));
+    find.items = options.map(([id, title]) => {
+      const model = models.find((each) => each.id === id);
+      const facts = model && about(model);
+      const button = h("button.choosing", { type: "button", "aria-pressed": String(id === chosen), onclick: () => close(id) },
+        h("span", {}, title), facts && h("small", {}, facts));
+      return [h("li", {}, button), `${title} ${id} ${facts ?? ""}`];
+    });
+    const list = h("ul.models", {}, find.items.map(([element]) => element));
+    // Down from the field into the list, and up again.
+    const onkeydown = (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!step && !(event.key === "Enter" && event.target === find.input)) return;
+      event.preventDefault();
+      const shown = [...list.querySelectorAll("li:not([hidden]) button")];
+      if (!step) return shown[0]?.click();
+      (shown[shown.indexOf(document.activeElement) + step] ?? find.input).focus();
+    };
+    find.run();
+    return h("div.stack", { onkeydown }, find.input, said, list);
+  }, { wide: true });
+
+/** A field as `control` makes others, whose `options` are models; `models` tells what they are. */
+export function picker(field) {
+  const { options, models, label } = field;
+  const made = control({ ...field, kind: "text" });
+  let value = null;
+  const shown = h("span.grow.clip");
+  const button = h("button.picked", { type: "button", name: field.name, "aria-haspopup": "dialog", id: made.input.id }, shown, icon("down"));
+  const facts = h("small.help");
+  const draw = () => {
+    const [, title] = options.find(([id]) => id === value) ?? [value, value];
+    const model = models.find(({ id }) => id === value);
+    fill(shown, title);
+    set(button, { "aria-label": `${label}: ${title}` });
+    fill(facts, model && about(model));
+  };
+  button.onclick = async () => {
+    const chosen = await ask(label, options, models, value);
+    if (chosen === undefined || chosen === value) return;
+    value = chosen;
+    draw();
+    button.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  made.input.replaceWith(button);
+  button.after(facts);
+  return {
+    ...made,
+    input: button,
+    read: () => value,
+    write(now) {
+      value = now ?? null;
+      draw();
+    },
+  };
+}
