@@ -41,9 +41,14 @@ DEEDS = {
 Master = OpenAIGameMaster | GeminiGameMaster
 
 
-@pytest.fixture(scope="module", params=[OpenAIGameMaster, GeminiGameMaster])
-async def master(request: pytest.FixtureRequest) -> AsyncGenerator[Master]:
-    async with request.param() as master:
+MASTERS: dict[str, type[Master]] = {"postgresql": OpenAIGameMaster, "sqlite": GeminiGameMaster}
+"""Which wire format is spoken beside which database; a thorough run has all pairs."""
+
+
+@pytest.fixture(scope="module", params=list(MASTERS.values()) if THOROUGH else [None])
+async def master(request: pytest.FixtureRequest, shared_url: str) -> AsyncGenerator[Master]:
+    chosen: type[Master] = request.param or MASTERS[shared_url.partition("+")[0]]
+    async with chosen() as master:
         yield master
 
 
