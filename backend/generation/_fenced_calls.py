@@ -67,7 +67,7 @@ class FencedReader:
             yield from self._take(text[begin:found])
             begin = found + len(self._mark)
             yield from self._turn()
-        end = max(begin, len(text) - _held_back(text, self._mark))
+        end = max(begin, len(text) - held_back(text, self._mark))
         yield from self._take(text[begin:end])
         self._held = text[end:]
 
@@ -98,6 +98,6 @@ class FencedReader:
             yield from read_written_calls("".join(self._block).strip().removesuffix("```"))
 
 
-def _held_back(text: str, mark: str) -> int:
+def held_back(text: str, mark: str) -> int:
     """How much of the end of `text` may be the beginning of `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from backend.generation._failures import code_words
-from backend.generation._json import mapping, parse_json
+from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
 from backend.generation.model import (
@@ -42,6 +42,9 @@ _NAMES: Mapping[SamplingField, str] = {
     "json_schema": "response_format",
 }
 """The settings that go by another name in the API."""
+
+_NOT_BY_NAME = frozenset({"start_reply_with", "json_schema"})
+"""Settings in members of a request that hold other things, too: a refusal may be of those."""
 
 
 def messages(prompt: Prompt, start: str | None, prefix: Mapping[str, Any]) -> list[Any]:
@@ -114,7 +117,7 @@ def setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingField
     return {
         wire_name(setting, names).partition(".")[0]: setting
         for setting in SAMPLING_FIELDS
-        if setting != "start_reply_with"
+        if setting not in _NOT_BY_NAME
     }
 
 
@@ -159,7 +162,8 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
     calls.add(said, is_whole=is_whole)
     # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
     thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
-    text = _text(said, "content") or _text(said, "refusal")
+    thinking = thinking or _parts(_member(said, "content"), "thinking")
+    text = _text(said, "content") or _text(said, "refusal") or _parts(_member(said, "content"))
     word = _text(choice, "finish_reason")
     return Delta(
         pieces=(
@@ -175,8 +179,8 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
 
 
 def read_usage(reported: Any) -> TokenUsage | None:
-    """What was used, where the server says so."""
-    if reported is None:
+    """What was used, where the server says so: a prompt of no tokens says nothing."""
+    if not (_number(reported, "prompt_tokens") or _number(reported, "completion_tokens")):
         return None
     return TokenUsage(
         prompt_tokens=_number(reported, "prompt_tokens"),
@@ -193,6 +197,14 @@ def _member(value: Any, name: str) -> Any:
 def _text(value: Any, name: str) -> str:
     member = _member(value, name)
     return member if isinstance(member, str) else ""
+
+
+def _parts(content: Any, kind: str = "text") -> str:
+    """Text out of a list of parts, in which Mistral's models that think answer."""
+    members = (part.get(kind) for part in map(mapping, sequence(content)))
+    return "".join(
+        member if isinstance(member, str) else _parts(member) for member in members if member
+    )
 
 
 def _number(value: Any, name: str) -> int:

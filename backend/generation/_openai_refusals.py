@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from backend.generation.model import ModelRequestError
-
 if TYPE_CHECKING:
     from openai import APIError  # noqa: TID251 - the adapter's own part
 
@@ -40,12 +38,6 @@ class Refusal:
 
     member: str
     for_good: bool
-
-
-class ModelSettingRefusedError(ModelRequestError):
-    """The server does not take a sampling setting, or its value; `refused` names it."""
-
-    slug, title = "model-refused-setting", "The model's server refused a setting"
 
 
 _STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})

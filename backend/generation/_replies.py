@@ -197,7 +197,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
     if bare.startswith("```"):
         bare = bare.strip("`").removeprefix("json")
     try:
-        return parse_json(bare)
+        return parse_json(bare if _may_be_json(bare) else _within(text))
     except ValueError:
         if finish == "length":
             raise ModelInterruptedError(
@@ -206,6 +206,15 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
         raise ModelMalformedAnswerError(
             f"{who} was asked for JSON and wrote something else."
         ) from None
+
+
+def _may_be_json(text: str) -> bool:
+    return text.lstrip()[:1] in ("", *'{["-0123456789tfn')
+
+
+def _within(text: str) -> str:
+    """The object in a text that has words around it: from its first brace to its last."""
+    return text[max(text.find("{"), 0) : text.rfind("}") + 1]
 
 
 def _silence(who: str, seconds: float) -> ModelTimeoutError:

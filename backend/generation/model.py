@@ -262,6 +262,12 @@ class ModelRequestError(ModelError):
     status, slug, title = 502, "model-refused-request", "The model's provider refused the request"
 
 
+class ModelSettingRefusedError(ModelRequestError):
+    """The server does not take a sampling setting, or its value; `refused` names it."""
+
+    slug, title = "model-refused-setting", "The model's server refused a setting"
+
+
 class ModelBlockedError(ModelError):
     """The provider's safety filter let nothing through; `reason` is the provider's word for it."""
 
@@ -284,6 +290,12 @@ class ModelMalformedAnswerError(ModelError):
 
     status, slug, title = 502, "model-malformed-answer", "The model's answer cannot be read"
     retryable = True
+
+
+class ModelWritesNoJsonError(ModelMalformedAnswerError):
+    """It gave no JSON in any of the ways in which it was asked: another model is needed."""
+
+    slug, title = "model-writes-no-json", "The model can't answer in JSON"
 
 
 class ModelInterruptedError(ModelError):

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from backend.generation import _openai_mapping as wire
 from backend.generation._json import mapping
 from backend.generation._openai_calls import CallFragments
+from backend.generation._openai_json import json_members, read_value, told_schema
 from backend.generation._openai_refusals import (
     RENAMED,
     SPARED,
-    ModelSettingRefusedError,
     read_refusal,
 )
-from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
+from backend.generation._replies import Delta, relay, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
+from backend.generation._thinking import ThinkReader, without_thoughts
 from backend.generation.model import (
+    ModelError,
+    ModelMalformedAnswerError,
+    ModelRequestError,
+    ModelSettingRefusedError,
     ModelSpec,
+    ModelWritesNoJsonError,
     Piece,
     Prompt,
     StructuredAnswer,
-    TextPiece,
     Tool,
     ToolAnswer,
 )
 from backend.generation.openai_compatible import WHO, Connection, OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import Sampling, check_taken
+from backend.generation.server_abilities import JSON_WAYS
 
 if TYPE_CHECKING:
     import httpx2
@@ -77,30 +85,48 @@ class OpenAICompatibleModel:
         timeout = self._provider.config.chunk_timeout
         start = "" if tools or schema or prompt.rounds else sampling.start_reply_with or ""
         async with self._provider.connected() as connection:
-            deltas = self._deltas(connection, body)
+            deltas = self._deltas(connection, body, ThinkReader(start))
             async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
                 async for piece in pieces:
-                    if start and isinstance(piece, TextPiece):
-                        yield TextPiece(start + piece.text)
-                        start = ""
-                    else:
-                        yield piece
+                    yield piece
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
     ) -> ToolAnswer:
         """See `ChatModel`."""
         body = self._body(prompt, sampling, tools=tools)
-        return tool_answer(wire.read_answer(await self._whole(body)), who=WHO)
+        return tool_answer(await self._whole(body), who=WHO)
 
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """See `ChatModel`."""
-        body = self._body(prompt, sampling, schema=schema)
-        answer = wire.read_answer(await self._whole(body))
-        text, finish = said(answer, who=WHO)
-        return StructuredAnswer(parse_value(text, who=WHO, finish=finish), answer.usage)
+        """See `ChatModel`. Asks in the next way of `JSON_WAYS` where one doesn't work."""
+        known = self._provider.abilities.of(self.spec.name).json
+        wrote_no_json = False
+        for way in JSON_WAYS[JSON_WAYS.index(known or JSON_WAYS[0]) :]:
+            body = self._body(told_schema(prompt, schema, way), sampling.without_form())
+            body |= json_members(schema, way)
+            try:
+                answer = await self._whole(body, is_tried=way != JSON_WAYS[-1])
+                value = read_value(answer, way, who=WHO)
+            except ModelSettingRefusedError:
+                raise
+            except ModelMalformedAnswerError:
+                if way == known:
+                    raise
+                wrote_no_json = True
+            except ModelRequestError:
+                if way == JSON_WAYS[-1] and not wrote_no_json:
+                    raise
+            else:
+                if way != known:
+                    self._provider.learn(self.spec.name, json=way)
+                return StructuredAnswer(value, answer.usage)
+        raise ModelWritesNoJsonError(
+            f"{self.spec.id} was asked for JSON and wrote something else, in whichever way it was "
+            f"asked ({', '.join(JSON_WAYS)}). Choose another model for this task: enrichment.model "
+            "in the settings of the account or the chat, or the model itself."
+        )
 
     def _body(
         self,
@@ -128,30 +154,49 @@ class OpenAICompatibleModel:
         return body
 
     async def _deltas(
-        self, connection: Connection, body: dict[str, Any]
+        self, connection: Connection, body: dict[str, Any], reader: ThinkReader
     ) -> AsyncGenerator[Delta, None]:
         calls, events = CallFragments(), EventReader()
+        last_event = time.monotonic()
         try:
             response = await self._post(connection, body, connection.response)
             async with aclosing(response):
+                if response.headers.get("content-type", "").startswith("application/json"):
+                    answer = _checked(connection, response, await response.aread())
+                    yield reader.read(wire.read_answer(answer))
+                    return
                 received = response.aiter_bytes()
                 async for part in received:
                     for data in events.feed(part):
+                        last_event = time.monotonic()
                         if data.startswith(END):
                             await _read_up(received)
                             return
-                        yield wire.read_chunk(_chunk(connection, response, data), calls)
+                        chunk = _checked(connection, response, data)
+                        yield reader.read(wire.read_chunk(chunk, calls))
+                    # Comments keep a slow server from being taken for a silent one, for a while.
+                    if time.monotonic() - last_event < self._provider.config.answer_timeout:
+                        yield Delta()
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise self._provider.failure(error) from None
 
-    async def _whole(self, body: dict[str, Any]) -> Any:
+    async def _whole(self, body: dict[str, Any], *, is_tried: bool = False) -> Delta:
+        """The answer to a request. Where a way is only tried, a 500 is a refusal of it."""
+
+        def failure(error: Exception) -> ModelError:
+            status = getattr(error, "status_code", None)
+            if is_tried and status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                return ModelRequestError(f"{WHO} fails at such a request (500).")
+            return self._provider.failure(error)
+
+        async def ask(connection: Connection) -> Delta:
+            response = await self._post(connection, body, connection.response)
+            answer = _checked(connection, response, await response.aread())
+            return without_thoughts(wire.read_answer(answer))
+
         async with self._provider.connected() as connection:
-            return await whole(
-                self._post(connection, body, object),
-                who=WHO,
-                answer_timeout=self._provider.config.answer_timeout,
-                failure=self._provider.failure,
-            )
+            timeout = self._provider.config.answer_timeout
+            return await whole(ask(connection), who=WHO, answer_timeout=timeout, failure=failure)
 
     async def _post(self, connection: Connection, body: dict[str, Any], kind: type[T]) -> T:
         """Send a request, without what the server is known not to take.
@@ -207,13 +252,14 @@ def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _chunk(connection: Connection, response: httpx2.Response, data: bytes) -> Any:
-    """What an event of a stream says. Raises the SDK's `APIError` where it is an error."""
-    chunk = parse_event(data)
-    if fault := mapping(chunk).get("error"):
+def _checked(connection: Connection, response: httpx2.Response, data: bytes) -> Any:
+    """An answer, or an event of a stream. Raises the SDK's `APIError` where it is an error."""
+    value = parse_event(data)
+    members = mapping(value)
+    if fault := members.get("error") or (members.get("object") == "error" and members):
         message = str(mapping(fault).get("message", ""))
         raise connection.api_error(message, response.request, body=fault)
-    return chunk
+    return value
 
 
 async def _read_up(received: AsyncIterator[bytes]) -> None:

@@ -21,6 +21,7 @@ from backend.generation.model import (
     Finish,
     ModelEmptyReplyError,
     ModelRequestError,
+    ModelSettingRefusedError,
     Piece,
     Prompt,
     TextPiece,
@@ -79,7 +80,7 @@ async def stream_with_tools(
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools:
+            if has_begun or not tools or isinstance(error, ModelSettingRefusedError):
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from backend.generation._openai_refusals import ModelSettingRefusedError
-from backend.generation.model import ModelRequestError, Prompt, PromptMessage, TextPiece
+from backend.generation.model import (
+    ModelRequestError,
+    ModelSettingRefusedError,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+)
 from backend.generation.sampling import Sampling, SettingNotTakenError
 from backend.generation.server_abilities import ModelAbilities, ServerAbilities
 from tests.fakes.openai_server import MODEL, completion, error, reply

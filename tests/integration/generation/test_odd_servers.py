@@ -1,0 +1,221 @@
+"""Replies as servers send them: thoughts in the text, no schema, errors in a 200, no usage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backend.generation.model import (
+    Finish,
+    ModelError,
+    ModelRateLimitError,
+    ModelRequestError,
+    ModelUnavailableError,
+    ModelWritesNoJsonError,
+    Piece,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+)
+from backend.generation.sampling import Sampling
+from backend.generation.server_abilities import ServerAbilities
+from tests.fakes.openai_server import (
+    DONE,
+    MODEL,
+    chunk,
+    completion,
+    error,
+    error_body,
+    reply,
+    stream,
+    tool_call,
+    usage,
+    usage_chunk,
+)
+from tests.fakes.scripted_server import Answer
+from tests.integration.generation.conftest import Vendor
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Prompt([PromptMessage("user", "Who is there?")])
+SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}}
+VALUE = {"who": "Oswin"}
+REFUSED = error(400, message="This response_format type is unavailable now")
+CODE = "Use `<think>`:\n```\n<think>x</think>\n```"
+FAILED = error(500, message="Internal Server Error")
+
+
+async def listen(openai: Vendor, sampling: Sampling = Sampling(), **changes: Any) -> list[Piece]:  # noqa: B008  # it is frozen
+    model = openai.connect(**changes)
+    return [piece async for piece in model.stream(PROMPT, sampling)]
+
+
+def joined(pieces: list[Piece]) -> tuple[str, str]:
+    """What was thought and what was said."""
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, ThinkingPiece))
+    return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "thought", "said"),
+    [
+        ("<think>Who?</think>\n\nOswin.", "Who?", "Oswin."),
+        ("\n<thinking>Who?</thinking> Oswin.", "Who?", "Oswin."),
+        ("<think>One</think>\n<think>, two</think>Oswin.", "One, two", "Oswin."),
+        ("<think>Not `</think>` yet</think>Oswin.", "Not `</think>` yet", "Oswin."),
+        (
+            "Use `<think>`:\n```\n<think>x</think>\n```",
+            "",
+            "Use `<think>`:\n```\n<think>x</think>\n```",
+        ),
+        ("<thin ice.", "", "<thin ice."),
+        ("  Oswin.", "", "  Oswin."),
+    ],
+)
+async def test_thoughts_in_the_text_are_told_apart(
+    openai: Vendor, size: int, text: str, thought: str, said: str
+) -> None:
+    openai.server.script(reply(*(text[at : at + size] for at in range(0, len(text), size))))
+
+    assert joined(await listen(openai)) == (thought, said)
+
+
+async def test_thoughts_without_an_end_are_no_reply(openai: Vendor) -> None:
+    openai.server.script(reply("<think>Who is", " it?", finish="length"))
+
+    with pytest.raises(ModelError, match="max_output_tokens"):
+        await listen(openai)
+
+
+async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:
+    openai.server.script(reply(" who else?"), reply("it is me</think>Oswin."))
+
+    said = await listen(openai, Sampling(start_reply_with="Oswin,"), server="vllm")
+    thought = await listen(openai, Sampling(start_reply_with="<think>So "), server="mistral")
+
+    assert joined(said) == ("", "Oswin, who else?")
+    assert joined(thought) == ("So it is me", "Oswin.")
+    first, second = (request.body for request in openai.server.requests)
+    assert first["messages"][-1] == {"role": "assistant", "content": "Oswin,"}
+    assert (first["continue_final_message"], first["add_generation_prompt"]) == (True, False)
+    assert second["messages"][-1]["prefix"] is True
+
+
+async def test_usage_may_come_late_twice_or_never(openai: Vendor) -> None:
+    openai.server.script(
+        stream(
+            {**chunk(content="No"), "usage": usage(9, 1)},
+            {**chunk(content="."), "choices": []},
+            chunk("stop", content="."),
+            usage_chunk(usage(9, 2)),
+            DONE,
+        ),
+        stream({**chunk("stop", content="No."), "usage": usage(0, 0)}, DONE),
+    )
+
+    assert await listen(openai) == [
+        *(TextPiece("No"), TextPiece(".")),
+        *(TokenUsage(9, 2), Finish("stop")),
+    ]
+    assert await listen(openai) == [TextPiece("No."), Finish("stop")]
+
+
+async def test_a_stream_may_come_as_a_whole(openai: Vendor) -> None:
+    openai.server.script(Answer(body=completion("<think>Hm.</think>No.")))
+
+    assert joined(await listen(openai)) == ("Hm.", "No.")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        error_body("slow down", code=429),
+        {"object": "error", "message": "slow down", "code": "rate_limit_exceeded"},
+    ],
+)
+async def test_an_error_within_a_200_is_an_error(openai: Vendor, body: Any) -> None:
+    openai.server.script(Answer(body=body), Answer(body=body), stream(body))
+
+    with pytest.raises(ModelRateLimitError):
+        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+    for _ in range(2):
+        with pytest.raises(ModelRateLimitError):
+            await listen(openai)
+
+
+async def test_an_answer_in_parts_is_read(openai: Vendor) -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "text", "text": "No."},
+    ]
+    openai.server.script(stream(chunk("stop", content=parts), DONE))
+
+    assert joined(await listen(openai)) == ("Hm.", "No.")
+
+
+def told(text: str) -> Answer:
+    return Answer(body=completion(text))
+
+
+CALLED = Answer(
+    body=completion(None, calls=[tool_call("answer", VALUE, call_id="1")], finish="tool_calls")
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "way"),
+    [
+        ([told(json.dumps(VALUE))], "json_schema"),
+        ([FAILED, told(json.dumps(VALUE))], "json_object"),
+        ([REFUSED, told("No."), CALLED], "tool"),
+        ([REFUSED, REFUSED, FAILED, told('Here:\n```json\n{"who": "Oswin"}\n```')], "fenced"),
+        ([REFUSED, REFUSED, told("No."), told('<think>{}</think>{"who": "Oswin"}')], "fenced"),
+    ],
+)
+async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
+    openai: Vendor, answers: list[Answer], way: str
+) -> None:
+    learned: list[ServerAbilities] = []
+    model = openai.connect(on_learned=learned.append)
+    openai.server.script(*answers)
+
+    answer = await model.structured(PROMPT, SCHEMA, Sampling())
+    openai.server.script(answers[-1])
+    again = await openai.connect(abilities=learned[-1]).structured(PROMPT, SCHEMA, Sampling())
+
+    assert answer.value == again.value == VALUE
+    assert learned[-1].of(MODEL).json == way
+    assert len(openai.server.requests) == len(answers) + 1
+
+
+async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:
+    openai.server.script(REFUSED, told(json.dumps(VALUE)))
+
+    await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+
+    first, second = (request.body for request in openai.server.requests)
+    assert len(first["messages"]) == 1
+    assert second["response_format"] == {"type": "json_object", "schema": SCHEMA}
+    assert json.dumps(SCHEMA) in second["messages"][-1]["content"]
+
+
+async def test_a_model_that_writes_no_json_says_which_setting_to_change(openai: Vendor) -> None:
+    openai.server.script(*[told("No.")] * 4)
+
+    with pytest.raises(ModelWritesNoJsonError, match=r"enrichment\.model"):
+        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+
+
+async def test_a_server_that_refuses_everything_is_told_as_that(openai: Vendor) -> None:
+    openai.server.script(*[FAILED] * 4)
+    with pytest.raises(ModelUnavailableError):
+        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+
+    openai.server.script(*[REFUSED] * 4)
+    with pytest.raises(ModelRequestError):
+        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
