@@ -44,6 +44,7 @@ from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.llm.controller import ModelController, TokenController
+from backend.llm.provider_controller import ProviderController, ProviderPresetController
 from backend.logs import get_logger
 from backend.lore_tester.controller import LoreTesterController
 from backend.lorebooks.controller import LorebookController, LoreEntryController
@@ -117,6 +118,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RunningTurnController,
     MessageContextController,
     ModelController,
+    ProviderPresetController,
+    ProviderController,
     TokenController,
     SearchController,
     MemoryController,
@@ -204,7 +207,7 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
         await parts.memory.aclose()
         await parts.turns.close()
         await parts.watch.close()
-        await parts.registry.aclose()
+        await parts.user_models.aclose()
         emptying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await emptying
@@ -231,6 +234,7 @@ async def _sweep(parts: Services) -> None:
             await parts.memory.prepare()
             parts.memory.blinders.sweep()
             parts.lore.sweep()
+            parts.user_models.sweep()
         except Exception as error:  # the next round tries again
             log.warning("server.sweep_failed", exc_info=error)
 

@@ -172,7 +172,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     await stop.wait()
     await worker.aclose()
     await parts.memory.aclose()
-    await parts.registry.aclose()
+    await parts.user_models.aclose()
     await database.dispose()
     return 0
 

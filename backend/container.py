@@ -57,6 +57,8 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
+from backend.llm.provider_service import ProviderService
+from backend.llm.user_models import UserModels
 from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.forking import ChatLore
@@ -119,6 +121,8 @@ class Services:
         self.cpu_pool = pool
         self.instance = instance
         self.registry = registry
+        self.user_models = user_models = UserModels(registry, settings)
+        self.providers = ProviderService(database, root, user_models)
         self.index = index = memory.outbox
 
         participants = Participants(RequestCaches())
@@ -144,7 +148,12 @@ class Services:
             database, settings, Throttle(database, instance), self.accounts, self.activity
         )
         self.profile = ProfileService(
-            database, root, settings, registry, open_keys, find_persona=get_persona
+            database,
+            root,
+            settings,
+            open_keys,
+            find_models=user_models.of,
+            find_persona=get_persona,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(
@@ -177,8 +186,8 @@ class Services:
         names = NameCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
-        self.measures = MeasureService(database, registry)
-        self.chat_usage = ChatUsageService(database, registry)
+        self.measures = MeasureService(database, user_models)
+        self.chat_usage = ChatUsageService(database, user_models)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.
@@ -193,11 +202,12 @@ class Services:
             names,
             memory,
             self.lore,
+            user_models,
             counts,
         )
         self.chats = ChatService(
             database,
-            registry,
+            user_models,
             settings,
             index,
             pool=pool,
@@ -209,7 +219,7 @@ class Services:
             database,
             index,
             pool,
-            chats=self.chats,
+            user_models=user_models,
             checks_added=[partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)],
         )
         self.messages = MessageService(
@@ -234,17 +244,16 @@ class Services:
             memory.search,
             engine,
             pool,
-            rephraser=Rephraser(database, memory.search, registry, settings, prompts),
+            rephraser=Rephraser(database, memory.search, settings, prompts),
             situations=self.situations,
             enrichment=enrichment_outbox,
-            chats=self.chats,
+            user_models=user_models,
             messages=self.messages,
             accounts=self.accounts,
         )
         self.turns = TurnService(
             database,
             builder,
-            registry,
             self.messages,
             store=TurnStore(database, index, enrichment_outbox, participants),
             recovery=TurnRecovery(database, index, enrichment_outbox, participants),
@@ -262,9 +271,9 @@ class Services:
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(
-            settings, database, registry, prompts, memory, pool, enrichment_outbox
+            settings, database, user_models, prompts, memory, pool, enrichment_outbox
         )
-        self.enrichment = EnrichmentService(database, queue, index, registry, settings, prompts)
+        self.enrichment = EnrichmentService(database, queue, index, user_models, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)

@@ -55,6 +55,7 @@ class User(Base):
     sealed_scripts: Mapped[bytes | None] = mapped_column(deferred=True)
     settings_revision: Mapped[int] = mapped_column(default=0)
     scripts_revision: Mapped[int] = mapped_column(default=0)
+    providers_revision: Mapped[int] = mapped_column(default=0, server_default="0")
     new_data_key_due: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[CreatedAt]
 

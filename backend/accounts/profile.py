@@ -26,6 +26,7 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import check_taken
 from backend.settings import Settings
 from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
 from backend.wire import check_revision, merge_patch, reject_unknown
 
 
@@ -37,6 +38,14 @@ class FindPersona(Protocol):
         ...
 
 
+class FindModels(Protocol):
+    """Gives the models that a user may ask."""
+
+    async def __call__(self, session: AsyncSession, user: User, sealer: Sealer, /) -> ModelRegistry:
+        """Find them."""
+        ...
+
+
 class ProfileService:
     """Settings and key mode of the account that asks."""
 
@@ -45,9 +54,9 @@ class ProfileService:
         database: Database,
         root: RootKeys,
         settings: Settings,
-        registry: ModelRegistry,
         open_keys: OpenKeys,
         *,
+        find_models: FindModels,
         find_persona: FindPersona,
     ) -> None:
         self._find_persona = find_persona
@@ -55,7 +64,7 @@ class ProfileService:
         self._open_keys = open_keys
         self._root = root
         self._settings = settings
-        self._registry = registry
+        self._find_models = find_models
 
     async def patch_settings(
         self, identity: Identity, patch: dict[str, Any], *, if_match: str | None
@@ -72,7 +81,8 @@ class ProfileService:
             check_revision(if_match, user.settings_revision)
             before = open_settings(identity.sealer, user.sealed_settings)
             settings = merge_patch(before, patch)
-            self._check_model(settings)
+            models = await self._find_models(session, user, identity.sealer)
+            _check_models(models, settings)
             check_budgets([settings.budgets], self._settings, before=before.budgets)
             # One that was deleted later may stay: only what is named now has to be there.
             if "persona_id" in patch and settings.persona_id is not None:
@@ -127,8 +137,9 @@ class ProfileService:
         if mode == "sealed":
             await end_job_keys(session, identity.user_id)
 
-    def _check_model(self, settings: UserSettings) -> None:
-        spec = self._registry.spec(settings.model or self._registry.default_id)
-        check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
-        if settings.enrichment.model is not None:
-            self._registry.spec(settings.enrichment.model)
+
+def _check_models(models: ModelRegistry, settings: UserSettings) -> None:
+    spec = models.spec(settings.model or models.default_id)
+    check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
+    if settings.enrichment.model is not None:
+        models.spec(settings.enrichment.model)

@@ -36,6 +36,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
+from backend.llm.user_models import UserModels
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, unlimited
 from backend.settings import Settings
@@ -58,13 +59,30 @@ ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitabl
 """Sees to it that a chronicle is the chat owner's; None asks for a new one, for this chat."""
 
 
+def effective_model(
+    models: ModelRegistry, identity: Identity, settings: ChatSettings
+) -> tuple[ModelSpec, Sampling]:
+    """The model of the user's that a chat's next turn asks, and with which sampling.
+
+    The account's sampling goes with the account's model; a chat's own settings come on top.
+    Raises `UnknownModelError`, `SettingNotTakenError`.
+    """
+    account = identity.settings
+    spec = models.spec(settings.model or account.model or models.default_id)
+    sampling = settings.sampling
+    if settings.model is None:
+        sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
+    check_taken(sampling, accepts=spec.accepts, model_id=spec.id)
+    return spec, sampling
+
+
 class ChatService:
     """What a user does with chats as wholes. Each route names what may be raised."""
 
     def __init__(
         self,
         database: Database,
-        registry: ModelRegistry,
+        user_models: UserModels,
         settings: Settings,
         index: IndexOutbox,
         *,
@@ -79,24 +97,8 @@ class ChatService:
         self._participants = participants or Participants()
         self._database = database
         self._index = index
-        self._registry = registry
+        self._user_models = user_models
         self._settings = settings
-
-    def effective_model(
-        self, identity: Identity, settings: ChatSettings
-    ) -> tuple[ModelSpec, Sampling]:
-        """The model that a chat's next turn asks, and with which sampling.
-
-        The account's sampling goes with the account's model; a chat's own settings come on top.
-        Raises `UnknownModelError`, `SettingNotTakenError`.
-        """
-        account = identity.settings
-        spec = self._registry.spec(settings.model or account.model or self._registry.default_id)
-        sampling = settings.sampling
-        if settings.model is None:
-            sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
-        check_taken(sampling, accepts=spec.accepts, model_id=spec.id)
-        return spec, sampling
 
     async def open(
         self,
@@ -112,7 +114,9 @@ class ChatService:
 
         Raises `StorageQuotaExceededError`.
         """
-        spec, _ = self.effective_model(identity, ChatSettings())
+        async with self._database.read() as session:
+            models = await self._user_models.of(session, identity.user, identity.sealer)
+        spec, _ = effective_model(models, identity, ChatSettings())
         unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
         chat_id = new_id()
         chat = Chat(
@@ -215,9 +219,10 @@ class ChatService:
             check_revision(if_match, chat.revision)
             before = read_settings(identity.sealer, chat)
             settings = merge_patch(before, patch)
-            self.effective_model(identity, settings)
+            models = await self._user_models.of(session, identity.user, identity.sealer)
+            effective_model(models, identity, settings)
             if settings.enrichment.model is not None:
-                self._registry.spec(settings.enrichment.model)
+                models.spec(settings.enrichment.model)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
                 await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])
             check_budgets(

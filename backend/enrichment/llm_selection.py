@@ -11,8 +11,10 @@ from backend.accounts.models import KeyMode, User
 from backend.accounts.settings import EnrichmentSettings, first_set
 from backend.chats.models import Chat
 from backend.chats.service import read_settings
-from backend.generation.registry import ModelRegistry
+from backend.generation.model import ChatModel
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling
+from backend.llm.user_models import UserModels
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -33,26 +35,36 @@ class Reader:
     sealer: Sealer = field(repr=False)
     key_mode: KeyMode
     may_edit_lore: bool
+    models: ModelRegistry
     model_id: str
     sampling: Sampling
     stretch_tokens: int
     writes_questions: bool = False
 
+    @property
+    def model(self) -> ChatModel:
+        """The model. Raises `UnknownModelError`."""
+        return self.models.get(self.model_id)
+
 
 async def find_reader(
-    session: AsyncSession, registry: ModelRegistry, settings: Settings, sealer: Sealer, chat: Chat
+    session: AsyncSession, user_models: UserModels, settings: Settings, sealer: Sealer, chat: Chat
 ) -> Reader:
     """Who would read a chat of the sealer's user now."""
     owner = await session.get_one(User, sealer.user_id)
+    models = await user_models.of(session, owner, sealer)
     account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
     model_id = choose_model(
-        registry,
+        models,
         settings,
         own.enrichment,
         account.enrichment,
-        own.model or account.model or registry.default_id,
+        own.model or account.model or models.default_id,
     )
-    spec = next((each for each in registry.specs() if each.id == model_id), None)
+    try:
+        spec = models.spec(model_id)
+    except UnknownModelError:
+        spec = None
     # Of small models a quarter of their window is for new lines.
     most = min(STRETCH_TOKENS, spec.context_window // 4) if spec else STRETCH_TOKENS
     # A story that may be told may be read: the filter that a user chose for replies, nothing else.
@@ -62,6 +74,7 @@ async def find_reader(
         sealer=sealer,
         key_mode=owner.key_mode,
         may_edit_lore=first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
+        models=models,
         model_id=model_id,
         sampling=Sampling(safety=safety) if is_filtered else Sampling(),
         stretch_tokens=most,
@@ -71,7 +84,7 @@ async def find_reader(
 
 
 def choose_model(
-    registry: ModelRegistry,
+    models: ModelRegistry,
     settings: Settings,
     chat: EnrichmentSettings,
     account: EnrichmentSettings,
@@ -85,7 +98,13 @@ def choose_model(
     chosen = chat.model or account.model or settings.enrichment_model
     if chosen:
         return chosen
+    home = models.providers.get(default_id.partition("/")[0])
+    # Who plays with a provider of their own may not want others to read the story.
+    asked = [home] if home is not None and home.is_own else models.providers.values()
     small = (
-        spec.id for spec in registry.specs() if spec.provider == "gemini" and _SMALL in spec.name
+        f"{provider.slug}/{name}"
+        for provider in asked
+        for name in provider.model_names
+        if name.startswith("gemini") and _SMALL in name
     )
     return next(small, default_id)

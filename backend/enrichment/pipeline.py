@@ -50,10 +50,11 @@ from backend.generation.model import (
     ModelRateLimitError,
     Prompt,
 )
-from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.llm.user_models import UserModels
 from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
@@ -114,7 +115,7 @@ class EnrichmentRuntime:
     """What tasks work with. `draw` gives numbers from [0, 1), for the waits between tries."""
 
     database: Database
-    registry: ModelRegistry
+    user_models: UserModels
     settings: Settings
     prompts: PromptLibrary
     agent: Agent
@@ -211,7 +212,7 @@ class Task(ABC, Generic[W, P]):
     async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
         """Who reads the chat."""
         runtime = self.runtime
-        return await find_reader(session, runtime.registry, runtime.settings, self.sealer, chat)
+        return await find_reader(session, runtime.user_models, runtime.settings, self.sealer, chat)
 
     async def ask(
         self, work: Work, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]
@@ -220,7 +221,7 @@ class Task(ABC, Generic[W, P]):
 
         Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
         """
-        model = self.runtime.registry.get(work.reader.model_id)
+        model = work.reader.model
         try:
             said = await model.structured(prompt, schema, work.reader.sampling)
         except ModelMalformedAnswerError:
@@ -236,7 +237,7 @@ class Task(ABC, Generic[W, P]):
 
     def note(self, work: Work) -> str:
         """What people are told of who wrote: that it was the demo model."""
-        model = self.runtime.registry.get(work.reader.model_id)
+        model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
 
     async def _load(self) -> W | None:

@@ -28,8 +28,8 @@ from backend.enrichment.rebuild import RebuildTask
 from backend.enrichment.scene_task import SceneTask
 from backend.enrichment.study import TurnTask
 from backend.enrichment.summary_task import SummaryTask
-from backend.generation.registry import ModelRegistry
 from backend.jobs.running import JobKind, RunningJob
+from backend.llm.user_models import UserModels
 from backend.memory.runtime import MemoryRuntime
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
@@ -38,15 +38,15 @@ from backend.settings import Settings
 def open_enrichment(
     settings: Settings,
     database: Database,
-    registry: ModelRegistry,
+    user_models: UserModels,
     prompts: PromptLibrary,
     memory: MemoryRuntime,
     pool: CpuPool,
     outbox: EnrichmentOutbox,
 ) -> EnrichmentRuntime:
-    """What tasks work with. They ask `registry` for models and look into `memory`."""
-    agent = Agent(registry, prompts, memory.search, database, memory.maker, settings, pool)
-    return EnrichmentRuntime(database, registry, settings, prompts, agent, memory.outbox, outbox)
+    """What tasks work with. They ask `user_models` for models and look into `memory`."""
+    agent = Agent(prompts, memory.search, database, memory.maker, settings, pool)
+    return EnrichmentRuntime(database, user_models, settings, prompts, agent, memory.outbox, outbox)
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:

@@ -35,10 +35,10 @@ from backend.enrichment.schemas import (
 from backend.enrichment.story import PathRange, count_lines, count_unread, last_reply, plan_batches
 from backend.enrichment.undo import undo_run
 from backend.errors import ValidationError
-from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
+from backend.llm.user_models import UserModels
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
@@ -54,14 +54,14 @@ class EnrichmentService:
         database: Database,
         queue: JobQueue,
         index: IndexOutbox,
-        registry: ModelRegistry,
+        user_models: UserModels,
         settings: Settings,
         prompts: PromptLibrary,
     ) -> None:
         self._database = database
         self._queue = queue
         self._index = index
-        self._registry = registry
+        self._user_models = user_models
         self._settings = settings
         self._prompts = prompts
 
@@ -75,7 +75,7 @@ class EnrichmentService:
             pending = await count_unread(session, chat) if chat.chronicle_enabled else 0
             job = await _turn_job(session, chat, is_behind=pending > 0)
             reader = await find_reader(
-                session, self._registry, self._settings, identity.sealer, chat
+                session, self._user_models, self._settings, identity.sealer, chat
             )
             spent = await spent_today(session, identity.user_id, now())
         page = rows[:limit]
@@ -112,7 +112,7 @@ class EnrichmentService:
         async with self._database.read() as session:
             chat, place = await _checked(session, identity, chronicle_id, wanted)
             reader = await find_reader(
-                session, self._registry, self._settings, identity.sealer, chat
+                session, self._user_models, self._settings, identity.sealer, chat
             )
             batches = await plan_batches(session, chat, place, most_tokens=reader.stretch_tokens)
             events = await events_to_replace(session, place)
@@ -173,7 +173,7 @@ class EnrichmentService:
                 raise RebuildUnderWayError
             await session.execute(update(Job).where(Job.id == job_id).values(progress_total=total))
             reader = await find_reader(
-                session, self._registry, self._settings, identity.sealer, chat
+                session, self._user_models, self._settings, identity.sealer, chat
             )
             if reader.writes_questions:
                 await EnrichmentOutbox(queue).write_questions(

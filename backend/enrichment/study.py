@@ -79,7 +79,7 @@ class StudyTask(StretchTask[AgentResult]):
         return await self.runtime.agent.study(
             self.sealer,
             work.stretch,
-            model_id=reader.model_id,
+            model=reader.model,
             budget=work.budget,
             sampling=reader.sampling,
         )

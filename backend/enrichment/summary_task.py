@@ -190,7 +190,7 @@ class SummaryTask(Task[SummaryWork, str]):
 
     async def propose(self, work: SummaryWork) -> str:
         """Have the model write. The budget is filled in on the way: nothing spent is lost."""
-        model = self.runtime.registry.get(work.reader.model_id)
+        model = work.reader.model
         prompts, budget, said = self.runtime.prompts, work.budget, ""
         system = prompts["enrichment/summary"].render(words=work.words)
         lines = prompts["enrichment/summary_lines"].render(

@@ -74,6 +74,8 @@ class AnthropicConfig:
     api_key: str = field(repr=False)
     models: tuple[str, ...]
     base_url: str | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300
@@ -111,7 +113,11 @@ class AnthropicProvider(ModelProvider[_Connection]):
         http = make_http_client(
             connect_timeout=self.config.connect_timeout,
             network=self.config.network,
-            headers={"x-api-key": self.config.api_key, "anthropic-version": VERSION},
+            headers={
+                **self.config.extra_headers,
+                "x-api-key": self.config.api_key,
+                "anthropic-version": VERSION,
+            },
         )
         client = AsyncAnthropic(
             api_key=self.config.api_key,
@@ -212,7 +218,7 @@ class AnthropicModel:
             # Of a JSON Schema the API takes a part, which the SDK knows.
             wanted = {"type": "json_schema", "schema": connection.bare_schema(dict(schema))}
             body["output_config"] = {**body.get("output_config", {}), "format": wanted}
-        return body
+        return {**body, **self._provider.config.extra_body}
 
     async def _deltas(
         self, connection: _Connection, body: dict[str, Any]

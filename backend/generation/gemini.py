@@ -58,6 +58,8 @@ class GeminiConfig:
     api_key: str = field(repr=False)
     models: tuple[str, ...] = ()  # an embedder needs none
     base_url: str | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300
@@ -85,7 +87,7 @@ class GeminiProvider(ModelProvider[_Connection]):
         http = make_http_client(
             connect_timeout=self.config.connect_timeout,
             network=self.config.network,
-            headers={"x-goog-api-key": self.config.api_key},
+            headers={**self.config.extra_headers, "x-goog-api-key": self.config.api_key},
         )
         client = genai.Client(
             api_key=self.config.api_key,
@@ -187,7 +189,7 @@ class GeminiModel:
             body["tools"] = wire.declarations(tools)
         if schema is not None:
             body["generationConfig"] |= wire.response_format(schema)
-        return body
+        return {**body, **self._provider.config.extra_body}
 
     def _arguments(self, body: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the SDK's `generate_content`.

@@ -96,6 +96,7 @@ class OfferedProvider:
         name: What people call it.
         chosen: What its user says of its models; those alone are on offer, unless there are none.
         listed: What its server listed last.
+        is_own: Whether it is the user's own.
     """
 
     slug: str
@@ -103,6 +104,7 @@ class OfferedProvider:
     adapter: Adapter
     chosen: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
     listed: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
+    is_own: bool = False
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
 
     @property

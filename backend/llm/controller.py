@@ -11,11 +11,13 @@ from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.generation.figures import Ability, FiguresFrom, Price
 from backend.generation.model import ToolSupport
-from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.generation.tool_streams import tool_support
 from backend.llm.ratios import ratio_of
+from backend.llm.user_models import UserModels
 from backend.wire import EXAMPLE, PREVIEWS, RAISES, Page
 
 MAX_TEXTS = 100
@@ -46,43 +48,60 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 
 
 class ModelView(msgspec.Struct, kw_only=True):
-    """A model on offer, with the settings that it takes, and the way in which it calls tools."""
+    """A model on offer, with the settings that it takes, and the way in which it calls tools.
+
+    `provider` is its provider's slug. `figures_from` says who told its window: the user, the
+    provider's list, the table that ships with Talekeeper, or nobody.
+    """
 
     id: str
     title: str
     provider: str
+    provider_name: str
     context_window: int
     max_output_tokens: int
+    figures_from: FiguresFrom
+    price: Price | None
+    abilities: list[Ability]
     accepts: list[str]
     tool_support: ToolSupport
     is_default: bool
 
 
 class ModelController(Controller):
-    """The models of this installation."""
+    """The models that the account may ask."""
 
     path = "/models"
     tags = ("Models",)
 
     @get(summary="List models")
     async def list_models(
-        self, identity: NamedDependency[Identity], registry: NamedDependency[ModelRegistry]
+        self,
+        identity: NamedDependency[Identity],
+        database: NamedDependency[Database],
+        user_models: NamedDependency[UserModels],
     ) -> Page[ModelView]:
         """What can be asked, in the order in which to offer it; `is_default` is the account's."""
-        default = identity.settings.model or registry.default_id
+        async with database.read() as session:
+            models = await user_models.of(session, identity.user, identity.sealer)
+        default = identity.settings.model or models.default_id
         return Page(
             items=[
                 ModelView(
                     id=spec.id,
                     title=spec.title,
                     provider=spec.provider,
+                    provider_name=spec.provider_name,
                     context_window=spec.context_window,
                     max_output_tokens=spec.max_output_tokens,
+                    figures_from=spec.figures_from,
+                    price=spec.price,
+                    abilities=sorted(spec.abilities),
                     accepts=sorted(spec.accepts),
-                    tool_support=tool_support(registry.get(spec.id)),
+                    tool_support=tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
                 )
-                for spec in registry.specs()
+                for spec in models.specs()
             ]
         )
 
@@ -109,13 +128,14 @@ class TokenController(Controller):
         data: JSONBody[CountTokens],
         identity: NamedDependency[Identity],
         database: NamedDependency[Database],
-        registry: NamedDependency[ModelRegistry],
+        user_models: NamedDependency[UserModels],
         cpu_pool: NamedDependency[CpuPool],
     ) -> TokenCounts:
         """How many tokens texts are for a model. Nothing is sent anywhere, and nothing is kept."""
-        spec = registry.spec(data.model or identity.settings.model or registry.default_id)
-        name = best_tokenizer(spec.tokenizer)
         async with database.read() as session:
+            models = await user_models.of(session, identity.user, identity.sealer)
+            spec = models.spec(data.model or identity.settings.model or models.default_id)
+            name = best_tokenizer(spec.tokenizer)
             ratio = await ratio_of(session, identity.user_id, spec, name)
         counted = await cpu_pool.run(
             identity.user_id,

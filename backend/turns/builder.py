@@ -18,7 +18,7 @@ from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.schemas import ChatSettings
-from backend.chats.service import ChatService
+from backend.chats.service import effective_model
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
@@ -26,6 +26,7 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
+from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.near_misses import near_misses
@@ -71,12 +72,12 @@ class PromptBuilder:
         rephraser: Rephraser,
         situations: SituationService,
         enrichment: EnrichmentOutbox,
-        chats: ChatService,
+        user_models: UserModels,
         messages: MessageService,
         accounts: AccountService,
     ) -> None:
         self._messages = messages
-        self._chats = chats
+        self._user_models = user_models
         self._accounts = accounts
         self._pool = pool
         self._scripts = scripts
@@ -259,13 +260,15 @@ class PromptBuilder:
         tried: BudgetSettings | None = None,
     ) -> PromptWindow:
         """How prompts of a chat with these settings are counted, and what they may take."""
-        spec, sampling = self._chats.effective_model(identity, settings)
+        models = await self._user_models.of(session, identity.user, identity.sealer)
+        spec, sampling = effective_model(models, identity, settings)
         tokenizer = best_tokenizer(spec.tokenizer)
         has_names = loaded is not None and loaded.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
         limits = self._budget(identity, settings, spec, tried)
         return PromptWindow(
+            models=models,
             spec=spec,
             sampling=sampling,
             unit=unit,

@@ -23,6 +23,7 @@ from backend.enrichment.models import EnrichmentRun, RunKind
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
+from backend.llm.user_models import UserModels
 from backend.turns.models import Turn
 from backend.wire import RAISES
 
@@ -203,9 +204,9 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
 class MeasureService:
     """Adds up what campaigns took."""
 
-    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+    def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
-        self._registry = registry
+        self._user_models = user_models
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignMemory:
         """Raises `CampaignNotFoundError`."""
@@ -216,7 +217,9 @@ class MeasureService:
             prompts = await _read(session, _PROMPTS, mine, PromptMeasure)
             conflicts = {row[0]: row[1] for row in await session.execute(_CONFLICTS, mine)}
             work = await _work(session, mine)
-            models = list(map(self._priced, await _read(session, _BY_MODEL, mine, ModelMeasure)))
+            registry = await self._user_models.of(session, identity.user, identity.sealer)
+            asked = await _read(session, _BY_MODEL, mine, ModelMeasure)
+            models = [self._priced(registry, each) for each in asked]
             by_day = _by_day(session.get_bind().dialect.name)
             days = await _read(session, by_day, mine, DayMeasure)
             failed: Sequence[Any] = (await session.execute(_FAILURES, mine)).all()
@@ -252,8 +255,9 @@ class MeasureService:
             ],
         )
 
-    def _priced(self, measure: ModelMeasure) -> ModelMeasure:
-        price = self._registry.price(measure.model)
+    @staticmethod
+    def _priced(registry: ModelRegistry, measure: ModelMeasure) -> ModelMeasure:
+        price = registry.price(measure.model)
         if price is None:
             return measure
         cost = price.cost(measure.prompt_tokens, measure.completion_tokens)

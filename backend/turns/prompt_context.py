@@ -28,7 +28,8 @@ from backend.context.budget import Budget
 from backend.context.macros import Variables
 from backend.enrichment.summaries import StoredSummary
 from backend.enrichment.summary_goals import HOT_ROUNDS
-from backend.generation.model import ModelSpec
+from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
 from backend.memory.near_misses import NearMiss
@@ -191,6 +192,7 @@ class PromptWindow:
     """Whom a prompt is for, how it is counted, and what it may take.
 
     Attributes:
+        models: What its user may ask.
         unit: What the prompt is counted in.
         stored_unit: What the chat's stored counts are in.
         ratio: Makes counted tokens the model's.
@@ -198,6 +200,7 @@ class PromptWindow:
         budget: The same in counted ones.
     """
 
+    models: ModelRegistry
     spec: ModelSpec
     sampling: Sampling
     unit: CountUnit
@@ -205,6 +208,11 @@ class PromptWindow:
     ratio: float
     limits: Budget
     budget: Budget
+
+    @property
+    def model(self) -> ChatModel:
+        """Who replies."""
+        return self.models.get(self.spec.id)
 
     @property
     def is_estimated(self) -> bool:

@@ -24,7 +24,6 @@ from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import note_done
 from backend.errors import AppError
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
-from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
@@ -57,13 +56,11 @@ class Rephraser:
         self,
         database: Database,
         search: MemorySearch,
-        registry: ModelRegistry,
         settings: Settings,
         prompts: PromptLibrary,
     ) -> None:
         self._database = database
         self._search = search
-        self._registry = registry
         self._settings = settings
         self._prompts = prompts
 
@@ -79,7 +76,7 @@ class Rephraser:
         if request is None or not first_set(chain, "rephrase", default=False):
             return found
         own, account = loaded.settings.enrichment, identity.settings.enrichment
-        chosen = choose_model(self._registry, self._settings, own, account, window.spec.id)
+        chosen = choose_model(window.models, self._settings, own, account, window.spec.id)
         try:
             async with self._database.read() as session:
                 budget = await open_budget(session, self._settings, identity.user_id)
@@ -131,7 +128,7 @@ class Rephraser:
         line: str,
     ) -> str:
         """Other words for a line; none of the demo model's. Raises `ModelError` and the like."""
-        model = self._registry.get(chosen)
+        model = window.models.get(chosen)
         if model.spec.provider == "demo":
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])

@@ -25,7 +25,6 @@ from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.model import ModelEmptyReplyError
-from backend.generation.registry import ModelRegistry
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
 from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
@@ -67,11 +66,10 @@ SUGGESTION_SCHEMA = {
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(  # noqa: PLR0913  # the application hands it its parts
+    def __init__(  # the application hands it its parts
         self,
         database: Database,
         builder: PromptBuilder,
-        registry: ModelRegistry,
         message_service: MessageService,
         *,
         store: TurnStore,
@@ -83,12 +81,11 @@ class TurnService:
         self._pool = pool
         self._database = database
         self._builder = builder
-        self._registry = registry
         self._messages = message_service
         self._store = store
         self._recovery = recovery
-        self._starter = TurnStarter(database, registry, pool, store.participants, prompts)
-        self._waiting = WaitingTurns(database, builder, registry, prompts)
+        self._starter = TurnStarter(database, pool, store.participants, prompts)
+        self._waiting = WaitingTurns(database, builder, prompts)
         self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
@@ -266,7 +263,7 @@ class TurnService:
                 TurnRequest(impersonate=True, viewpoint=request.viewpoint),
                 suggestions=request.count,
             )
-            model = self._registry.get(built.window.spec.id)
+            model = built.window.model
             answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.window.sampling)
         spent, usage = built.assembled.tokens, answer.usage
         if usage is not None:

@@ -30,7 +30,6 @@ from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.events import Participants
-from backend.generation.registry import ModelRegistry
 from backend.prompts import PromptLibrary
 from backend.turns.assemble import Built
 from backend.turns.errors import NotContinuableError
@@ -48,7 +47,6 @@ class TurnStarter:
     def __init__(
         self,
         database: Database,
-        registry: ModelRegistry,
         pool: CpuPool,
         participants: Participants,
         prompts: PromptLibrary,
@@ -57,7 +55,6 @@ class TurnStarter:
         self._pool = pool
         self._participants = participants
         self._database = database
-        self._registry = registry
 
     async def start(
         self,
@@ -196,7 +193,7 @@ class TurnStarter:
             reply_id=turn.reply_id,
             sealer=sealer,
             key_mode=identity.key_mode,
-            model=self._registry.get(built.window.spec.id),
+            model=built.window.model,
             built=built,
             progress=progress,
             prefix=prefix,

@@ -27,6 +27,7 @@ from backend.chats.repository import get_chat
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.registry import ModelRegistry
+from backend.llm.user_models import UserModels
 from backend.turns.models import Turn
 from backend.wire import RAISES
 
@@ -113,9 +114,9 @@ def _sums(columns: Any) -> list[ColumnElement[Any]]:
 class ChatUsageService:
     """Adds up what chats took."""
 
-    def __init__(self, database: Database, registry: ModelRegistry) -> None:
+    def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
-        self._registry = registry
+        self._user_models = user_models
 
     async def get(
         self, identity: Identity, chat_id: UUID, reply_id: UUID | None = None
@@ -129,7 +130,8 @@ class ChatUsageService:
             dialect = session.get_bind().dialect.name
             query = _by_model(dialect, of_reply=reply_id is not None)
             rows = (await session.execute(query, values)).mappings().all()
-        models = [self._priced(ModelUsage(**row)) for row in rows]
+            registry = await self._user_models.of(session, identity.user, identity.sealer)
+        models = [self._priced(registry, ModelUsage(**row)) for row in rows]
         costs = [each.cost.amount for each in models if each.cost is not None]
         return ChatUsage(
             **{
@@ -140,8 +142,9 @@ class ChatUsageService:
             by_model=models,
         )
 
-    def _priced(self, usage: ModelUsage) -> ModelUsage:
-        price = self._registry.price(usage.model)
+    @staticmethod
+    def _priced(registry: ModelRegistry, usage: ModelUsage) -> ModelUsage:
+        price = registry.price(usage.model)
         if price is None:
             return usage
         cost = price.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

@@ -8,7 +8,6 @@ from backend.accounts.identity import Identity
 from backend.chats.models import Message
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import get_tokenizer
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
@@ -34,12 +33,10 @@ class WaitingTurns:
         self,
         database: Database,
         builder: PromptBuilder,
-        registry: ModelRegistry,
         prompts: PromptLibrary,
     ) -> None:
         self._database = database
         self._builder = builder
-        self._registry = registry
         self._prompts = prompts
 
     async def choose(
@@ -102,7 +99,7 @@ class WaitingTurns:
             reply_id=reply.id,
             sealer=identity.sealer,
             key_mode=identity.key_mode,
-            model=self._registry.get(built.window.spec.id),
+            model=built.window.model,
             built=built,
             progress=progress,
             play=play,

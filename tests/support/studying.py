@@ -338,7 +338,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
     return open_enrichment(
         parts.settings,
         parts.database,
-        parts.registry,
+        parts.user_models,
         load_prompts(),
         parts.memory,
         parts.cpu_pool,

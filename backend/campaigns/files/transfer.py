@@ -47,7 +47,7 @@ from backend.chats.logs import write_log
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
 from backend.chats.schemas import ChatSettings
-from backend.chats.service import ChatService
+from backend.chats.service import effective_model
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
@@ -58,6 +58,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
+from backend.llm.user_models import UserModels
 from backend.memory.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 
@@ -86,13 +87,13 @@ class CampaignTransfer:
         outbox: IndexOutbox,
         pool: CpuPool,
         *,
-        chats: ChatService,
+        user_models: UserModels,
         checks_added: Collection[CheckAdded],
     ) -> None:
         self._database = database
         self._outbox = outbox
         self._pool = pool
-        self._chats = chats
+        self._user_models = user_models
         self._checks_added = checks_added
 
     async def export(
@@ -173,10 +174,11 @@ class CampaignTransfer:
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
         if not draft.chats:
             return []
-        spec, _ = self._chats.effective_model(identity, ChatSettings())
-        tokenizer = best_tokenizer(spec.tokenizer)
         async with self._database.read() as session:
+            models = await self._user_models.of(session, identity.user, identity.sealer)
             people = await _people(session, identity, draft)
+        spec, _ = effective_model(models, identity, ChatSettings())
+        tokenizer = best_tokenizer(spec.tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)

@@ -37,7 +37,6 @@ from backend.generation.model import (
     ToolAnswer,
     ToolRound,
 )
-from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import InvalidCallError
 from backend.memory.points import PointMaker
@@ -68,7 +67,6 @@ class Agent:
     It reads `database` alone. Where `maker` has no embedder, events are compared by their words.
     """
 
-    registry: ModelRegistry
     prompts: PromptLibrary
     search: MemorySearch
     database: Database
@@ -81,15 +79,14 @@ class Agent:
         sealer: Sealer,
         stretch: TranscriptSlice,
         *,
-        model_id: str,
+        model: ChatModel,
         budget: RunBudget,
         sampling: Sampling = Sampling(),  # noqa: B008  # it is frozen
     ) -> AgentResult:
         """Read a stretch. `budget` is filled in as it goes, also where it ends in an error.
 
-        Raises `UnknownModelError`, and `ModelError` as it left the model.
+        Raises `ModelError` as it left the model.
         """
-        model = self.registry.get(model_id)
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
         triage = await self._triage(model, stretch, budget, sampling)
         executor = references = None

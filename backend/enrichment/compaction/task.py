@@ -156,7 +156,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
 
     async def propose(self, work: CompactionWork) -> CompactionProposal:
         """Have the model call, and again where calls can't be: it is told why."""
-        model, window = self.runtime.registry.get(work.reader.model_id), work.window
+        model, window = work.reader.model, work.window
         text = "\n".join([*window.earlier, *window.lines])
         shown = await self._unhurried(work.known, partial(show, work.known, text), text)
         prompts = self.runtime.prompts

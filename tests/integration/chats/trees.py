@@ -28,6 +28,7 @@ from backend.database.engine import Database
 from backend.events import Participants
 from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
+from backend.llm.user_models import UserModels
 from backend.memory.outbox import IndexOutbox
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
@@ -153,7 +154,7 @@ class Grove:
         pool = CpuPool()
         self.chats = ChatService(
             database,
-            ModelRegistry(),
+            UserModels(ModelRegistry(), settings),
             settings,
             index,
             pool=pool,

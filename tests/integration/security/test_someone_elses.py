@@ -115,6 +115,7 @@ class Belongings:
             "chats/{chat_id}/summaries",
             "enrichment/runs/{run_id}",
             "api-keys",
+            "providers/{provider_id}",
             "me/settings",
             "me/second-factors",
         )
@@ -212,6 +213,8 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
+    server_of_models = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1"}
+    provider = ok(await client.post(f"{API}/providers", json=server_of_models), 201)
     invited = await administrator.client.post(f"{API}/admin/invitations", json={})
     return Belongings(
         owner,
@@ -231,6 +234,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "key_id": key["id"],
             "passkey_id": passkey["passkey"]["id"],
             "session_id": session["id"],
+            "provider_id": provider["id"],
             "user_id": owner.user["id"],
             "invitation_id": ok(invited, 201)["id"],
             "job_id": await job_of(server, owner),

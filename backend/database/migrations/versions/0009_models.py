@@ -1,4 +1,4 @@
-"""Questions that messages answer, for the index."""
+"""Questions that messages answer, for the index; providers of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ down_revision = "2026_11_8"
 branch_labels = None
 depends_on = None
 
-COUNTED = {"message_questions": ("sealed_questions",)}
+COUNTED = {"message_questions": ("sealed_questions",), "providers": ("sealed_config",)}
 """Columns whose bytes count towards what a user may store."""
 
 
@@ -31,11 +31,41 @@ def upgrade() -> None:
     op.create_index(
         "ix_message_questions_chat_id_run_id", "message_questions", ["chat_id", "run_id"]
     )
+    op.create_table(
+        "providers",
+        sa.Column("id", Id(), primary_key=True),
+        reference("user_id", "users.id"),
+        required("slug", sa.String()),
+        required("kind", sa.String()),
+        required("sealed_config", sa.LargeBinary()),
+        required("revision", sa.Integer()),
+        required("created_at", UtcTime()),
+        required("updated_at", UtcTime()),
+        sa.UniqueConstraint("user_id", "slug", name="uq_providers_user_id_slug"),
+    )
+    op.create_table(
+        "installation_providers",
+        sa.Column("id", Id(), primary_key=True),
+        required("slug", sa.String()),
+        required("kind", sa.String()),
+        required("root_version", sa.Integer()),
+        required("wrapped_config", sa.LargeBinary()),
+        required("revision", sa.Integer()),
+        required("created_at", UtcTime()),
+        required("updated_at", UtcTime()),
+        sa.UniqueConstraint("slug", name="uq_installation_providers_slug"),
+    )
+    op.add_column("users", required("providers_revision", sa.Integer(), server_default="0"))
+    connection = op.get_bind()
     for table, columns in COUNTED.items():
-        count_table(op.get_bind(), table, columns)
+        count_table(connection, table, columns)
 
 
 def downgrade() -> None:
+    connection = op.get_bind()
     for table in COUNTED:
-        stop_counting(op.get_bind(), table)
+        stop_counting(connection, table)
+    op.drop_column("users", "providers_revision")
+    op.drop_table("installation_providers")
+    op.drop_table("providers")
     op.drop_table("message_questions")

@@ -1,0 +1,89 @@
+"""What a provider may be set to, beside what its fields' types say."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from backend.errors import ValidationError
+from backend.llm.providers import (
+    InstallationProvider,
+    Provider,
+    ProviderConfig,
+    ProviderFields,
+)
+
+MAX_BODY_BYTES = 32_000
+MAX_BYTES = 200_000
+"""Bytes of JSON of what a user sets of one provider."""
+
+LEAST_HINTED = 16
+"""Characters of a secret from which on its last four may be shown."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_PRINTABLE = re.compile(r"[\x20-\x7e]*")
+_KEY = re.compile(r"[\x21-\x7e]+")
+
+_OURS = frozenset(
+    {
+        *("host", "authorization", "x-api-key", "x-goog-api-key", "cookie", "anthropic-version"),
+        *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"),
+        *("content-type", "content-length", "content-encoding", "accept", "accept-encoding"),
+    }
+)
+"""Headers that a client sets by itself, and those that keys go in: they are sealed as keys are."""
+
+
+def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> ProviderConfig:
+    """The config as it is stored. Raises `ValidationError` that names the field."""
+    key = (config.api_key or "").strip() or None
+    url = (config.base_url or "").strip().rstrip("/") or None
+    if key is not None and not _KEY.fullmatch(key):
+        raise ValidationError("api_key: it has characters that no key has. Copy it again.")
+    if url is None and row.kind == "openai":
+        raise ValidationError("base_url: this kind of provider needs one.")
+    if url is not None:
+        _check_url(url)
+    _check_headers(config.extra_headers)
+    names = [model.name for model in config.models]
+    if len(set(names)) < len(names):
+        raise ValidationError("models: each may be named once.")
+    if len(msgspec.json.encode(config.extra_body)) > MAX_BODY_BYTES:
+        raise ValidationError(f"extra_body: it may have {MAX_BODY_BYTES:,} bytes of JSON.")
+    own = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
+    if len(msgspec.json.encode(own)) > MAX_BYTES:
+        raise ValidationError(f"A provider may have {MAX_BYTES:,} bytes of JSON.")
+    return replace(config, name=config.name or row.slug, api_key=key, base_url=url)
+
+
+def hint(secret: str | None) -> str | None:
+    """The last four characters of a secret that is long enough not to be told by them."""
+    return secret[-4:] if secret and len(secret) >= LEAST_HINTED else None
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    else:
+        is_usable = is_usable and not (parts.query or parts.fragment) and "@" not in parts.netloc
+    if not is_usable or not _KEY.fullmatch(url):
+        raise ValidationError(
+            "base_url: it has to be an address such as https://example.com/v1, without a name, a "
+            "password or a query in it."
+        )
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name) or not _PRINTABLE.fullmatch(value):
+            raise ValidationError("extra_headers: a name or a value has characters of no header.")
+        if name.lower() in _OURS or name.lower().startswith("proxy-"):
+            raise ValidationError(f"extra_headers: {name} can't be set.")
+    if len({name.lower() for name in headers}) < len(headers):
+        raise ValidationError("extra_headers: each may be named once.")

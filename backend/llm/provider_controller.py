@@ -1,0 +1,130 @@
+"""`/providers`: whose models are on offer; `GET /provider-presets`: services known by name."""
+
+from typing import Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+
+from backend.accounts.identity import Identity
+from backend.accounts.middleware import NEEDS
+from backend.errors import ForbiddenError, PreconditionFailedError
+from backend.llm.provider_schemas import PRESETS, NewProvider, ProviderPreset, ProviderView
+from backend.llm.provider_service import (
+    ProviderNotFoundError,
+    ProviderService,
+    SlugTakenError,
+    TooManyProvidersError,
+)
+from backend.llm.providers import ProviderFields
+from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
+
+MAX_BODY_BYTES = 256 * 1024
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class ProviderPresetController(Controller):
+    """Services that providers can be made for."""
+
+    path = "/provider-presets"
+    tags = ("Providers",)
+
+    @get(summary="List services")
+    async def list_provider_presets(self) -> Page[ProviderPreset]:
+        """Services and programs by name, with their addresses, and where to get a key."""
+        return Page(items=list(PRESETS))
+
+
+class ProviderController(Controller):
+    """Providers of models."""
+
+    path = "/providers"
+    tags = ("Providers",)
+    request_max_body_size = MAX_BODY_BYTES
+
+    @get(summary="List providers")
+    async def list_providers(
+        self, identity: NamedDependency[Identity], providers: NamedDependency[ProviderService]
+    ) -> Page[ProviderView]:
+        """The account's providers, then the installation's, then the environment's: all of them.
+
+        Keys are not in it, nor in any other answer.
+        """
+        return Page(items=await providers.list_all(identity))
+
+    @post(
+        opt={
+            NEEDS: "manage",
+            RAISES: (SlugTakenError, TooManyProvidersError, ForbiddenError),
+            EXAMPLE: {"preset": "ollama", "models": [{"name": "llama3.2"}]},
+        },
+        summary="Add a provider",
+    )
+    async def create_provider(
+        self,
+        data: JSONBody[NewProvider],
+        identity: NamedDependency[Identity],
+        providers: NamedDependency[ProviderService],
+    ) -> Response[ProviderView]:
+        """Add a provider. Its models can be asked from then on; its server is not asked anything.
+
+        `scope` `installation` is for administrators: everybody may ask its models.
+        """
+        return _tagged(await providers.create(identity, data))
+
+    @get("/{provider_id:uuid}", opt={RAISES: (ProviderNotFoundError,)}, summary="Read a provider")
+    async def get_provider(
+        self,
+        provider_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        providers: NamedDependency[ProviderService],
+    ) -> Response[ProviderView]:
+        """A provider."""
+        return _tagged(await providers.get(identity, provider_id))
+
+    @patch(
+        "/{provider_id:uuid}",
+        opt={
+            NEEDS: "manage",
+            RAISES: (ProviderNotFoundError, PreconditionFailedError),
+            PATCHES: ProviderFields,
+        },
+        summary="Change a provider",
+    )
+    async def patch_provider(
+        self,
+        request: AnyRequest,
+        provider_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        providers: NamedDependency[ProviderService],
+    ) -> Response[ProviderView]:
+        """Merge into a provider: what is absent stays, null takes away (the key, a header)."""
+        if_match = request.headers.get("if-match")
+        return _tagged(await providers.patch(identity, provider_id, data, if_match=if_match))
+
+    @delete(
+        "/{provider_id:uuid}",
+        opt={
+            NEEDS: "manage",
+            STORES: False,
+            RAISES: (ProviderNotFoundError, PreconditionFailedError),
+        },
+        summary="Delete a provider",
+    )
+    async def delete_provider(
+        self,
+        request: AnyRequest,
+        provider_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        providers: NamedDependency[ProviderService],
+    ) -> None:
+        """Delete a provider with its key. Chats that name its models need others."""
+        if_match = request.headers.get("if-match")
+        await providers.delete(identity, provider_id, if_match=if_match)
+
+
+def _tagged(view: ProviderView) -> Response[ProviderView]:
+    return Response(view, headers={"ETag": etag(view.revision or 0)})

@@ -1,0 +1,122 @@
+"""Shapes of the providers' part of the API, and the services that Talekeeper knows by name."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from backend.generation.figures import ListedModel, Name
+from backend.generation.registry import ProviderKind
+from backend.llm.providers import ProviderFields
+
+ProviderScope = Literal["user", "installation", "environment"]
+Slug = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]
+
+
+class ProviderPreset(msgspec.Struct, frozen=True, kw_only=True):
+    """A service or a program that a provider can be made for.
+
+    `key` says whether it wants one, `key_url` where to get it. `is_local`: it runs on this machine.
+    """
+
+    name: str
+    title: str
+    kind: ProviderKind = "openai"
+    base_url: str | None = None
+    key: Literal["required", "optional", "none"] = "required"
+    key_url: str | None = None
+    is_local: bool = False
+
+
+def _local(name: str, title: str, port: int, *, path: str = "/v1") -> ProviderPreset:
+    url = f"http://127.0.0.1:{port}{path}"
+    return ProviderPreset(name=name, title=title, base_url=url, key="optional", is_local=True)
+
+
+PRESETS: tuple[ProviderPreset, ...] = (
+    ProviderPreset(
+        name="google-ai-studio",
+        title="Google AI Studio",
+        kind="gemini",
+        key_url="https://aistudio.google.com/apikey",
+    ),
+    ProviderPreset(
+        name="openrouter",
+        title="OpenRouter",
+        base_url="https://openrouter.ai/api/v1",
+        key_url="https://openrouter.ai/keys",
+    ),
+    ProviderPreset(
+        name="openai",
+        title="OpenAI",
+        base_url="https://api.openai.com/v1",
+        key_url="https://platform.openai.com/api-keys",
+    ),
+    ProviderPreset(
+        name="anthropic",
+        title="Anthropic",
+        kind="anthropic",
+        key_url="https://console.anthropic.com/settings/keys",
+    ),
+    ProviderPreset(
+        name="deepseek",
+        title="DeepSeek",
+        base_url="https://api.deepseek.com/v1",
+        key_url="https://platform.deepseek.com/api_keys",
+    ),
+    ProviderPreset(
+        name="mistral",
+        title="Mistral",
+        base_url="https://api.mistral.ai/v1",
+        key_url="https://console.mistral.ai/api-keys",
+    ),
+    _local("ollama", "Ollama", 11434),
+    _local("llama-cpp", "llama.cpp", 8080),
+    _local("koboldcpp", "KoboldCpp", 5001),
+    _local("lm-studio", "LM Studio", 1234),
+    _local("vllm", "vLLM", 8000),
+    _local("tabbyapi", "TabbyAPI", 5000),
+    ProviderPreset(name="other", title="Another OpenAI-compatible server", key="optional"),
+)
+
+BY_NAME = {preset.name: preset for preset in PRESETS}
+
+
+class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A provider to make. What is absent, its preset says.
+
+    `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed.
+    """
+
+    kind: ProviderKind | None = None
+    preset: str | None = None
+    slug: Slug | None = None
+    scope: Literal["user", "installation"] = "user"
+
+
+class ProviderView(msgspec.Struct, kw_only=True):
+    """A provider.
+
+    `key_hint` and the values of `extra_headers` are the last four characters, where there are
+    enough others. Of what is not theirs, users see `slug`, `kind`, `name` and `models` alone.
+    Providers of the environment have no `id`: they are set by environment variables.
+    """
+
+    id: UUID | None = None
+    scope: ProviderScope
+    slug: str
+    kind: ProviderKind
+    name: str
+    models: list[ListedModel]
+    preset: str | None = None
+    base_url: str | None = None
+    key_hint: str | None = None
+    embedding_model: Name | None = None
+    extra_headers: dict[str, str | None] = {}
+    extra_body: dict[str, object] = {}
+    is_editable: bool = False
+    listed_at: datetime | None = None
+    revision: int | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None

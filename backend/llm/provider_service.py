@@ -1,0 +1,256 @@
+"""What a user does with providers of models, and an administrator with the installation's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.identity import Identity
+from backend.accounts.models import User
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.generation.registry import OfferedProvider
+from backend.llm.provider_checks import checked, hint
+from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
+from backend.llm.providers import (
+    InstallationProvider,
+    Provider,
+    ProviderConfig,
+    ProviderFields,
+    open_provider,
+    open_shared,
+    seal_provider,
+    wrap_shared,
+)
+from backend.llm.user_models import UserModels, kind_of
+from backend.vault.root import RootKeys
+from backend.wire import check_revision, merge_patch, reject_unknown
+
+MOST_PROVIDERS = 20
+"""Of one user, and of the installation."""
+
+Row = Provider | InstallationProvider
+
+
+class ProviderNotFoundError(NotFoundError):
+    """No provider of the user's has this id, nor of the installation's whom it may change."""
+
+    slug, title = "provider-not-found", "There is no such provider"
+
+
+class SlugTakenError(ConflictError):
+    """Another provider of the same owner has the slug."""
+
+    slug, title = "slug-taken", "Another provider has that slug"
+
+
+class TooManyProvidersError(ConflictError):
+    """The owner has as many providers as one may have."""
+
+    slug, title = "too-many-providers", "Too many providers"
+
+
+class ProviderService:
+    """Providers, with their keys sealed: nothing here gives one back."""
+
+    def __init__(self, database: Database, root: RootKeys, user_models: UserModels) -> None:
+        self._database = database
+        self._root = root
+        self._user_models = user_models
+
+    async def list_all(self, identity: Identity) -> list[ProviderView]:
+        """The user's providers, then the installation's, then the environment's."""
+        is_administrator = identity.user.is_administrator
+        async with self._database.read() as session:
+            own = await session.scalars(
+                select(Provider).where(Provider.user_id == identity.user_id).order_by(Provider.id)
+            )
+            shared = await session.scalars(
+                select(InstallationProvider).order_by(InstallationProvider.id)
+            )
+            views = [self.view(identity, row) for row in (*own, *shared)]
+        environment = map(_environment_view, self._user_models.environment.providers.values())
+        return [
+            view if view.scope == "user" or is_administrator else _for_others(view)
+            for view in (*views, *environment)
+        ]
+
+    async def get(self, identity: Identity, provider_id: UUID) -> ProviderView:
+        """Raises `ProviderNotFoundError`."""
+        async with self._database.read() as session:
+            return self.view(identity, await _find(session, identity, provider_id))
+
+    async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
+        """Make a provider: nothing is asked of its server.
+
+        Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`.
+        """
+        preset = BY_NAME.get(new.preset) if new.preset is not None else None
+        if new.preset is not None and preset is None:
+            raise ValidationError(f"preset: there are {', '.join(BY_NAME)}.")
+        kind = new.kind or (preset.kind if preset else None)
+        if kind is None:
+            raise ValidationError("kind: it is needed where no preset is named.")
+        if kind != "openai" and not new.api_key:
+            raise ValidationError("api_key: this kind of provider needs one.")
+        fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
+        config = ProviderConfig(**fields, preset=new.preset)
+        if preset is not None:
+            if kind != preset.kind:
+                raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
+            if preset.key == "required" and not config.api_key:
+                raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
+            config = replace(
+                config,
+                name=config.name or preset.title,
+                base_url=config.base_url or preset.base_url,
+            )
+        is_shared = new.scope == "installation"
+        if is_shared and not identity.user.is_administrator:
+            raise ForbiddenError("Only an administrator adds providers for everybody.")
+        row: Row = InstallationProvider() if is_shared else Provider(user_id=identity.user_id)
+        row.id, row.kind, row.revision = new_id(), kind, 1
+        row.created_at = row.updated_at = now()
+        async with self._database.write() as session:
+            await _lock_owner(session, row)
+            own = await _slugs(session, row)
+            if len(own) >= MOST_PROVIDERS:
+                raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
+            if new.slug in own:
+                raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
+            usual = new.preset if new.preset and new.preset != "other" else kind
+            row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
+            self._seal(identity, row, checked(row, config))
+            session.add(row)
+        await self._user_models.changed(row)
+        return self.view(identity, row)
+
+    async def patch(
+        self, identity: Identity, provider_id: UUID, patch: dict[str, Any], *, if_match: str | None
+    ) -> ProviderView:
+        """Merge into a provider: what is absent stays, null takes away.
+
+        Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`.
+        """
+        reject_unknown(patch, ProviderFields)
+        async with self._database.write() as session:
+            row = await _find(session, identity, provider_id, lock=True)
+            check_revision(if_match, row.revision)
+            config = merge_patch(self.open(identity, row), patch)
+            self._seal(identity, row, checked(row, config))
+            row.revision += 1
+            row.updated_at = now()
+        await self._user_models.changed(row)
+        return self.view(identity, row)
+
+    async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
+        """Delete a provider with its key. Replies of its models that are under way go on.
+
+        Raises `ProviderNotFoundError`, `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            row = await _find(session, identity, provider_id, lock=True)
+            check_revision(if_match, row.revision)
+            await session.delete(row)
+        await self._user_models.changed(row)
+        await self._database.log.empty_now()
+
+    def open(self, identity: Identity, row: Row) -> ProviderConfig:
+        """What is sealed of a provider that the user may see."""
+        if isinstance(row, Provider):
+            return open_provider(identity.sealer, row)
+        return open_shared(self._root, row)
+
+    def view(self, identity: Identity, row: Row) -> ProviderView:
+        """A provider as its owner sees it."""
+        return _view(self.open(identity, row), row)
+
+    def _seal(self, identity: Identity, row: Row, config: ProviderConfig) -> None:
+        if isinstance(row, Provider):
+            seal_provider(identity.sealer, row, config)
+        else:
+            wrap_shared(self._root, row, config)
+
+
+def _view(config: ProviderConfig, row: Row) -> ProviderView:
+    return ProviderView(
+        id=row.id,
+        scope="user" if isinstance(row, Provider) else "installation",
+        slug=row.slug,
+        kind=row.kind,
+        name=config.name,
+        models=list(config.models),
+        preset=config.preset,
+        base_url=config.base_url,
+        key_hint=hint(config.api_key),
+        embedding_model=config.embedding_model,
+        extra_headers={name: hint(value) for name, value in config.extra_headers.items()},
+        extra_body=config.extra_body,
+        is_editable=True,
+        listed_at=config.listed_at,
+        revision=row.revision,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def _environment_view(provider: OfferedProvider) -> ProviderView:
+    config = provider.adapter.config
+    return ProviderView(
+        scope="environment",
+        slug=provider.slug,
+        kind=kind_of(config),
+        name=provider.name,
+        models=list(provider.chosen.values()),
+        base_url=config.base_url,
+        key_hint=hint(config.api_key),
+    )
+
+
+def _for_others(view: ProviderView) -> ProviderView:
+    """What users see of what only administrators may change."""
+    return ProviderView(
+        scope=view.scope, slug=view.slug, kind=view.kind, name=view.name, models=view.models
+    )
+
+
+async def _find(
+    session: AsyncSession, identity: Identity, provider_id: UUID, *, lock: bool = False
+) -> Row:
+    """A provider that the user may change. With `lock` its owner's revision counts up."""
+    query = select(Provider).where(Provider.id == provider_id, Provider.user_id == identity.user_id)
+    row: Row | None = await session.scalar(query)
+    if row is None and identity.user.is_administrator:
+        row = await session.get(InstallationProvider, provider_id)
+    if row is None:
+        raise ProviderNotFoundError
+    if lock:
+        await _lock_owner(session, row)
+        await session.refresh(row, with_for_update=True)
+    return row
+
+
+async def _lock_owner(session: AsyncSession, row: Row) -> None:
+    """Count the owner's revision up, which lets one change after the other happen."""
+    if isinstance(row, Provider):
+        counted = {"providers_revision": User.providers_revision + 1}
+        await session.execute(update(User).where(User.id == row.user_id).values(counted))
+
+
+async def _slugs(session: AsyncSession, row: Row) -> Sequence[str]:
+    query = select(type(row).slug)
+    if isinstance(row, Provider):
+        query = query.where(Provider.user_id == row.user_id)
+    return list(await session.scalars(query))
+
+
+def _free_slug(wanted: str, taken: set[str]) -> str:
+    names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+    return next(name for name in names if name not in taken)

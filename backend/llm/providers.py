@@ -1,0 +1,126 @@
+"""Providers of models: the tables, and what is sealed in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from backend.database.base import Base, CreatedAt, ListedOwnerId, PrimaryId, UpdatedAt
+from backend.generation.figures import ListedModel, Name
+from backend.generation.registry import ProviderKind
+from backend.vault.root import RootKeys, Wrapped
+from backend.vault.sealing import Column, Sealer
+
+MAX_CHOSEN = 500
+MAX_LISTED = 2_000
+
+HeaderName = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]
+
+
+class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a user sets of a provider.
+
+    Of the models that its server lists those are on offer that `models` names, and all of them
+    where it names none. What a model's entry says comes before what the server and our table say.
+    """
+
+    name: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    base_url: Annotated[str, msgspec.Meta(max_length=500)] | None = None
+    api_key: Annotated[str, msgspec.Meta(max_length=4_000)] | None = None
+    extra_headers: Annotated[dict[HeaderName, HeaderValue], msgspec.Meta(max_length=20)] = {}
+    extra_body: dict[str, Any] = {}
+    models: Annotated[tuple[ListedModel, ...], msgspec.Meta(max_length=MAX_CHOSEN)] = ()
+    embedding_model: Name | None = None
+
+    def __repr__(self) -> str:
+        """Without the key, and whatever else is nobody's business."""
+        return f"{type(self).__name__}(...)"
+
+
+class ProviderConfig(ProviderFields, frozen=True, kw_only=True, omit_defaults=True):
+    """All of a provider that is sealed: what was set, and what its server told.
+
+    `preset` is the service it was made for. `listed` is what the server listed at `listed_at`;
+    `is_cut` says that it lists more. `abilities` is what was learned of the server, as its adapter
+    wrote it.
+    """
+
+    preset: str | None = None
+    listed: tuple[ListedModel, ...] = ()
+    listed_at: datetime | None = None
+    is_cut: bool = False
+    abilities: dict[str, Any] = {}
+
+    __repr__ = ProviderFields.__repr__
+
+
+class _ProviderColumns:
+    id: Mapped[PrimaryId]
+    slug: Mapped[str]
+    kind: Mapped[ProviderKind] = mapped_column(String)
+    revision: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[CreatedAt]
+    updated_at: Mapped[UpdatedAt]
+
+
+class Provider(_ProviderColumns, Base):
+    """A user's provider. Its slug begins the ids of its models, which stand in turns in clear."""
+
+    __tablename__ = "providers"
+    __table_args__ = (UniqueConstraint("user_id", "slug"),)
+
+    user_id: Mapped[ListedOwnerId]
+    sealed_config: Mapped[bytes]
+
+
+class InstallationProvider(_ProviderColumns, Base):
+    """A provider for everybody, under the root key: workers have to read it, too."""
+
+    __tablename__ = "installation_providers"
+
+    slug: Mapped[str] = mapped_column(unique=True)
+    root_version: Mapped[int]
+    wrapped_config: Mapped[bytes]
+
+
+PROVIDER_CONFIG = Column("providers", "sealed_config")
+
+
+def open_provider(sealer: Sealer, row: Provider) -> ProviderConfig:
+    """A user's provider. Raises `SealBrokenError`."""
+    data = sealer.open_bytes(PROVIDER_CONFIG, row.id, row.sealed_config)
+    return msgspec.json.decode(data, type=ProviderConfig)
+
+
+def seal_provider(sealer: Sealer, row: Provider, config: ProviderConfig) -> None:
+    """Put a config into its user's row."""
+    data = msgspec.json.encode(config)
+    row.sealed_config = sealer.seal_bytes(PROVIDER_CONFIG, row.id, data)
+
+
+def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
+    """A provider of the installation. Raises `RootKeyError`."""
+    wrapped = Wrapped(row.root_version, row.wrapped_config)
+    return msgspec.json.decode(root.unwrap(wrapped, context=_context(row.id)), type=ProviderConfig)
+
+
+def wrap_shared(root: RootKeys, row: InstallationProvider, config: ProviderConfig) -> None:
+    """Put a config into the installation's row."""
+    data = msgspec.json.encode(config)
+    row.root_version, row.wrapped_config = root.wrap(data, context=_context(row.id))
+
+
+def by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
+    """Models by their names, in their order."""
+    return {model.name: model for model in models}
+
+
+def _context(provider_id: UUID) -> bytes:
+    return b"installation-provider/" + provider_id.bytes

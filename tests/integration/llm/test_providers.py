@@ -1,0 +1,195 @@
+"""`/providers`: models of one's own, from the key that is pasted in to the reply."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.support.server import Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+PROVIDERS = "/api/v1/providers"
+OWN = f"mine/{MODEL}"
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """Somebody new."""
+    async with server.account(f"Ada {next(_names)}") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def ben(server: Running) -> AsyncGenerator[Account]:
+    """Somebody else."""
+    async with server.account(f"Ben {next(_names)}") as ben:
+        yield ben
+
+
+def provider(model: OpenAIServer, **fields: Any) -> dict[str, Any]:
+    entry = {"name": MODEL, "context_window": 16_000}
+    usual = {"kind": "openai", "slug": "mine", "name": "My server", "models": [entry]}
+    return {**usual, "base_url": model.url, "api_key": API_KEY, **fields}
+
+
+async def add(account: Account, model: OpenAIServer, **fields: Any) -> dict[str, Any]:
+    made: dict[str, Any] = ok(
+        await account.client.post(PROVIDERS, json=provider(model, **fields)), 201
+    )
+    return made
+
+
+async def models(account: Account) -> dict[str, dict[str, Any]]:
+    listed = ok(await account.client.get("/api/v1/models"))["items"]
+    return {each["id"]: each for each in listed}
+
+
+async def choose(account: Account, model_id: str) -> None:
+    ok(await account.client.patch("/api/v1/me/settings", json={"model": model_id}))
+
+
+async def test_a_users_own_model_answers_the_next_turn(ada: Account, model: OpenAIServer) -> None:
+    await add(ada, model, models=[{"name": MODEL, "price": {"input": 1, "output": 2}}])
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    model.script(reply("Well met."))
+    assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
+    assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
+    told = (await models(ada))[OWN]
+    assert (told["provider"], told["provider_name"]) == ("mine", "My server")
+    assert told["price"] == {"input": 1.0, "output": 2.0, "cached_input": None}
+    assert (told["figures_from"], told["context_window"]) == ("default", 32_768)
+
+
+async def test_others_see_neither_a_provider_nor_its_models(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    assert OWN in await models(ada)
+    assert set(await models(ben)) == {"demo"}
+    assert ok(await ben.client.get(PROVIDERS))["items"] == []
+    path = f"{PROVIDERS}/{made['id']}"
+    for method in ("GET", "PATCH", "DELETE"):
+        problem(await ben.client.request(method, path, json={}), 404, "provider-not-found")
+    refused = await ben.client.patch("/api/v1/me/settings", json={"model": OWN})
+    assert OWN in problem(refused, 422, "unknown-model")["detail"]
+
+
+async def test_a_key_is_never_told_again(ada: Account, model: OpenAIServer) -> None:
+    headers = {"X-Team": "a-secret-of-the-team", "X-Short": "secret"}
+    made = await add(ada, model, extra_headers=headers)
+    assert made["key_hint"] == API_KEY[-4:]
+    assert made["extra_headers"] == {"X-Team": "team", "X-Short": None}
+    listed = await ada.client.get(PROVIDERS)
+    assert API_KEY not in listed.text
+    assert "secret" not in listed.text
+    short = await add(ada, model, slug="short", api_key="sk-short")
+    assert short["key_hint"] is None
+
+
+async def test_a_change_counts_at_once_and_what_is_absent_stays(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    path, revised = f"{PROVIDERS}/{made['id']}", {"If-Match": '"1"'}
+    await models(ada)  # opened, and kept
+    entries = [{"name": "other", "context_window": 9_000, "max_output_tokens": 700}]
+    changed = await ada.client.patch(path, json={"models": entries}, headers=revised)
+    assert ok(changed)["key_hint"] == made["key_hint"]
+    assert changed.headers["etag"] == '"2"'
+    told = await models(ada)
+    assert set(told) == {"mine/other", "demo"}
+    assert (told["mine/other"]["context_window"], told["mine/other"]["figures_from"]) == (
+        9_000,
+        "user",
+    )
+    problem(await ada.client.patch(path, json={}, headers=revised), 412, "revision-mismatch")
+    without = ok(await ada.client.patch(path, json={"api_key": None, "name": None}))
+    assert (without["key_hint"], without["name"]) == (None, "mine")
+    assert (await ada.client.delete(path)).status_code == 204
+    assert set(await models(ada)) == {"demo"}
+
+
+async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account) -> None:
+    presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
+    assert {"google-ai-studio", "ollama", "other"} <= {each["name"] for each in presets}
+    body = {"preset": "openrouter", "api_key": "sk-or-v1-0123456789"}
+    first, second = [ok(await ada.client.post(PROVIDERS, json=body), 201) for _ in range(2)]
+    assert (first["slug"], second["slug"]) == ("openrouter", "openrouter-2")
+    assert (first["name"], first["base_url"]) == ("OpenRouter", "https://openrouter.ai/api/v1")
+    taken = await ada.client.post(PROVIDERS, json={**body, "slug": "openrouter"})
+    problem(taken, 409, "slug-taken")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"base_url": "file:///etc/passwd"}, "base_url"),
+        ({"base_url": "http://user:word@host/v1"}, "base_url"),
+        ({"base_url": None}, "base_url"),
+        ({"api_key": "sk-a key\n"}, "api_key"),
+        ({"kind": "gemini", "api_key": None}, "api_key"),
+        ({"extra_headers": {"Authorization": "x"}}, "Authorization"),
+        ({"extra_headers": {"X-A": "a\r\nHost: b"}}, "extra_headers"),
+        ({"models": [{"name": "a"}, {"name": "a"}]}, "models"),
+        ({"models": [{"name": "a", "context_window": 3}]}, "context_window"),
+        ({"extra_body": {"a": "b" * 40_000}}, "extra_body"),
+        ({"slug": "No slug"}, "slug"),
+        ({"preset": "nobody"}, "preset"),
+    ],
+)
+async def test_what_no_provider_can_be_is_refused_by_name(
+    ada: Account, model: OpenAIServer, fields: dict[str, Any], named: str
+) -> None:
+    answer = await ada.client.post(PROVIDERS, json=provider(model, **fields))
+    assert answer.status_code in {400, 422}
+    assert named in answer.text
+    assert API_KEY not in answer.text
+    assert ok(await ada.client.get(PROVIDERS))["items"] == []
+
+
+async def test_there_may_be_twenty(ada: Account, model: OpenAIServer) -> None:
+    for number in range(20):
+        await add(ada, model, slug=f"s{number}")
+    more = await ada.client.post(PROVIDERS, json=provider(model))
+    problem(more, 409, "too-many-providers")
+
+
+async def test_signing_out_forgets_the_keys_and_signing_in_brings_them_back(
+    server: Running, ada: Account, model: OpenAIServer
+) -> None:
+    await add(ada, model)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    model.script(reply("One."), reply("Two."))
+    assert text_of(await ada.turn(chat["id"], text="First.")) == "One."
+    kept = server.parts.user_models.kept
+    assert (await ada.client.delete("/api/v1/sessions/current")).status_code == 204
+    assert server.parts.user_models.kept == kept - 1
+    async with server.signed_in(ada.name) as again:
+        assert text_of(await again.turn(chat["id"], text="Second.")) == "Two."
+
+
+async def test_a_provider_of_nobody_does_not_exist(ada: Account) -> None:
+    problem(await ada.client.get(f"{PROVIDERS}/{uuid4()}"), 404, "provider-not-found")
