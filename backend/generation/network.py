@@ -259,5 +259,5 @@ def _refused() -> AddressRefusedError:
     return AddressRefusedError(
         "The provider's name has no address on the public internet with a port that is 80, 443 or "
         "at least 1024. An administrator may allow addresses of this machine or of an inner "
-        "network with TALEKEEPER_PROVIDER_NETWORKS."
+        "network with TALEKEEPER_PROVIDER_NETWORKS, but not Talekeeper's own port on this machine."
     )

@@ -10,6 +10,7 @@ from litestar.params import FromPath, JSONBody
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.errors import ForbiddenError, PreconditionFailedError
+from backend.generation.network import AddressRefusedError
 from backend.llm.provider_schemas import PRESETS, NewProvider, ProviderPreset, ProviderView
 from backend.llm.provider_service import (
     ProviderNotFoundError,
@@ -57,7 +58,7 @@ class ProviderController(Controller):
     @post(
         opt={
             NEEDS: "manage",
-            RAISES: (SlugTakenError, TooManyProvidersError, ForbiddenError),
+            RAISES: (SlugTakenError, TooManyProvidersError, ForbiddenError, AddressRefusedError),
             EXAMPLE: {"preset": "ollama", "models": [{"name": "llama3.2"}]},
         },
         summary="Add a provider",
@@ -88,7 +89,7 @@ class ProviderController(Controller):
         "/{provider_id:uuid}",
         opt={
             NEEDS: "manage",
-            RAISES: (ProviderNotFoundError, PreconditionFailedError),
+            RAISES: (ProviderNotFoundError, PreconditionFailedError, AddressRefusedError),
             PATCHES: ProviderFields,
         },
         summary="Change a provider",

@@ -90,7 +90,8 @@ class ProviderService:
     async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
         """Make a provider: nothing is asked of its server.
 
-        Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`.
+        Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
+        `AddressRefusedError`.
         """
         preset = BY_NAME.get(new.preset) if new.preset is not None else None
         if new.preset is not None and preset is None:
@@ -137,7 +138,8 @@ class ProviderService:
     ) -> ProviderView:
         """Merge into a provider: what is absent stays, null takes away.
 
-        Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`.
+        Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`,
+        `AddressRefusedError`.
         """
         reject_unknown(patch, ProviderFields)
         async with self._database.write() as session:
@@ -173,6 +175,8 @@ class ProviderService:
         return _view(self.open(identity, row), row)
 
     def _seal(self, identity: Identity, row: Row, config: ProviderConfig) -> None:
+        if config.base_url is not None:
+            self._user_models.network.check_url(config.base_url)
         if isinstance(row, Provider):
             seal_provider(identity.sealer, row, config)
         else:

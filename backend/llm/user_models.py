@@ -83,7 +83,7 @@ class UserModels(UserSignedOut):
     ) -> None:
         self.environment = self.shared = registry
         self._silence = settings.model_silence_seconds
-        self._network = NetworkPolicy.from_settings(settings)
+        self.network = NetworkPolicy.from_settings(settings)
         self._clock = clock
         self._views: OrderedDict[UUID, _View] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -179,7 +179,7 @@ class UserModels(UserSignedOut):
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
                     chunk_timeout=silence,
-                    network=self._network,
+                    network=self.network,
                 )
             case "openai":
                 known = (server for server in OPENAI_SERVERS if server == config.preset)
@@ -193,7 +193,7 @@ class UserModels(UserSignedOut):
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
                     chunk_timeout=silence,
-                    network=self._network,
+                    network=self.network,
                 )
             case "anthropic":
                 return AnthropicConfig(
@@ -203,7 +203,7 @@ class UserModels(UserSignedOut):
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
                     chunk_timeout=silence,
-                    network=self._network,
+                    network=self.network,
                 )
 
     def _retire(self, adapters: Iterable[Adapter]) -> None:

@@ -1,0 +1,107 @@
+"""Where the providers that users add may be, over HTTP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer
+from tests.support.server import Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+PROVIDERS = "/api/v1/providers"
+REFUSED = "provider-address-refused"
+NAME = "models.example"
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(
+        shared_url, tmp_path_factory.mktemp("data"), provider_networks=("127.0.0.1",)
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account("Ada") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What the system's resolver knows beside what it knows."""
+    known: dict[str, list[str]] = {}
+    look_up = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *more: Any, **named: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        found = [look_up(each, port, *more, **named) for each in known.get(name, [name])]
+        return [each for answer in found for each in answer]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return known
+
+
+async def take_turn(ada: Account, base_url: str) -> dict[str, Any]:
+    """The last event of a turn by a provider at `base_url`."""
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    made = ok(await ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
+    settings = {"model": f"{made['slug']}/{MODEL}"}
+    ok(await ada.client.patch("/api/v1/me/settings", json=settings))
+    events = await ada.turn((await ada.new_chat())["id"], text="Hello.")
+    ok(await ada.client.patch("/api/v1/me/settings", json={"model": None}))
+    ok(await ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+    told = {name: value for name, value in events[-1].data.items() if name != "turn_id"}
+    return {"event": events[-1].name, **told}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.2:8080/v1", "http://[::1]:8080/v1", "http://10.0.0.1", "http://0.0.0.0"),
+        *("http://169.254.169.254/latest", "http://[::ffff:127.0.0.1]/", "http://2130706433:8080"),
+        *("http://127.0.0.1:22", "http://127.0.0.1:8000/api/v1"),  # what has a name; Talekeeper
+    ],
+)
+async def test_a_refused_address_is_not_stored(ada: Account, url: str) -> None:
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    refused = await ada.client.post(PROVIDERS, json={**fields, "base_url": url})
+
+    problem(refused, 422, REFUSED)
+    assert ok(await ada.client.get(PROVIDERS))["items"] == []
+
+
+async def test_a_name_leads_to_its_allowed_addresses_alone(
+    ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names[NAME] = ["127.0.0.2", "::1", "127.0.0.1"]
+    told = await take_turn(ada, model.url.replace("127.0.0.1", NAME))
+
+    assert told["event"] == "turn.completed"
+    assert model.requests[0].headers["host"].startswith(NAME)
+
+
+async def test_a_refused_name_and_one_that_does_not_exist_are_told_alike(
+    ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names["inner.example"], names["nothing.example"] = ["127.0.0.2", "10.0.0.1"], []
+    inner = await take_turn(ada, model.url.replace("127.0.0.1", "inner.example"))
+    nothing = await take_turn(ada, "http://nothing.example/v1")
+
+    assert inner == nothing
+    assert inner["event"] == "turn.failed"
+    assert inner["type"].endswith(REFUSED)
+    assert not model.requests
