@@ -113,7 +113,15 @@ class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MatchKind = Literal[
-    "meaning", "words", "meaning_around", "words_around", "question", "scene", "speaker", "time"
+    "meaning",
+    "words",
+    "meaning_around",
+    "words_around",
+    "question",
+    "scene",
+    "event",
+    "speaker",
+    "time",
 ]
 
 
@@ -122,9 +130,9 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: What is near: the text itself, the lines around it, a question that it answers, its
-            scene, who says it, when.
-        strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene
-            how near it is against the best one; of who and when always 1.
+            scene, an event or a fact that was made from it, who says it, when.
+        strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene and
+            an event how near it is against the best one; of who and when always 1.
         words: Which words it has of those that were asked for, where texts are shown.
         name: Who says it.
     """
@@ -236,6 +244,7 @@ _MATCHES: Final[Mapping[MatchKind, str]] = {
     "words_around": "the lines around it have its words",
     "question": "a question that this line answers",
     "scene": "the scene is about it",
+    "event": "what came of it is about this",
     "speaker": "{name} says it",
     "time": "said in the time that was asked for",
 }

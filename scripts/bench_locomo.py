@@ -47,7 +47,7 @@ from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
-from backend.memory.diversity import breadth, diversified
+from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.documents import (
     WINDOW,
     Line,
@@ -307,7 +307,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         relevant=frozenset(each.id for each in relevant(findings.candidates, RankingThresholds())),
         vectors=findings.vectors,
     )
-    if ranked(searched, Weights()) != list(findings.candidates):
+    if ranked(searched, Weights())[0] != list(findings.candidates):
         raise SystemExit("The search service ranks otherwise than its parts do.")
     return searched
 
@@ -327,15 +327,19 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -
     return {"dense": dense_hits, "sparse": sparse_hits}
 
 
-def ranked(searched: Searched, weights: Weights) -> list[Candidate]:
-    """Turns, best first."""
-    return ranking.rank(
+def ranked(
+    searched: Searched, weights: Weights, *, share: float = SCENE
+) -> tuple[list[Candidate], float]:
+    """Turns, best first; and how broad the question is."""
+    order = ranking.rank(
         searched.found,
         weights=weights,
         speakers=searched.speakers,
         spans=searched.reading.spans,
         wants_recent=searched.reading.wants_recent,
     )
+    broad = breadth(searched.reading.terms, order)
+    return over_scenes(order, broad, share=share), broad
 
 
 def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) -> list[UUID]:
@@ -442,8 +446,7 @@ def score(
         used.append(weights)
         for searched in part:
             plain = searched.plain
-            order = ranked(searched, weights)
-            broad = breadth(searched.reading.terms, order)
+            order, broad = ranked(searched, weights)
             kept = [each for each in order if each.id in searched.relevant]
             orders = {
                 "dense alone": [hit.payload.source_id for hit in plain["dense"]],

@@ -112,7 +112,7 @@ async def fit(embedder: Embedder, data: Any) -> tuple[ModelCosines, list[str]]:
 def locomo_table(bench: Bench, cosines: ModelCosines) -> list[str]:
     """Recall@10 of categories 1 to 4 with each `dense` and `best`, and the strictest ones."""
     asked = [each for part in bench.searched for each in part if each.question.category != 5]
-    orders = [(ranked(each, Weights()), each.question.gold) for each in asked]
+    orders = [(ranked(each, Weights())[0], each.question.gold) for each in asked]
 
     def recall(least: RankingThresholds) -> float:
         found = (

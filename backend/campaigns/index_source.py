@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +16,11 @@ from backend.audience import GM, Viewpoint, known_to
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene, Thread
 from backend.campaigns.ledger import item_of
-from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.database.base import chunks, table_of, unindexed
 from backend.memory.documents import Document, item_documents
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.sources import Origin, Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Kind = "campaign"
@@ -29,6 +30,9 @@ FACTS_TOLD = 5
 
 MAX_FACTS = 100
 """Facts that are read for all entities which are found."""
+
+MAX_ORIGINS = 400
+"""Lines that are read of all facts which are found, those of the latest changes."""
 
 
 def _counts() -> ColumnElement[bool]:
@@ -74,6 +78,23 @@ _ROWS = select(
     unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
     _counts(),
+)
+_ORIGINS = (
+    select(
+        CampaignChange.item_id,
+        ChangeSource.message_id,
+        ChangeSource.chat_id,
+        ChangeSource.position,
+    )
+    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+    .where(
+        CampaignChange.item_id.in_(bindparam("ids", expanding=True)),
+        unindexed(CampaignChange.user_id) == bindparam("owner"),
+        CampaignChange.is_on_path,
+        ~CampaignChange.is_undone,
+    )
+    .order_by(CampaignChange.seq.desc())
+    .limit(MAX_ORIGINS)
 )
 
 
@@ -141,12 +162,20 @@ class CampaignSource:
     ) -> dict[UUID, Recalled]:
         """Items that count now, folded, and that the viewpoint may know.
 
-        An entity comes with where it is, and the last facts about it that are not found themselves.
+        An entity comes with where it is, and the last facts about it that are not found themselves;
+        a fact with the lines that it was made from.
         """
         found = await read_items(session, sealer, source_ids, viewpoint)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
         facts = await _facts_about(session, sealer, entities, viewpoint, besides=found)
-        return await recalled(session, sealer, found, viewpoint, facts=facts)
+        items = await recalled(session, sealer, found, viewpoint, facts=facts)
+        origins = await _origins(
+            session, sealer, [each for each, (_, item) in found.items() if isinstance(item, Fact)]
+        )
+        return {
+            each: replace(item, origins=origins[each]) if each in origins else item
+            for each, item in items.items()
+        }
 
 
 async def recalled(
@@ -239,6 +268,18 @@ async def _facts_about(
         if row.id not in besides and len(own) < FACTS_TOLD:
             own.insert(0, read_state(sealer, row.id, row.sealed_state)["text"])
     return facts
+
+
+async def _origins(
+    session: AsyncSession, sealer: Sealer, fact_ids: Sequence[UUID]
+) -> dict[UUID, list[Origin]]:
+    """The lines that made each of some facts, on active paths; the latest first."""
+    found: dict[UUID, list[Origin]] = {}
+    if fact_ids:
+        asked = {"ids": fact_ids, "owner": sealer.user_id}
+        for item_id, message_id, chat_id, position in await session.execute(_ORIGINS, asked):
+            found.setdefault(item_id, []).append(Origin(message_id, chat_id, position))
+    return found
 
 
 def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:

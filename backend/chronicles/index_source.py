@@ -16,7 +16,7 @@ from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
 from backend.memory.documents import Document, event_document
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.sources import Origin, Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "event"
@@ -127,4 +127,5 @@ def _recalled(event: StoryEvent) -> Recalled:
         said_at=event.happened_at,
         position=first.position if first else 0,
         chat_id=chats.pop() if len(chats) == 1 else None,
+        origins=[Origin(each.id, each.chat_id, each.position) for each in event.sources],
     )

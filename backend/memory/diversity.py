@@ -1,9 +1,10 @@
 """Questions that ask for several things: what is found comes from several places.
 
 A question for a list ("Which spells has she cast?") is short, and its hits lie in many scenes; a
-question for one fact has more words, and its hits lie in one. For the first kind a line that stands
-next to a better one adds little: the two were found by nearly the same window. Neither says
-anything of a language. What it brings: docs/retrieval.md.
+question for one fact has more words, and its hits lie in one. Neither says anything of a language.
+For the first kind a line that stands next to a better one adds little, for the two were found by
+nearly the same window; and that its scene is about what is asked says less. What it brings:
+docs/retrieval.md.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ DISCOUNT = 0.5
 """What the best window loses next to a better line, of a question that is all for a list. Fused
 scores are at most about 1.3."""
 
+SCENE = 0.2
+"""What a line of the nearest scene loses, of a question that is all for a list. Chosen by
+`scripts/fit_breadth.py`."""
+
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:
     """How much a question asks for several things, from 0 to 1.
@@ -53,6 +58,27 @@ def breadth(text: str, ranked: Sequence[Candidate]) -> float:
         scenes[scene] = scenes.get(scene, 0.0) + weight
     share = max(scenes.values()) / sum(scenes.values())
     return 1 / (1 + math.exp(PER_SHARE * share + PER_TERM * math.log1p(terms) - STEEPNESS))
+
+
+def over_scenes(
+    ranked: Sequence[Candidate], breadth: float, *, share: float = SCENE
+) -> list[Candidate]:
+    """Candidates with less of what their scenes have for them, the more the broader a question is.
+
+    Args:
+        ranked: n of them, best first.
+        breadth: From 0 (nothing moves) to 1.
+        share: What a line of the nearest scene loses at a breadth of 1.
+
+    O(n log n) time, O(n) memory.
+    """
+    scored = [
+        structs.replace(each, score=each.score - share * breadth * each.scene)
+        if each.scene
+        else each
+        for each in ranked
+    ]
+    return sorted(scored, key=attrgetter("score"), reverse=True)
 
 
 def diversified(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:

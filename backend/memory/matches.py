@@ -64,10 +64,12 @@ class MatchScale:
                 found.append(Match(kind, round(strength, 2)))
         if len(found) > 1 and found[-1].kind == found[-2].kind:  # the question, its two signals
             found[-2:] = [max(found[-2:], key=lambda match: match.strength)]
-        if payload.scene_id is not None:
-            scene = self.scenes.get(payload.scene_id.int, 0.0)
-            if scene >= WEAK:
-                found.append(Match("scene", round(scene, 2)))
+        scene = self.scenes.get(payload.scene_id.int, 0.0) if payload.scene_id else 0.0
+        places: tuple[tuple[MatchKind, float], ...] = (
+            ("scene", scene),
+            ("event", candidate.joined),
+        )
+        found += [Match(kind, round(share, 2)) for kind, share in places if share >= WEAK]
         if payload.speaker in self.speakers:
             found.append(Match("speaker", name=self.speakers[payload.speaker]))
         if any(start <= payload.said_at < end for start, end in self.spans):

@@ -97,7 +97,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         score: The fused score, for the order alone.
         meaning: The same without any words (`MEANING`).
+        scene: How near its scene is, from 0 to 1.
         signals: By signal, the score as it came from the index; who did not find it is missing.
+        joined: How near the event is that was made from it, against the best hit.
     """
 
     id: UUID
@@ -105,6 +107,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     signals: Mapping[Signal, float]
     meaning: float = 0.0
+    scene: float = 0.0
+    joined: float = 0.0
 
 
 def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
@@ -161,6 +165,7 @@ def rank(
                 signals[rows[hit.id.int]][signal] = hit.score
     scores: list[float] = total.tolist()
     meanings: list[float] = (table @ _vector(MEANING)).tolist()
+    scenes: list[float] = table[:, SIGNALS.index("scene")].tolist()
     order: list[int] = np.lexsort((-said_at, -total)).tolist()
     best: dict[int, int] = {}
     for row in order:
@@ -172,6 +177,7 @@ def rank(
             score=scores[row],
             signals=signals[row],
             meaning=meanings[row],
+            scene=scenes[row],
         )
         for row in best.values()
     ]

@@ -9,7 +9,7 @@ A search goes like this:
     ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
     kept = relevant(ranked, thresholds)                       # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
-    active = diversified(...)                                 # for a list: from several places
+    active = diversified(joined(...), ...)                    # lines of events; several places
     chosen = mmr.select(...)                                  # drop what says the same
     chosen = with_nearest(chosen, near, room=..., most=...)   # what is near by meaning alone
 
@@ -35,12 +35,13 @@ from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
-from backend.memory.diversity import breadth, diversified
+from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import nearest, with_nearest
+from backend.memory.origins import joined
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
@@ -205,9 +206,8 @@ class MemorySearch:
         )
         parsed = await self._pool.run(user_id, read, size=size)
         vector = await self._embed(sealer, parsed.meaning, index, notes)
-        cosines = MINILM
-        if self.embedder is not None and vector is not None:
-            cosines = await self.embedder.cosines()
+        embedder = None if vector is None else self.embedder
+        cosines = await embedder.cosines() if embedder is not None else MINILM
         blinder = self._blinders.get(sealer)
         plan = partial(
             parsed_query.plan,
@@ -228,7 +228,7 @@ class MemorySearch:
             found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
         )
         broad = breadth(parsed.terms, ranked)
-        ranked = ranking.weighed(ranked, request.weights)
+        ranked = ranking.weighed(over_scenes(ranked, broad), request.weights)
         least = thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
@@ -300,7 +300,11 @@ class MemorySearch:
             request = replace(request, depth=DEEPER)
             result = await self.find(sealer, request)
             found, _ = await self._recalled(database, sealer, request, result.candidates, known)
-        active = [each for each in result.candidates if each.payload.source_id in found]
+        candidates = joined(result.candidates, found, parts=request.parts, kinds=request.kinds)
+        lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
+        if lines:
+            found |= (await self._recalled(database, sealer, request, lines, known))[0]
+        active = [each for each in candidates if each.payload.source_id in found]
         active = diversified(active, result.breadth)
         chosen = mmr.select(active, result.vectors, count=request.limit)
         if result.near:
@@ -330,10 +334,10 @@ class MemorySearch:
     ) -> tuple[dict[UUID, Recalled], int]:
         """What counts of the best candidates, by row, and how many were looked at for it."""
         found: dict[UUID, Recalled] = {}
-        looked_at = 0
+        looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
         async with database.read() as session:
-            for part in chunks(candidates[: request.limit * SPARE * request.depth], request.limit):
-                if len(found) >= request.limit:
+            for part in chunks(candidates[: limit * SPARE * request.depth], limit):
+                if len(found) >= limit:
                     break
                 looked_at += len(part)
                 for source in self._sources:
@@ -341,8 +345,6 @@ class MemorySearch:
                     if source.kind in known:
                         found |= {each.source_id: Recalled.unread(each) for each in payloads}
                     elif payloads:
-                        wanted = [each.source_id for each in payloads]
-                        found |= await source.recall(
-                            session, sealer, wanted, viewpoint=request.viewpoint
-                        )
+                        ids = [each.source_id for each in payloads]
+                        found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
         return found, looked_at

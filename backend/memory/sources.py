@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from sqlalchemy import Result, Select
@@ -26,6 +26,14 @@ POINT_FORMAT = 1
 """Raised when points say more than before: the nightly comparison makes them again."""
 
 
+class Origin(NamedTuple):
+    """A line that a row was made from. `position` is its depth in its chat's tree."""
+
+    message_id: UUID
+    chat_id: UUID
+    position: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled:
     """A memory that counts, with its text: what a prompt or a person gets to see of it.
@@ -36,6 +44,7 @@ class Recalled:
         chat_id: A message's chat; that of an event's messages, where they are all of one.
         is_past: Whether it tells of what is over, not of how things are.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
+        origins: The lines that an event or a fact was made from.
     """
 
     kind: Kind
@@ -48,6 +57,7 @@ class Recalled:
     chat_id: UUID | None = None
     is_past: bool = False
     tokens: int = 0
+    origins: Sequence[Origin] = ()
 
     @classmethod
     def unread(cls, payload: Payload) -> Recalled:

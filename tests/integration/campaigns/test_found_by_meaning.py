@@ -9,8 +9,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 
+from backend.campaigns.index_source import CampaignSource
 from backend.jobs.models import Job
 from tests.integration.campaigns.seagate import Table
+from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
     API,
     MODEL_FOLDER,
@@ -287,6 +289,21 @@ async def test_a_line_from_long_ago_comes_with_what_became_of_it(
     assert became["reasons"][0]["kind"] == "followed"
     told = context["prompt"][-2]["text"]
     assert told.index("the flood took it") < told.index("drawbridge of Marrow is down")
+
+
+async def test_a_fact_knows_the_lines_that_it_was_made_from_while_they_count(
+    table: Table, server: Running
+) -> None:
+    chat = await session_of(table)
+    reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
+    made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
+    fact = UUID(ok(made, 201)["id"])
+    sealer = (await identity_of(server, table.account)).sealer
+    async with server.parts.database.read() as session:
+        [found] = (await CampaignSource().recall(session, sealer, [fact])).values()
+    assert [(each.message_id, each.chat_id) for each in found.origins] == [
+        (UUID(reply), UUID(chat))
+    ]
 
 
 async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fourteenth(

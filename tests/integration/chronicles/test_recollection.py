@@ -131,6 +131,21 @@ async def test_an_event_is_found_while_its_messages_are_on_the_path(
     assert await found(writer) == [BURIED]
 
 
+async def test_an_event_that_is_found_brings_the_line_that_it_comes_from(
+    writer: Chronicler, chat: str, server: Running
+) -> None:
+    chronicle = await writer.new_chronicle()
+    said = "He hid it where nobody rings."
+    line = (await writer.say(chat, said))[-2]
+    await writer.new_event(chronicle, BURIED, source_message_ids=[line["id"]])
+    await settled(server)
+    asked = {"sources": "event,message", "min_relevance": 0.5}
+    event, *lines = await search(writer.account, BURIED, **asked)
+    assert (event["text"], [each["text"] for each in lines]) == (BURIED, [said])
+    assert lines[0]["signals"] == [{"kind": "event", "strength": 1.0}]
+    assert await found(writer, BURIED, min_relevance=0.5) == [BURIED]
+
+
 async def test_what_was_superseded_is_found_no_more_unless_the_later_event_is_left(
     writer: Chronicler, chat: str, server: Running
 ) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.memory.diversity import breadth, diversified
+from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.index.protocol import Kind, Payload
 from backend.memory.ranking import Candidate
 from backend.memory.search import MemorySearch, SearchRequest, SearchResult
@@ -25,6 +25,7 @@ def line(
     chat: UUID = CHAT,
     kind: Kind = "message",
     window: float = 10.0,
+    near_scene: float = 0.0,
 ) -> Candidate:
     payload = Payload(
         owner_id=CHAT,
@@ -34,7 +35,13 @@ def line(
         position=position,
         scene_id=scene,
     )
-    return Candidate(id=uuid4(), payload=payload, score=score, signals={"sparse_window": window})
+    return Candidate(
+        id=uuid4(),
+        payload=payload,
+        score=score,
+        signals={"sparse_window": window},
+        scene=near_scene,
+    )
 
 
 def in_scenes(scenes: Sequence[UUID]) -> list[Candidate]:
@@ -66,6 +73,14 @@ def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
 def test_nothing_is_broad_where_no_line_was_found() -> None:
     assert breadth("Which spells?", []) == 0
     assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
+
+
+def test_a_broad_question_goes_less_by_scenes() -> None:
+    there, apart = line(0.9, 7, near_scene=1.0), line(0.85, 40)
+    assert over_scenes([there, apart], 0.0) == [there, apart]
+    far = over_scenes([there, apart], 0.5)
+    assert [each.id for each in far] == [apart.id, there.id]
+    assert far[1].score == pytest.approx(0.9 - 0.5 * SCENE)
 
 
 def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
