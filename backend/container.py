@@ -58,6 +58,7 @@ from backend.jobs.running import JobKind, stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.llm.provider_service import ProviderService
+from backend.llm.provider_tests import ProviderTests
 from backend.llm.user_models import UserModels
 from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
@@ -123,6 +124,7 @@ class Services:
         self.registry = registry
         self.user_models = user_models = UserModels(registry, settings)
         self.providers = ProviderService(database, root, user_models)
+        self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.index = index = memory.outbox
 
         participants = Participants(RequestCaches())

@@ -18,6 +18,7 @@ from backend.llm.provider_service import (
     SlugTakenError,
     TooManyProvidersError,
 )
+from backend.llm.provider_tests import ProviderTest, ProviderTested, ProviderTests
 from backend.llm.providers import ProviderFields
 from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
 
@@ -125,6 +126,22 @@ class ProviderController(Controller):
         """Delete a provider with its key. Chats that name its models need others."""
         if_match = request.headers.get("if-match")
         await providers.delete(identity, provider_id, if_match=if_match)
+
+    @post(
+        "/{provider_id:uuid}/test",
+        status_code=200,
+        opt={NEEDS: "manage", RAISES: (ProviderNotFoundError,)},
+        summary="Test a provider",
+    )
+    async def test_provider(
+        self,
+        provider_id: FromPath[UUID],
+        data: JSONBody[ProviderTest],
+        identity: NamedDependency[Identity],
+        provider_tests: NamedDependency[ProviderTests],
+    ) -> ProviderTested:
+        """Ask its server for its models, keep the list, and have one of them say a word."""
+        return await provider_tests.test(identity, provider_id, data)
 
 
 def _tagged(view: ProviderView) -> Response[ProviderView]:

@@ -85,7 +85,7 @@ class ProviderService:
     async def get(self, identity: Identity, provider_id: UUID) -> ProviderView:
         """Raises `ProviderNotFoundError`."""
         async with self._database.read() as session:
-            return self.view(identity, await _find(session, identity, provider_id))
+            return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
         """Make a provider: nothing is asked of its server.
@@ -128,7 +128,7 @@ class ProviderService:
                 raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
             usual = new.preset if new.preset and new.preset != "other" else kind
             row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
-            self._seal(identity, row, checked(row, config))
+            self.seal(identity, row, checked(row, config))
             session.add(row)
         await self._user_models.changed(row)
         return self.view(identity, row)
@@ -143,10 +143,10 @@ class ProviderService:
         """
         reject_unknown(patch, ProviderFields)
         async with self._database.write() as session:
-            row = await _find(session, identity, provider_id, lock=True)
+            row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
             config = merge_patch(self.open(identity, row), patch)
-            self._seal(identity, row, checked(row, config))
+            self.seal(identity, row, checked(row, config))
             row.revision += 1
             row.updated_at = now()
         await self._user_models.changed(row)
@@ -158,7 +158,7 @@ class ProviderService:
         Raises `ProviderNotFoundError`, `PreconditionFailedError`.
         """
         async with self._database.write() as session:
-            row = await _find(session, identity, provider_id, lock=True)
+            row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
             await session.delete(row)
         await self._user_models.changed(row)
@@ -174,7 +174,8 @@ class ProviderService:
         """A provider as its owner sees it."""
         return _view(self.open(identity, row), row)
 
-    def _seal(self, identity: Identity, row: Row, config: ProviderConfig) -> None:
+    def seal(self, identity: Identity, row: Row, config: ProviderConfig) -> None:
+        """Put a config into its row."""
         if config.base_url is not None:
             self._user_models.network.check_url(config.base_url)
         if isinstance(row, Provider):
@@ -225,7 +226,7 @@ def _for_others(view: ProviderView) -> ProviderView:
     )
 
 
-async def _find(
+async def find_provider(
     session: AsyncSession, identity: Identity, provider_id: UUID, *, lock: bool = False
 ) -> Row:
     """A provider that the user may change. With `lock` its owner's revision counts up."""

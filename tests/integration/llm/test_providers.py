@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.scripted_server import Answer
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
@@ -193,3 +194,33 @@ async def test_signing_out_forgets_the_keys_and_signing_in_brings_them_back(
 
 async def test_a_provider_of_nobody_does_not_exist(ada: Account) -> None:
     problem(await ada.client.get(f"{PROVIDERS}/{uuid4()}"), 404, "provider-not-found")
+
+
+async def test_a_test_keeps_what_is_listed_and_asks_one_of_it(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, models=[])
+    assert set(await models(ada)) == {"demo"}
+    price = {"prompt": "0.000001", "completion": "0.000002"}
+    listed = [{"id": MODEL, "context_length": 64_000, "pricing": price}, {"id": 3}]
+    model.script(Answer(body={"data": listed}), reply("Hello."))
+    tested = ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
+    assert (tested["ok"], tested["models"], tested["model"]) == (True, 1, MODEL)
+    assert [step["step"] for step in tested["steps"]] == ["models", "reply"]
+    assert [request.path for request in model.requests] == ["/v1/models", "/v1/chat/completions"]
+    told = (await models(ada))[OWN]
+    assert (told["context_window"], told["figures_from"]) == (64_000, "provider")
+    assert told["price"]["output"] == 2.0
+
+
+async def test_a_test_says_what_failed_and_keeps_what_was_known(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    refused = Answer(401, body={"error": {"message": f"{API_KEY} is wrong"}})
+    model.script(refused, refused)
+    answer = await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={})
+    tested = ok(answer)
+    assert (tested["ok"], tested["problem"]["slug"]) == (False, "model-key-refused")
+    assert API_KEY not in answer.text
+    assert OWN in await models(ada)

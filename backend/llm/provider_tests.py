@@ -1,0 +1,158 @@
+"""Whether a provider works: what its server lists, and a first word of one of its models."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from backend.accounts.identity import Identity
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.errors import AppError
+from backend.generation.listing import list_models
+from backend.generation.model import ChatModel, ModelTimeoutError, Prompt, PromptMessage
+from backend.generation.registry import OfferedProvider
+from backend.generation.sampling import Sampling
+from backend.llm.provider_service import ProviderService, find_provider
+from backend.llm.providers import MAX_LISTED, ProviderConfig, by_name
+from backend.llm.user_models import UserModels
+
+SECONDS = 60.0
+"""How long a model gets for its first word: one that runs at home is loaded first."""
+
+LISTED_BYTES = 200_000
+
+
+class ProviderTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which of its models is asked; the first where none is named."""
+
+    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+
+
+class TestStep(msgspec.Struct, kw_only=True):
+    """What was tried, and how it went. `detail` is for people."""
+
+    step: Literal["models", "reply"]
+    ok: bool
+    milliseconds: int
+    detail: str = ""
+
+
+class TestProblem(msgspec.Struct, kw_only=True):
+    """What failed: the slug of a problem, and words."""
+
+    slug: str
+    detail: str
+
+
+class ProviderTested(msgspec.Struct, kw_only=True):
+    """How a provider does. `models` counts what its server lists, `model` was asked."""
+
+    ok: bool
+    steps: list[TestStep]
+    models: int
+    model: str | None
+    problem: TestProblem | None
+
+
+class ProviderTests:
+    """Tries providers out, and keeps what their servers list."""
+
+    def __init__(
+        self, database: Database, providers: ProviderService, user_models: UserModels
+    ) -> None:
+        self._database = database
+        self._providers = providers
+        self._user_models = user_models
+
+    async def test(
+        self, identity: Identity, provider_id: UUID, wanted: ProviderTest
+    ) -> ProviderTested:
+        """List the models, keep the list, and ask one for a word. Raises `ProviderNotFoundError`.
+
+        What fails on the provider's side is told in the answer.
+        """
+        async with self._database.read() as session:
+            row = await find_provider(session, identity, provider_id)
+        config = self._providers.open(identity, row)
+        offered = self._user_models.offered(row, config)
+        steps: list[TestStep] = []
+        problems: list[TestProblem] = []
+
+        async def tried(step: Literal["models", "reply"], work: Awaitable[str]) -> None:
+            begun, detail, problem = time.monotonic(), "", None
+            try:
+                detail = await work
+            except AppError as error:
+                problem = TestProblem(slug=error.slug, detail=error.detail or error.title)
+                problems.append(problem)
+            spent = round((time.monotonic() - begun) * 1000)
+            detail = problem.detail if problem else detail
+            steps.append(TestStep(step=step, ok=not problem, milliseconds=spent, detail=detail))
+
+        async def listing() -> str:
+            nonlocal offered
+            kept = await self._listed(identity, provider_id, offered)
+            offered = self._user_models.offered(row, kept, offered)
+            return f"{len(kept.listed)} models"
+
+        try:
+            await tried("models", listing())
+            # A server need not list what it serves.
+            name = wanted.model or next(iter(offered.model_names), None)
+            model = offered.get(name) if name else None
+            if model is not None:
+                await tried("reply", _first_word(model))
+            elif name is not None or not problems:
+                detail = "It lists no such model." if name else "It lists no models: name one."
+                problems.append(TestProblem(slug="unknown-model", detail=detail))
+        finally:
+            await offered.adapter.aclose()
+        is_ok = bool(steps) and steps[-1].step == "reply" and steps[-1].ok
+        return ProviderTested(
+            ok=is_ok,
+            steps=steps,
+            models=len(offered.listed),
+            model=name,
+            problem=None if is_ok or not problems else problems[-1],
+        )
+
+    async def _listed(
+        self, identity: Identity, provider_id: UUID, offered: OfferedProvider
+    ) -> ProviderConfig:
+        """Ask for the list, and keep it; what is too much of it is cut."""
+        models = await list_models(offered.adapter)
+        listed = models[:MAX_LISTED]
+        while len(msgspec.json.encode(listed)) > LISTED_BYTES:
+            listed = listed[: len(listed) * 9 // 10]
+        async with self._database.write() as session:
+            row = await find_provider(session, identity, provider_id, lock=True)
+            config = replace(
+                self._providers.open(identity, row),
+                listed=tuple(by_name(listed).values()),
+                listed_at=now(),
+                is_cut=len(listed) < len(models),
+            )
+            self._providers.seal(identity, row, config)
+        return config
+
+
+async def _first_word(model: ChatModel) -> str:
+    prompt = Prompt([PromptMessage("user", "Say hello in one word.")])
+    try:
+        async with (
+            asyncio.timeout(SECONDS),
+            aclosing(model.stream(prompt, Sampling())) as pieces,
+        ):
+            async for _ in pieces:
+                return "It answers."
+    except TimeoutError:
+        raise ModelTimeoutError(f"Not a word in {SECONDS:g} s.") from None
+    return "It ended without a word."
