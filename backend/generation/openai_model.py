@@ -150,7 +150,8 @@ class OpenAICompatibleModel:
         if tools:
             body["tools"] = wire.declarations(tools)
         if schema is not None:
-            body["response_format"] = wire.response_format(schema)
+            known = self._provider.abilities.of(self.spec.name).json
+            body |= json_members(schema, "json_object" if known == "json_object" else "json_schema")
         return body
 
     async def _deltas(
@@ -178,16 +179,13 @@ class OpenAICompatibleModel:
                     if time.monotonic() - last_event < self._provider.config.answer_timeout:
                         yield Delta()
         except Exception as error:  # noqa: BLE001 - a server may answer anything
-            raise self._provider.failure(error) from None
+            raise self._failure(error, is_tried="response_format" in body) from None
 
     async def _whole(self, body: dict[str, Any], *, is_tried: bool = False) -> Delta:
         """The answer to a request. Where a way is only tried, a 500 is a refusal of it."""
 
         def failure(error: Exception) -> ModelError:
-            status = getattr(error, "status_code", None)
-            if is_tried and status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                return ModelRequestError(f"{WHO} fails at such a request (500).")
-            return self._provider.failure(error)
+            return self._failure(error, is_tried=is_tried)
 
         async def ask(connection: Connection) -> Delta:
             response = await self._post(connection, body, connection.response)
@@ -197,6 +195,12 @@ class OpenAICompatibleModel:
         async with self._provider.connected() as connection:
             timeout = self._provider.config.answer_timeout
             return await whole(ask(connection), who=WHO, answer_timeout=timeout, failure=failure)
+
+    def _failure(self, error: Exception, *, is_tried: bool) -> ModelError:
+        status = getattr(error, "status_code", None)
+        if is_tried and status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return ModelRequestError(f"{WHO} fails at such a request (500).")
+        return self._provider.failure(error)
 
     async def _post(self, connection: Connection, body: dict[str, Any], kind: type[T]) -> T:
         """Send a request, without what the server is known not to take.

@@ -12,13 +12,14 @@ from typing import get_args
 from weakref import WeakKeyDictionary
 
 from backend.generation._fenced_calls import FencedReader, fenced_prompt
-from backend.generation._replies import finish_of
+from backend.generation._replies import Delta, finish_of, tool_answer
 from backend.generation._structured_calls import StructuredReader, answer_schema, structured_prompt
 from backend.generation._tool_calls import MAX_CALLS
 from backend.generation._written_calls import CallReader
 from backend.generation.model import (
     ChatModel,
     Finish,
+    FinishReason,
     ModelEmptyReplyError,
     ModelRequestError,
     ModelSettingRefusedError,
@@ -27,6 +28,7 @@ from backend.generation.model import (
     TextPiece,
     TokenUsage,
     Tool,
+    ToolAnswer,
     ToolCall,
     ToolSupport,
 )
@@ -94,11 +96,43 @@ async def stream_with_tools(
         raise refusal
 
 
+async def answer_with_tools(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+) -> ToolAnswer:
+    """One step of a tool loop, in the best way that the model's server takes.
+
+    Raises `ModelError` as `ChatModel.call_tools` does.
+    """
+    if tool_support(model) == "native":
+        try:
+            return await model.call_tools(prompt, tools, sampling)
+        except ModelSettingRefusedError:
+            raise
+        except ModelRequestError:
+            refused = True
+    else:
+        refused = False
+    way: ToolSupport = "structured" if refused else tool_support(model)
+    pieces: list[Piece] = []
+    async with aclosing(stream_with_tools(model, prompt, tools, sampling, way)) as stream:
+        async for piece in stream:
+            pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
+    if refused:
+        _learned.setdefault(model, way)
+    said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
+    usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
+    finish: FinishReason | None = next(
+        (piece.reason for piece in pieces if isinstance(piece, Finish)), None
+    )
+    return tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
+
+
 def _ask(
     model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling, way: ToolSupport
 ) -> AsyncGenerator[Piece, None]:
     if way == "native" or not (tools or prompt.rounds):
         return model.stream(prompt, sampling, tools=tools)
+    sampling = sampling.without_form()
     if way == "structured":
         asked = structured_prompt(prompt, tools)
         pieces = model.stream(asked, sampling, schema=answer_schema(tools))

@@ -39,6 +39,7 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import InvalidCallError
+from backend.generation.tool_streams import answer_with_tools
 from backend.memory.points import PointMaker
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
@@ -217,7 +218,7 @@ async def _asked(
 ) -> ToolAnswer:
     """One step of the loop. A model that has called and says no more has finished."""
     try:
-        answer = await model.call_tools(prompt, TOOLS, sampling)
+        answer = await answer_with_tools(model, prompt, TOOLS, sampling)
     except ModelEmptyReplyError:
         if not prompt.rounds:
             raise

@@ -20,9 +20,11 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    Tool,
 )
 from backend.generation.sampling import Sampling
 from backend.generation.server_abilities import ServerAbilities
+from backend.generation.tool_streams import answer_with_tools, tool_support
 from tests.fakes.openai_server import (
     DONE,
     MODEL,
@@ -191,6 +193,23 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     assert answer.value == again.value == VALUE
     assert learned[-1].of(MODEL).json == way
     assert len(openai.server.requests) == len(answers) + 1
+
+
+async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
+    openai: Vendor,
+) -> None:
+    model = openai.connect()
+    finish = Tool("finish", "End the work.", {"type": "object"})
+    openai.server.script(
+        error(400, message="tools are not there"),
+        FAILED,
+        reply('Done.\n```tools\n[{"tool": "finish"}]\n```'),
+    )
+
+    answer = await answer_with_tools(model, PROMPT, [finish], Sampling(start_reply_with="Hm"))
+
+    assert (answer.text.strip(), [call.name for call in answer.calls]) == ("Done.", ["finish"])
+    assert tool_support(model) == "fenced"
 
 
 async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:
