@@ -1,4 +1,4 @@
-"""How servers that speak OpenAI's chat completions differ: settings, their names, prefill, counts.
+"""How servers that speak OpenAI's chat completions differ: settings, their names, and prefill.
 
 Sources: the servers' own references, as of November 2026.
 https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md,
@@ -19,19 +19,6 @@ from backend.settings import ServerName
 
 
 @dataclass(frozen=True, slots=True)
-class CountRoute:
-    """A route that counts a text's tokens. `path` is from the server's root, not from `/v1`.
-
-    The text is sent as the member `text`; `count` of the answer is a number, or a list that has as
-    many members.
-    """
-
-    path: str
-    text: str
-    count: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServerKind:
     """What one server takes.
 
@@ -43,7 +30,6 @@ class ServerKind:
     names: Mapping[SamplingField, str] = field(default_factory=dict[SamplingField, str])
     prefill: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    counts: tuple[CountRoute, ...] = ()
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -63,12 +49,6 @@ _LOCAL: frozenset[SamplingField] = _COMMON | {
 }
 EVERY_SETTING: frozenset[SamplingField] = _LOCAL | _DRY_AND_XTC | {"top_a", "typical_p", "grammar"}
 """What any of the servers takes."""
-
-_LLAMA_CPP = CountRoute("/tokenize", "content", "tokens")
-_KOBOLDCPP = CountRoute("/api/extra/tokencount", "prompt", "value")
-_VLLM = CountRoute("/tokenize", "prompt", "count")
-_TABBYAPI = CountRoute("/v1/token/encode", "text", "length")
-_LLAMA_CPP_PYTHON = CountRoute("/extras/tokenize/count", "input", "count")
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -92,25 +72,23 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     "llama-cpp": ServerKind(
         accepts=_LOCAL | _DRY_AND_XTC | {"typical_p", "grammar"},
         names={"repetition_penalty": "repeat_penalty"},
-        counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
     ),
     "koboldcpp": ServerKind(
-        accepts=EVERY_SETTING, names={"typical_p": "typical"}, counts=(_KOBOLDCPP,)
+        accepts=EVERY_SETTING,
+        names={"typical_p": "typical"},
     ),
     "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
     "vllm": ServerKind(
         accepts=_LOCAL | {"grammar"},
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
-        counts=(_VLLM,),
     ),
     "tabbyapi": ServerKind(
         accepts=EVERY_SETTING,
         names={"grammar": "grammar_string"},
         prefill=_CONTINUES,
-        counts=(_TABBYAPI,),
     ),
     "other": ServerKind(
-        accepts=EVERY_SETTING, counts=(_LLAMA_CPP, _KOBOLDCPP, _VLLM, _TABBYAPI, _LLAMA_CPP_PYTHON)
+        accepts=EVERY_SETTING,
     ),
 }

@@ -32,14 +32,9 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServerAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is learned of a server, by the names of its models.
-
-    `counts_at` is the path of its route that counts tokens: None where that is not known, empty
-    where there is none.
-    """
+    """What is learned of a server, by the names of its models."""
 
     models: Mapping[str, ModelAbilities] = msgspec.field(default_factory=dict[str, ModelAbilities])
-    counts_at: str | None = None
 
     def of(self, model: str) -> ModelAbilities:
         """What is known of a model."""
