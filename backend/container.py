@@ -73,6 +73,7 @@ from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.status import MemoryStatusService
 from backend.openings import OpeningService
+from backend.presets.service import PresetService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.ledgers import NightlyRecount
@@ -174,6 +175,7 @@ class Services:
             longest_message=settings.max_message_chars,
         )
         self.personas = PersonaService(database, pool)
+        self.presets = PresetService(database, pool)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, regexes)

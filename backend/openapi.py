@@ -96,6 +96,8 @@ GIVES: dict[str, dict[str, str]] = {
     "createCharacter": {"character_id": MADE},
     "importCharacter": {"character_id": "$response.body#/character/id"},
     "createPersona": {"persona_id": MADE},
+    "createPreset": {"preset_id": MADE},
+    "importPreset": {"preset_id": "$response.body#/preset/id"},
     "createLorebook": {"lorebook_id": MADE},
     "importLorebook": {"lorebook_id": "$response.body#/lorebook/id"},
     "createLoreEntry": {"lorebook_id": "$request.path.lorebook_id", "entry_id": MADE},

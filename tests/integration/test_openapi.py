@@ -335,6 +335,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
     event = await ada.client.post(
         f"/api/v1/chronicles/{chronicle_id}/events", json={"summary": "The lamp went out."}
     )
+    preset = await ada.client.post("/api/v1/presets", json={"name": "Dry"})
     items = await campaign_items(ada)
     keyed = {"kind": "gemini", "api_key": "AIza-nobody"}
     provider = ok(await ada.client.post("/api/v1/providers", json=keyed), 201)
@@ -346,6 +347,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "chat_id": (await ada.new_chat())["id"],
         "character_id": character["id"],
         "persona_id": persona["id"],
+        "preset_id": ok(preset, 201)["id"],
         "chronicle_id": chronicle_id,
         "event_id": ok(event, 201)["id"],
     }
@@ -371,6 +373,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         "patchSettings",
         "patchCharacter",
         "patchPersona",
+        "patchPreset",
         "patchProvider",
         "patchChat",
         "patchChatSettings",
@@ -402,9 +405,11 @@ async def test_files_have_the_media_types_that_are_described(
     book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Lore"}), 201)["id"]
     made = ok(await ada.client.post("/api/v1/chronicles", json={"name": "The coast"}), 201)
     campaign = ok(await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
+    preset = await ada.client.post("/api/v1/presets", json={"name": "Dry"})
     ids = {
         "character_id": character,
         "persona_id": persona,
+        "preset_id": ok(preset, 201)["id"],
         "lorebook_id": book,
         "chronicle_id": made["id"],
         "campaign_id": campaign["id"],
@@ -424,7 +429,7 @@ async def test_files_have_the_media_types_that_are_described(
             assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
             seen.setdefault(each.id, set()).add(kind)
         assert seen[each.id] == set(described), each.id
-    assert len(seen) == 6
+    assert len(seen) == 7
 
 
 async def test_each_event_of_a_stream_is_described(ada: Account, document: dict[str, Any]) -> None:

@@ -173,6 +173,7 @@ class Player:
     async def play(self) -> None:
         await self.write_characters()
         chat = await self.open_chat()
+        await self.write_presets()
         await self.write_lore(chat)
         await self.keep_chronicles()
         await self.keep_campaign()
@@ -206,6 +207,19 @@ class Player:
             assert put.status_code == 204
             shown = await client.get(f"{API}/{path}/avatar")
             assert WORD.encode() not in shown.content
+
+    async def write_presets(self) -> None:
+        client, path = self.client, f"{API}/presets"
+        block = {"id": "own", "name": sing("block"), "content": sing("told")}
+        made = ok(await client.post(path, json={"name": sing("preset")}), 201)
+        blocks = [*made["blocks"], block]
+        ok(await client.patch(f"{path}/{made['id']}", json={"blocks": blocks}))
+        assert WORD in (await client.get(f"{path}/{made['id']}/export")).text
+        prompt = {"identifier": WORD, "content": sing("prompt")}
+        upload = {"file": (f"{WORD}.json", json.dumps({"prompts": [prompt]}).encode())}
+        ok(await client.post(f"{path}/import", files=upload), 201)
+        refused = await client.post(path, json={"name": WORD, "blocks": [block, block]})
+        assert refused.status_code == 422
 
     async def write_lore(self, chat: str) -> None:
         client = self.client

@@ -103,6 +103,7 @@ class Belongings:
             "chats/{chat_id}/lorebooks",
             "characters/{character_id}/lorebooks",
             "personas/{persona_id}/lorebooks",
+            "presets/{preset_id}",
             "chronicles/{chronicle_id}",
             "chronicles/{chronicle_id}/events",
             "chronicles/{chronicle_id}/events/{event_id}",
@@ -191,6 +192,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
         headers = {"content-type": "image/png"}
         put = await client.put(f"{API}/{path}/avatar", content=picture(), headers=headers)
         assert put.status_code == 204
+    preset = ok(await client.post(f"{API}/presets", json={"name": "Lamplight"}), 201)
     chat = await owner.new_chat(
         title=TITLE, character_ids=[character["id"]], persona_id=persona["id"]
     )
@@ -221,6 +223,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
         {
             "character_id": character["id"],
             "persona_id": persona["id"],
+            "preset_id": preset["id"],
             "chat_id": chat["id"],
             "lorebook_id": book,
             "entry_id": entry,

@@ -1,4 +1,4 @@
-"""Questions that messages answer, for the index; providers of models."""
+"""Questions that messages answer, for the index; providers of models; prompt presets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ down_revision = "2026_11_8"
 branch_labels = None
 depends_on = None
 
-COUNTED = {"message_questions": ("sealed_questions",), "providers": ("sealed_config",)}
+COUNTED = {
+    "message_questions": ("sealed_questions",),
+    "presets": ("sealed_name", "sealed_preset", "sealed_source"),
+    "providers": ("sealed_config",),
+}
 """Columns whose bytes count towards what a user may store."""
 
 
@@ -56,9 +60,25 @@ def upgrade() -> None:
         sa.UniqueConstraint("slug", name="uq_installation_providers_slug"),
     )
     op.add_column("users", required("providers_revision", sa.Integer(), server_default="0"))
+    _create_presets()
     connection = op.get_bind()
     for table, columns in COUNTED.items():
         count_table(connection, table, columns)
+
+
+def _create_presets() -> None:
+    op.create_table(
+        "presets",
+        sa.Column("id", Id(), primary_key=True),
+        reference("user_id", "users.id"),
+        required("sealed_name", sa.LargeBinary()),
+        required("sealed_preset", sa.LargeBinary()),
+        sa.Column("sealed_source", sa.LargeBinary()),
+        required("revision", sa.Integer()),
+        required("created_at", UtcTime()),
+        required("updated_at", UtcTime()),
+    )
+    op.create_index("ix_presets_user_id_id", "presets", ["user_id", "id"])
 
 
 def downgrade() -> None:
@@ -68,4 +88,5 @@ def downgrade() -> None:
     op.drop_column("users", "providers_revision")
     op.drop_table("installation_providers")
     op.drop_table("providers")
+    op.drop_table("presets")
     op.drop_table("message_questions")

@@ -1,0 +1,150 @@
+"""Prompt presets, their files in and out: `/presets`."""
+
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from backend.accounts.activity import ActivityLog
+from backend.accounts.identity import Identity
+from backend.characters.cards.limits import MEGABYTE
+from backend.characters.uploads import NamedFileOperation, file_answer, read_upload
+from backend.context.blocks import PresetFields
+from backend.errors import PreconditionFailedError
+from backend.presets.errors import PresetFileError, PresetNotFoundError, PresetsFullError
+from backend.presets.schemas import ImportedPreset, PresetItem, PresetView
+from backend.presets.service import PresetService
+from backend.presets.tavern_reader import MAX_FILE_BYTES
+from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class PresetController(Controller):
+    """Prompt presets."""
+
+    path = "/presets"
+    tags = ("Presets",)
+
+    @get(summary="List presets")
+    async def list_presets(
+        self,
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
+    ) -> Page[PresetItem]:
+        """Presets, newest first."""
+        return await presets.list_page(identity, limit=limit, after=after)
+
+    @post(opt={RAISES: (PresetsFullError,)}, summary="Make a preset")
+    async def create_preset(
+        self,
+        data: JSONBody[PresetFields],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> Response[PresetView]:
+        """Make a preset. Without `blocks` it has those of a prompt without a preset.
+
+        Presets are kept and passed on; prompts do not go by them yet.
+        """
+        return _tagged(await presets.create(identity, data))
+
+    @post(
+        "/import",
+        opt={RAISES: (PresetFileError, PresetsFullError)},
+        summary="Import a preset file",
+        operation_class=NamedFileOperation,
+        request_max_body_size=MAX_FILE_BYTES + MEGABYTE,
+    )
+    async def import_preset(
+        self,
+        request: AnyRequest,
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> ImportedPreset:
+        """Make a preset of one of SillyTavern's for chat completion.
+
+        `name` is what it is called, else the file's name. What the file holds beyond what is known
+        here is kept, and comes back on export. The campaign, the summary and the memory, which
+        the format does not have, are put around the history.
+        """
+        upload = await read_upload(request)
+        stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
+        return await presets.import_file(identity, upload.data, upload.name.strip() or stem)
+
+    @get("/{preset_id:uuid}", opt={RAISES: (PresetNotFoundError,)}, summary="Read a preset")
+    async def get_preset(
+        self,
+        preset_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> Response[PresetView]:
+        """A preset, with all its blocks."""
+        return _tagged(await presets.get(identity, preset_id))
+
+    @patch(
+        "/{preset_id:uuid}",
+        opt={RAISES: (PresetNotFoundError, PreconditionFailedError), PATCHES: PresetFields},
+        summary="Change a preset",
+    )
+    async def patch_preset(
+        self,
+        request: AnyRequest,
+        preset_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> Response[PresetView]:
+        """Merge into a preset: what is absent stays, null goes back to the default.
+
+        `blocks` are given all together.
+        """
+        view = await presets.patch(
+            identity, preset_id, data, if_match=request.headers.get("if-match")
+        )
+        return _tagged(view)
+
+    @delete(
+        "/{preset_id:uuid}",
+        opt={RAISES: (PresetNotFoundError, PreconditionFailedError)},
+        summary="Delete a preset",
+    )
+    async def delete_preset(
+        self,
+        request: AnyRequest,
+        preset_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> None:
+        """Delete a preset."""
+        await presets.delete(identity, preset_id, if_match=request.headers.get("if-match"))
+
+    @get(
+        "/{preset_id:uuid}/export",
+        opt={RAISES: (PresetNotFoundError,), FILES: ("application/json",)},
+        summary="Export a preset file",
+        media_type="application/json",
+    )
+    async def export_preset(
+        self,
+        request: AnyRequest,
+        preset_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+        activity: NamedDependency[ActivityLog],
+    ) -> Response[bytes]:
+        """The preset as SillyTavern's for chat completion.
+
+        What came in comes back as it was, but for what was changed here.
+        """
+        file = await presets.export(identity, preset_id)
+        await activity.note(request, "exported", detail="preset")
+        return file_answer(file)
+
+
+def _tagged(view: PresetView) -> Response[PresetView]:
+    return Response(view, headers={"ETag": etag(view.revision)})
