@@ -215,7 +215,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
-    server_of_models = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1"}
+    server_of_models = {"kind": "openai", "base_url": "http://127.0.0.1:11434/v1"}
     provider = ok(await client.post(f"{API}/providers", json=server_of_models), 201)
     invited = await administrator.client.post(f"{API}/admin/invitations", json={})
     return Belongings(
