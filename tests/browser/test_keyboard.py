@@ -27,6 +27,7 @@ def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Pag
     reach(page, page.get_by_role("checkbox", name="I have kept it"))
     keys.press("Space")
     press(page, page.get_by_role("button", name="Go on"))
+    press(page, page.get_by_role("button", name="Try the demo"))
     press(page, page.get_by_role("button", name="Try the example"))
 
     line = page.get_by_role("textbox", name="Your line")

@@ -21,12 +21,13 @@ FILES = """files => {
 }"""
 
 
-def test_whoever_is_new_is_in_a_chat_with_the_example_in_one_step(
+def test_whoever_is_new_is_in_a_chat_with_the_example_in_two_steps(
     page: Page, account: Account
 ) -> None:
     page.goto("/")
     expect(page.get_by_role("heading", name=f"Welcome, {account.name}")).to_be_visible()
 
+    page.get_by_role("button", name="Try the demo").click()
     page.get_by_role("button", name="Try the example").click()
 
     expect(page).to_have_url(IN_A_CHAT)

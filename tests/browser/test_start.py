@@ -30,6 +30,7 @@ def test_from_the_address_to_the_first_reply(
 
     expect(page.get_by_role("heading", name="Welcome")).to_be_visible()
     assert_accessible(page)
+    page.get_by_role("button", name="Try the demo").click()
     page.get_by_role("button", name="Try the example").click()
 
     messages = page.get_by_role("feed", name="Messages").get_by_role("article")

@@ -27,6 +27,7 @@ const VIEWS = new Map([
   ["campaigns", ["campaign/campaigns", "campaign"]],
   ["campaigns/id", ["campaign/campaign", "campaign"]],
   ["activity", ["activity", "account"]],
+  ["providers", ["models/providers", "account"]],
   ["account", ["account/account", "account"]],
 ]);
 

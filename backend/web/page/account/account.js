@@ -156,6 +156,7 @@ export default async function ({ signal, title }) {
       h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
       button("sign_out", signOut)),
     choice("theme", ["auto", "light", "dark"], theme.get(), look),
+    part("providers", h("div", {}, h("a", { href: "#/providers" }, texts.models.providers))),
     part("defaults", await defaults(signal)),
     part("scripts", await accountScripts(signal)),
     choice("mode", ["per_job", "managed", "sealed"], user.key_mode, lend),

@@ -8,6 +8,7 @@ import { ago, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
 import { card, cards, importButton, offer } from "../library/start.js";
+import { first, lacksModel } from "../models/first.js";
 import { choose } from "./choose.js";
 
 function rename({ id, title }) {
@@ -72,7 +73,8 @@ export default async function ({ signal, title }) {
     } else if (people.length) {
       const grid = h("ul.people", {}, people.map(card));
       fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton()));
-    } else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
+    } else if (await lacksModel(signal)) fill(body, await first(draw, signal));
+    else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
   };
   for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, draw, { signal });
   await draw();

@@ -1,0 +1,26 @@
+/** The first thing of all: a model. */
+import { api } from "../core/api.js";
+import { act, h, icon } from "../core/dom.js";
+import { kept } from "../core/store.js";
+import { adding } from "./parts.js";
+import { m } from "./picker.js";
+
+/** Whether nothing but the demo can be asked, and nobody has said that it will do. */
+export const lacksModel = async (signal) =>
+  !kept.get("demo") && (await api.all("/models", { signal })).every(({ provider }) => provider === "demo");
+
+/** Asks for a model, with the demo beside it; `done()` once there is one. */
+export async function first(done, signal) {
+  const demo = () => {
+    kept.set("demo", true);
+    done();
+  };
+  return h("div.card.offer.stack", {},
+    icon("key"),
+    h("h2", {}, m("first")),
+    h("p.soft", {}, m("first_help")),
+    await adding(done, signal),
+    h("hr"),
+    h("div.row", {}, act("spark", m("demo"), demo)),
+    h("small.soft", {}, m("demo_help")));
+}

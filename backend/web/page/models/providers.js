@@ -1,0 +1,73 @@
+/** #/providers: whose models can be asked. */
+import { api } from "../core/api.js";
+import { attempt, deleting, dialog, more, sure } from "../core/dialogs.js";
+import { act, h, refill } from "../core/dom.js";
+import { sendform } from "../core/form.js";
+import { NAME } from "../library/parts.js";
+import { t } from "../core/words.js";
+import { ADDRESS, adding, KEY, MODELS, PATH } from "./parts.js";
+import { m } from "./picker.js";
+
+/** Change a provider; its key stays where no other is given. True once it is stored. */
+const edit = (provider) =>
+  dialog(m("edit_named", { name: provider.name }), (close) => {
+    const { id, name, base_url: url, key_hint: hint, models, revision } = provider;
+    const fields = [
+      { ...NAME, most: 100, value: name },
+      { ...KEY, help: hint ? m("key_kept", { hint }) : m("key_stays") },
+      { ...ADDRESS, value: url },
+      { ...MODELS, value: models.map((each) => each.name) },
+    ];
+    const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
+      // What was said of a model stays with it.
+      patch.models = names.map((each) => models.find((known) => known.name === each) ?? { name: each });
+      patch.base_url = address || null;
+      if (key) patch.api_key = key;
+      await api.patch(`${PATH}/${id}`, patch, { ifMatch: revision });
+      close(true);
+    };
+    return sendform({ fields, submit: t("common.save"), send }).element;
+  });
+
+export default async function ({ signal, title }) {
+  title(m("providers"));
+  const list = h("ul.list", { "aria-label": m("providers") });
+  const empty = h("div.empty", {}, h("p", {}, m("none")));
+  const read = async () => {
+    const items = await api.all(PATH, { signal });
+    empty.hidden = items.length > 0;
+    refill(list, items.map(line));
+  };
+  const line = (item) => {
+    const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine } = item;
+    const change = () => attempt(async () => (await edit(item)) && read());
+    const remove = () => attempt(async () => {
+      if (!(await sure(m("delete_named", { name }), m("delete_help"), t("common.delete")))) return;
+      await api.delete(`${PATH}/${id}`);
+      await read();
+    });
+    const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
+    const names = models.map((each) => each.name).join(", ");
+    return h("li", {},
+      h("div.grow", {},
+        h("div.clip", {}, name, name !== slug && h("span.soft", {}, ` (${slug})`)),
+        h("small.help", {}, facts),
+        h("small.help.clip", { title: names }, names)),
+      mine && more(m("more", { name }), [
+        { label: t("common.edit"), icon: "edit", act: change },
+        deleting(remove)]));
+  };
+  const add = () => attempt(async () => {
+    let close;
+    const form = await adding(() => close(), signal);
+    await dialog(m("add"), (end) => {
+      close = end;
+      return form;
+    });
+    await read();
+  });
+  await read();
+  return h("div.page.narrow", {},
+    h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
+    h("p.soft.lead", {}, m("help")), empty, list);
+}

@@ -1,0 +1,113 @@
+"""A model of one's own: from a fresh server to a reply with its cost, and out of others' sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from uuid import uuid4
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from playwright.sync_api import Page, expect
+
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer
+from tests.support.browser import EXAMPLE_CARD, Account, phone, signing_up
+from tests.support.process import Served, serving
+from tests.support.server import PASSWORD
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def portal() -> Generator[BlockingPortal]:
+    """Where the stand-in for a provider runs."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="module")
+def model(portal: BlockingPortal) -> Generator[OpenAIServer]:
+    with portal.wrap_async_context_manager(OpenAIServer()) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A fresh server that nothing was set for."""
+    with serving(tmp_path_factory.mktemp("served"), registration="open") as served:
+        yield served
+
+
+def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
+    visitor: Page,
+    server: Served,
+    model: OpenAIServer,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    page = visitor
+    phone(page)
+    page.goto("/")
+    page.get_by_label("Name").fill(f"Ada {uuid4().hex[:8]}")
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
+    page.get_by_role("button", name="Make an account").click()
+    page.get_by_role("checkbox", name="I have kept it").check()
+    page.get_by_role("button", name="Go on").click()
+
+    expect(page.get_by_role("heading", name="First, a model")).to_be_visible()
+    expect(page.get_by_role("button", name="Try the demo")).to_be_visible()
+    assert_accessible(page)
+    page.get_by_label("Service").select_option(label="Another OpenAI-compatible server")
+    page.get_by_label("Address").fill(model.url)
+    key = page.get_by_label("Key", exact=True)
+    expect(key).to_have_attribute("autocomplete", "off")
+    key.fill(API_KEY)
+    page.get_by_label("Models").fill(MODEL)
+    page.get_by_role("button", name="Add a provider").click()
+
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import").click()
+    chooser.value.set_files(EXAMPLE_CARD)
+    page.get_by_role("button", name="Chat with Marlena").first.click()
+    page.get_by_role("textbox", name="Your line").fill("Hello.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("The rain has stopped.", exact=True)).to_be_visible()
+    expect(page.get_by_text("reply 14 tokens · chat 14 tokens")).to_be_visible()
+    assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
+
+    page.goto("/#/providers")
+    providers = page.get_by_role("list", name="Providers of models")
+    expect(providers).to_contain_text(f"key …{API_KEY[-4:]}")
+    assert API_KEY not in page.content()
+    assert_accessible(page)
+    with signing_up(server.url, "Bob") as bob:
+        assert bob.get("/providers")["items"] == []
+        assert [each["id"] for each in bob.get("/models")["items"]] == ["demo"]
+
+
+def test_a_provider_is_edited_without_its_key_and_deleted_after_a_question(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/providers")
+    expect(page.get_by_text("only the demo answers")).to_be_visible()
+    body = {"preset": "other", "base_url": model.url, "api_key": API_KEY, "name": "Mine"}
+    made = account.post("/providers", body | {"models": [{"name": MODEL, "context_window": 9000}]})
+    page.reload()
+    more = page.get_by_role("button", name="More about Mine")
+    more.click()
+    page.get_by_role("menuitem", name="Edit").click()
+    dialog = page.get_by_role("dialog", name="Edit Mine")
+    expect(dialog.get_by_label("Key", exact=True)).to_have_value("")
+    assert_accessible(page)
+    dialog.get_by_label("Models").fill(f"{MODEL}, another")
+    dialog.get_by_label("Name", exact=True).fill("Ours")
+    dialog.get_by_role("button", name="Save").click()
+
+    expect(page.get_by_role("button", name="More about Ours")).to_be_visible()
+    kept = account.get(f"/providers/{made['id']}")
+    assert kept["key_hint"] == API_KEY[-4:]
+    assert [each["name"] for each in kept["models"]] == [MODEL, "another"]
+    assert kept["models"][0]["context_window"] == 9000
+    page.get_by_role("button", name="More about Ours").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("only the demo answers")).to_be_visible()
+    assert account.get("/providers")["items"] == []
