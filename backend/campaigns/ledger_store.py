@@ -153,7 +153,7 @@ async def refold(
     """
     # All writers take the rows in one order, so that no two wait for each other.
     for part in chunks(sorted(kinds), AT_ONCE):
-        unknown = {each: kinds[each] for each in part if each not in known}
+        unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}
         folded = {each: known[each] for each in part if each in known}
         folded |= await fold_items(session, sealer, unknown)
         rows = [

@@ -14,13 +14,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, delete, select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.campaigns import ledger_paths
 from backend.campaigns.records import find_campaign
-from backend.chats.questions import drop_questions
 from backend.chats.repository import get_chat
 from backend.chronicles import writing
 from backend.chronicles.models import ChronicleEvent
@@ -29,9 +28,10 @@ from backend.chronicles.writing import is_there, supersede_again
 from backend.database.base import chunks, now
 from backend.enrichment.effects import Changed, note_in_index
 from backend.enrichment.errors import NothingToUndoError, RunReplacedError, RunUndoneError
-from backend.enrichment.models import ChatSummary, EnrichmentRun
+from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import RunDetail, RunEffect, get_run, open_detail, sealed_detail
 from backend.enrichment.schemas import KeptBecause, KeptView, UndoView, WrittenView
+from backend.enrichment.undo_texts import undo_questions, undo_summary
 from backend.lorebooks import authoring
 from backend.lorebooks import repository as lore
 from backend.lorebooks.errors import LorebookNotFoundError
@@ -71,9 +71,9 @@ async def undo_run(
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
-        view = await _undo_summary(session, run, force=force)
+        view = await undo_summary(session, run, force=force)
     elif run.kind == "questions":
-        view = await _undo_questions(session, index, identity, run)
+        view = await undo_questions(session, index, identity, run)
     else:
         view = await _undo_effects(session, index, identity, run, force=force)
     run.state, run.undone_at = "undone", now()
@@ -147,50 +147,6 @@ def _check_replaced(detail: RunDetail, later: Later) -> None:
                 "Undo the later run first: it put other events in the place of these.",
                 extra={"run_id": str(run.id)},
             )
-
-
-async def _undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: bool) -> UndoView:
-    mine = ChatSummary.run_id == run.id, ChatSummary.user_id == run.user_id
-    rows = list(await session.scalars(select(ChatSummary).where(*mine)))
-    if run.state == "undone" and not rows:
-        raise RunUndoneError
-    undone = [row.message_id for row in rows if force or not row.is_edited]
-    await session.execute(
-        delete(ChatSummary)
-        .where(ChatSummary.run_id == run.id, ChatSummary.message_id.in_(undone))
-        .execution_options(synchronize_session=False)
-    )
-    return UndoView(
-        undone=[
-            WrittenView(
-                what="summary_written", id=each, container_id=run.chat_id, title="", because=""
-            )
-            for each in undone
-        ],
-        kept=[
-            KeptView(id=row.message_id, title="", reason="edited")
-            for row in rows
-            if row.message_id not in undone
-        ],
-    )
-
-
-async def _undo_questions(
-    session: AsyncSession, index: IndexOutbox, identity: Identity, run: EnrichmentRun
-) -> UndoView:
-    gone = await drop_questions(session, run.chat_id, run.id, owner_id=run.user_id)
-    if not gone:
-        raise NothingToUndoError("No line has questions of its.")
-    await index.changed(
-        session, identity, kind="message", container_id=run.chat_id, source_ids=gone
-    )
-    written = [
-        WrittenView(
-            what="questions_written", id=each, container_id=run.chat_id, title="", because=""
-        )
-        for each in gone
-    ]
-    return UndoView(undone=written, kept=[])
 
 
 @dataclass(slots=True)

@@ -44,51 +44,48 @@ _DRY_AND_XTC: frozenset[SamplingField] = frozenset(
         *("dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
     }
 )
-_LOCAL: frozenset[SamplingField] = _COMMON | {
-    *("top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with"),
-}
-EVERY_SETTING: frozenset[SamplingField] = _LOCAL | _DRY_AND_XTC | {"top_a", "typical_p", "grammar"}
+
+
+def _and(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
+    return more | frozenset(names)
+
+
+_LOCAL = _and(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
+EVERY_SETTING = _and(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
 """What any of the servers takes."""
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
 OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     "openrouter": ServerKind(
-        accepts=_COMMON
-        | {
+        accepts=_and(
+            _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
-        },
+        )
     ),
-    "openai": ServerKind(accepts=_COMMON | {"logit_bias"}),
+    "openai": ServerKind(accepts=_and(_COMMON, "logit_bias")),
     "deepseek": ServerKind(
-        accepts=(_COMMON - {"seed"}) | {"start_reply_with"}, prefix={"prefix": True}
+        accepts=_and(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
     "mistral": ServerKind(
-        accepts=_COMMON | {"start_reply_with"},
+        accepts=_and(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
     ),
-    "ollama": ServerKind(accepts=_COMMON | {"start_reply_with"}),
+    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with")),
     "llama-cpp": ServerKind(
-        accepts=_LOCAL | _DRY_AND_XTC | {"typical_p", "grammar"},
+        accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
     ),
-    "koboldcpp": ServerKind(
-        accepts=EVERY_SETTING,
-        names={"typical_p": "typical"},
-    ),
+    "koboldcpp": ServerKind(accepts=EVERY_SETTING, names={"typical_p": "typical"}),
     "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
     "vllm": ServerKind(
-        accepts=_LOCAL | {"grammar"},
+        accepts=_and(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
     ),
     "tabbyapi": ServerKind(
-        accepts=EVERY_SETTING,
-        names={"grammar": "grammar_string"},
-        prefill=_CONTINUES,
+        accepts=EVERY_SETTING, names={"grammar": "grammar_string"}, prefill=_CONTINUES
     ),
-    "other": ServerKind(
-        accepts=EVERY_SETTING,
-    ),
+    "other": ServerKind(accepts=EVERY_SETTING),
 }

@@ -90,7 +90,7 @@ def ask_for(
                 kinds=("message", "scene", *asked),
             )
         )
-        kinds += ["message", *asked]
+        kinds += ("message", *asked)
     recent = [each.text for each in loaded.recent[-EXCHANGE:]]
     text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
