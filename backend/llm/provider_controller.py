@@ -70,10 +70,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
     ) -> Response[ProviderView]:
-        """Add a provider. Its models can be asked from then on; its server is not asked anything.
-
-        `scope` `installation` is for administrators: everybody may ask its models.
-        """
+        """Add a provider. Its models can be asked from then on; its server is not asked."""
         return _tagged(await providers.create(identity, data))
 
     @get("/{provider_id:uuid}", opt={RAISES: (ProviderNotFoundError,)}, summary="Read a provider")

@@ -92,7 +92,7 @@ class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: ProviderKind | None = None
     preset: str | None = None
     slug: Slug | None = None
-    scope: Literal["user", "installation"] = "user"
+    scope: Literal["user"] = "user"
 
 
 class ProviderView(msgspec.Struct, kw_only=True):

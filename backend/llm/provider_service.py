@@ -15,7 +15,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.errors import ConflictError, NotFoundError, ValidationError
 from backend.generation.registry import OfferedProvider
 from backend.llm.provider_checks import checked, hint
 from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
@@ -113,10 +113,7 @@ class ProviderService:
                 name=config.name or preset.title,
                 base_url=config.base_url or preset.base_url,
             )
-        is_shared = new.scope == "installation"
-        if is_shared and not identity.user.is_administrator:
-            raise ForbiddenError("Only an administrator adds providers for everybody.")
-        row: Row = InstallationProvider() if is_shared else Provider(user_id=identity.user_id)
+        row = Provider(user_id=identity.user_id)
         row.id, row.kind, row.revision = new_id(), kind, 1
         row.created_at = row.updated_at = now()
         async with self._database.write() as session:
