@@ -15,10 +15,17 @@ from backend.generation.anthropic import AnthropicProvider
 from backend.generation.figures import Ability, ListedModel
 from backend.generation.gemini import DEFAULT_BASE_URL as GEMINI_URL
 from backend.generation.gemini import GeminiProvider
-from backend.generation.model import ModelError, ModelTimeoutError, ModelUnavailableError
+from backend.generation.model import (
+    ModelError,
+    ModelRequestError,
+    ModelTimeoutError,
+    ModelUnavailableError,
+)
 from backend.generation.registry import Adapter
 
 SECONDS = 20.0
+
+NOT_FOUND = 404
 
 _WINDOW = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
@@ -57,6 +64,11 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
             raise
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise adapter.failure(error) from None
+    if response.status_code == NOT_FOUND:
+        raise ModelRequestError(
+            f"{adapter.who} lists no models at this address (404). Most addresses end in /v1; "
+            "where this one is right, name its models."
+        )
     if not response.is_success:
         raise failure(adapter.who, status=response.status_code)
     try:

@@ -9,7 +9,8 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, expect
 
-from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.scripted_server import Answer
 from tests.support.browser import EXAMPLE_CARD, Account, phone, signing_up
 from tests.support.process import Served, serving
 from tests.support.server import PASSWORD
@@ -60,7 +61,12 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     key = page.get_by_label("Key", exact=True)
     expect(key).to_have_attribute("autocomplete", "off")
     key.fill(API_KEY)
+    model.script(Answer(status=404))
+    page.get_by_role("button", name="Add a provider").click()
+    expect(page.get_by_role("alert")).to_contain_text("name its models")
+    assert_accessible(page)
     page.get_by_label("Models").fill(MODEL)
+    model.script(Answer(status=404), reply("Yes."))
     page.get_by_role("button", name="Add a provider").click()
 
     with page.expect_file_chooser() as chooser:
@@ -76,6 +82,15 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     page.goto("/#/providers")
     providers = page.get_by_role("list", name="Providers of models")
     expect(providers).to_contain_text(f"key …{API_KEY[-4:]}")
+    model.script(Answer(body={"data": [{"id": MODEL}]}), reply("Yes."))
+    page.get_by_role("button", name="More about Another OpenAI-compatible server").click()
+    page.get_by_role("menuitem", name="Test").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("It lists its models (1).")
+    expect(dialog).to_contain_text(f"{MODEL} answers.")
+    expect(dialog.get_by_text("It works.")).to_be_visible()
+    assert_accessible(page)
+    page.keyboard.press("Escape")
     assert API_KEY not in page.content()
     assert_accessible(page)
     with signing_up(server.url, "Bob") as bob:

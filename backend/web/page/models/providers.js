@@ -5,7 +5,7 @@ import { act, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { NAME } from "../library/parts.js";
 import { t } from "../core/words.js";
-import { ADDRESS, adding, KEY, MODELS, PATH } from "./parts.js";
+import { ADDRESS, adding, KEY, MODELS, PATH, test } from "./parts.js";
 import { m } from "./picker.js";
 
 /** Change a provider; its key stays where no other is given. True once it is stored. */
@@ -29,6 +29,14 @@ const edit = (provider) =>
     return sendform({ fields, submit: t("common.save"), send }).element;
   });
 
+/** Say in a dialog whether a provider works. */
+const tested = (provider) =>
+  dialog(m("test_named", { name: provider.name }), () => {
+    const box = h("div.stack");
+    test(provider, box);
+    return box;
+  });
+
 export default async function ({ signal, title }) {
   title(m("providers"));
   const list = h("ul.list", { "aria-label": m("providers") });
@@ -47,13 +55,14 @@ export default async function ({ signal, title }) {
       await read();
     });
     const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
-    const names = models.map((each) => each.name).join(", ");
+    const names = models.map((each) => each.name).join(", ") || m("all");
     return h("li", {},
       h("div.grow", {},
         h("div.clip", {}, name, name !== slug && h("span.soft", {}, ` (${slug})`)),
         h("small.help", {}, facts),
         h("small.help.clip", { title: names }, names)),
       mine && more(m("more", { name }), [
+        { label: m("test"), icon: "check", act: () => attempt(() => tested(item)) },
         { label: t("common.edit"), icon: "edit", act: change },
         deleting(remove)]));
   };
