@@ -8,52 +8,12 @@ here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-
-def _split(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
-
-
-def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:
-    return value if value and value.get_secret_value().strip() else None
-
-
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A comma-separated list."""
-
-Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
-
-Amount = Annotated[float, Field(ge=0, le=1_000_000)]
-Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]
-"""For a million tokens: read, written, and read from a cache."""
-
-ServerName = Literal[
-    "openrouter",
-    "openai",
-    "deepseek",
-    "mistral",
-    "ollama",
-    "llama-cpp",
-    "koboldcpp",
-    "lm-studio",
-    "vllm",
-    "tabbyapi",
-    "other",
-]
-"""Servers that speak OpenAI's chat completions, as Talekeeper tells them apart."""
+from backend.setting_types import Names, Prices, Secret, ServerName
 
 PUBLIC_HUB = "https://huggingface.co"
 

@@ -59,7 +59,7 @@ BLOCK_IDS: dict[Marker, str] = {
 }
 """The id of the one block that has each marker: SillyTavern's, where it knows the marker."""
 
-MARKERS = {block_id: marker for marker, block_id in BLOCK_IDS.items()}
+MARKERS: dict[str, Marker] = {block_id: marker for marker, block_id in BLOCK_IDS.items()}
 
 TITLES: dict[Marker, str] = {
     "system_prompt": "System prompt",

@@ -16,7 +16,7 @@ from backend.generation._provider import ModelProvider
 from backend.generation.model import ModelBlockedError, ModelError, ToolSupport
 from backend.generation.network import NetworkPolicy
 from backend.generation.server_abilities import ServerAbilities
-from backend.settings import ServerName
+from backend.setting_types import ServerName
 
 if TYPE_CHECKING:
     import httpx2

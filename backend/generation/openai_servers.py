@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.generation.sampling import SamplingField
-from backend.settings import ServerName
+from backend.setting_types import ServerName
 
 
 @dataclass(frozen=True, slots=True)

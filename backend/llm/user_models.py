@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 from uuid import UUID
 
 from sqlalchemy import bindparam, select
@@ -40,6 +41,7 @@ from backend.llm.providers import (
     open_provider,
 )
 from backend.logs import get_logger
+from backend.setting_types import ServerName
 from backend.settings import Settings
 from backend.vault.sealing import SealBrokenError, Sealer
 
@@ -182,14 +184,14 @@ class UserModels(UserSignedOut):
                     network=self.network,
                 )
             case "openai":
-                known = (server for server in OPENAI_SERVERS if server == config.preset)
+                known = config.preset if config.preset in OPENAI_SERVERS else "other"
                 return OpenAICompatibleConfig(
                     base_url=url or "",
                     models=(),
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
                     api_key=key,
-                    server=next(known, "other"),
+                    server=cast("ServerName", known),
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
                     chunk_timeout=silence,

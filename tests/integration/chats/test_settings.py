@@ -165,21 +165,22 @@ class TestSampling:
     ) -> None:
         await patch(ada, chat, model=OPENAI)
         answer = await ada.client.patch(
-            f"/api/v1/chats/{chat}/settings", json={"sampling": {"top_k": 40, "temperature": 1}}
+            f"/api/v1/chats/{chat}/settings",
+            json={"sampling": {"thinking_budget": 40, "temperature": 1}},
         )
         refused = problem(answer, 422, "setting-not-taken")
-        assert (refused["refused"], refused["model"]) == (["top_k"], OPENAI)
+        assert (refused["refused"], refused["model"]) == (["thinking_budget"], OPENAI)
         assert "temperature" in refused["accepts"]
         assert await read(ada, chat) == {**UNSET, "model": OPENAI}
 
     async def test_a_model_is_refused_that_does_not_take_what_is_set(
         self, ada: Account, chat: str
     ) -> None:
-        await patch(ada, chat, sampling={"top_k": 40})
+        await patch(ada, chat, sampling={"thinking_budget": 40})
         answer = await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"model": OPENAI})
         problem(answer, 422, "setting-not-taken")
         await patch(ada, chat, model=GEMINI)
-        await patch(ada, chat, model=OPENAI, sampling={"top_k": None})
+        await patch(ada, chat, model=OPENAI, sampling={"thinking_budget": None})
 
     async def test_the_account_s_sampling_goes_with_the_account_s_model(
         self, ada: Account, chat: str, vendor: OpenAIServer
