@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import PureWindowsPath
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,6 +20,9 @@ MAX_WINDOW = 100_000_000
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+_FILE = ".gguf"
+"""What llama.cpp reads. Its servers call a model by the whole path."""
 
 _DATE = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
@@ -90,7 +94,7 @@ def figures_of(
 
     window = first("context_window")
     return Figures(
-        title=first("title") or name,
+        title=first("title") or _title(name),
         context_window=window,
         max_output_tokens=min(first("max_output_tokens"), window),
         price=first("price"),
@@ -99,6 +103,11 @@ def figures_of(
             place for place, source in sources.items() if source.context_window is not None
         ),
     )
+
+
+def _title(name: str) -> str:
+    """A model's name; of one that its server calls by its file, the file's without the folders."""
+    return PureWindowsPath(name).stem if name.endswith(_FILE) else name
 
 
 def known_model(name: str) -> ListedModel:

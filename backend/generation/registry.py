@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
@@ -169,6 +171,7 @@ class ModelRegistry:
     Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
     The models of the environment's providers are here from the start; `with_providers` gives a
     registry with others in front of them. `built_in` is there without a provider: the demo.
+    `told` is what the settings say of models, by their ids.
     """
 
     def __init__(
@@ -180,7 +183,7 @@ class ModelRegistry:
         demo_tokens_per_second: float = 50,
         default: str = "",
         built_in: ChatModel | None = None,
-        prices: Mapping[str, Price] | None = None,
+        told: Mapping[str, ListedModel] | None = None,
     ) -> None:
         configured: dict[ProviderKind, Config | None] = {
             "gemini": gemini,
@@ -193,7 +196,7 @@ class ModelRegistry:
                 name=_NAMES[kind],
                 adapter=adapter_of(config),
                 chosen={
-                    name: ListedModel(name=name, price=(prices or {}).get(f"{kind}/{name}"))
+                    name: (told or {}).get(f"{kind}/{name}") or ListedModel(name=name)
                     for name in config.models
                 },
             )
@@ -307,12 +310,33 @@ def build_registry(settings: Settings) -> ModelRegistry:
         anthropic,
         demo_tokens_per_second=settings.demo_tokens_per_second,
         default=settings.default_model,
-        prices={
-            model: Price(input=read, output=written, cached_input=next(iter(cached), None))
-            for model, (read, written, *cached) in settings.model_prices.items()
-        },
+        told=_told(settings),
     )
     registry.spec(registry.default_id)
     if settings.enrichment_model:
         registry.spec(settings.enrichment_model)
     return registry
+
+
+def _told(settings: Settings) -> Mapping[str, ListedModel]:
+    """What the settings say of models, by their ids: sizes count where they were set."""
+    sizes: dict[str, Any] = {
+        "context_window": settings.openai_context_window,
+        "max_output_tokens": settings.openai_max_output_tokens,
+    }
+    told = {
+        f"openai/{name}": ListedModel(
+            name=name,
+            **{
+                size: tokens
+                for size, tokens in sizes.items()
+                if f"openai_{size}" in settings.model_fields_set
+            },
+        )
+        for name in settings.openai_models
+    }
+    for model, (read, written, *cached) in settings.model_prices.items():
+        price = Price(input=read, output=written, cached_input=next(iter(cached), None))
+        before = told.get(model, ListedModel(name=model.partition("/")[2] or model))
+        told[model] = replace(before, price=price)
+    return told

@@ -14,7 +14,7 @@ from backend.campaigns.models import Campaign, CampaignProposal
 from backend.chats.models import Chat
 from backend.database.base import new_id, now
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.figures import Price
+from backend.generation.figures import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
@@ -63,9 +63,9 @@ async def model() -> AsyncGenerator[Teller]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Teller
 ) -> AsyncGenerator[Running]:
-    prices = {MODEL_ID: Price(input=2, output=8)}
+    told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, prices=prices
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
     )
     folder = tmp_path_factory.mktemp("data")
     async with (

@@ -11,7 +11,7 @@ import pytest
 from backend.chats.models import Chat
 from backend.database.base import new_id
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.figures import Price
+from backend.generation.figures import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, reply, usage
 from tests.support.server import Account, Running, ok, problem, running
@@ -29,9 +29,9 @@ async def model() -> AsyncGenerator[OpenAIServer]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
 ) -> AsyncGenerator[Running]:
-    prices = {MODEL_ID: Price(input=2, output=8, cached_input=0.5)}
+    told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8, cached_input=0.5))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, prices=prices
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
     )
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server

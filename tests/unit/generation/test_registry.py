@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
 from backend.generation.model import ChatModel
 from backend.generation.openai_compatible import OpenAICompatibleConfig
-from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.registry import ModelRegistry, UnknownModelError, build_registry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
+from backend.settings import Settings
 
 GEMINI = GeminiConfig(api_key="AIza-secret", models=("gemini-2.5-flash", "gemini-9-huge"))
 SERVER = OpenAICompatibleConfig(
@@ -82,6 +84,23 @@ def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
     assert spec.name == "qwen/qwen3:8b"
     assert (spec.context_window, spec.max_output_tokens) == (40_960, 4_096)
     assert spec.tokenizer == "o200k_base"
+
+
+def test_a_window_that_is_set_counts_before_what_is_known_of_the_model() -> None:
+    known: Any = {"openai_base_url": "http://127.0.0.1:1/v1", "openai_models": ("gpt-4o",)}
+    table = build_registry(Settings(**known)).spec("openai/gpt-4o")
+    own = build_registry(Settings(**known, openai_context_window=9_000)).spec("openai/gpt-4o")
+    assert (table.figures_from, own.figures_from) == ("table", "user")
+    assert own.context_window == 9_000 < table.context_window
+
+
+def test_a_model_that_is_called_by_its_file_is_shown_without_the_folders() -> None:
+    name = "/home/ada/models/Mistral-7B.Q4_K_M.gguf"
+    config = OpenAICompatibleConfig(
+        base_url="http://127.0.0.1:1/v1", models=(name,), context_window=9, max_output_tokens=9
+    )
+    spec = ModelRegistry(openai=config).spec(f"openai/{name}")
+    assert (spec.title, spec.name) == ("Mistral-7B.Q4_K_M", name)
 
 
 def test_how_a_model_calls_tools_is_set_for_its_server() -> None:
