@@ -30,11 +30,13 @@ from backend.jobs import models as job_models
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.worker import Worker
+from backend.llm import models as provider_models
 from backend.lorebooks import models as lorebook_models
 from backend.lorebooks.index_source import LoreSource
 from backend.memory import models as memory_models
 from backend.memory.outbox import REINDEX, IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
+from backend.presets import models as preset_models
 from backend.settings import Settings
 from backend.turns import models as turn_models
 from backend.vault.root import RootKeys, load_root_keys
@@ -48,6 +50,8 @@ TABLES = (
     job_models,
     lorebook_models,
     memory_models,
+    preset_models,
+    provider_models,
     turn_models,
 )
 """Every table has to be known for every sealed text to be found."""

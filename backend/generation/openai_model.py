@@ -107,7 +107,8 @@ class OpenAICompatibleModel:
             body = self._body(told_schema(prompt, schema, way), sampling.without_form())
             body |= json_members(schema, way)
             try:
-                answer = await self._whole(body, is_tried=way != JSON_WAYS[-1])
+                is_tried = way not in (known, JSON_WAYS[-1])
+                answer = await self._whole(body, is_tried=is_tried)
                 value = read_value(answer, way, who=WHO)
             except ModelSettingRefusedError:
                 raise

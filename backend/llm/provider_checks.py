@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backend.errors import ValidationError
-from backend.llm.providers import (
+from backend.llm.models import (
     InstallationProvider,
     Provider,
     ProviderConfig,

@@ -11,6 +11,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.network import AddressRefusedError
+from backend.llm.models import ProviderFields
 from backend.llm.provider_schemas import PRESETS, NewProvider, ProviderPreset, ProviderView
 from backend.llm.provider_service import (
     ProviderNotFoundError,
@@ -19,7 +20,6 @@ from backend.llm.provider_service import (
     TooManyProvidersError,
 )
 from backend.llm.provider_tests import ProviderTest, ProviderTested, ProviderTests
-from backend.llm.providers import ProviderFields
 from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
 
 MAX_BODY_BYTES = 256 * 1024

@@ -8,7 +8,7 @@ import msgspec
 
 from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
-from backend.llm.providers import ProviderFields
+from backend.llm.models import ProviderFields
 
 ProviderScope = Literal["user", "installation", "environment"]
 Slug = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]

@@ -17,9 +17,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, NotFoundError, ValidationError
 from backend.generation.registry import OfferedProvider
-from backend.llm.provider_checks import checked, hint
-from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
-from backend.llm.providers import (
+from backend.llm.models import (
     InstallationProvider,
     Provider,
     ProviderConfig,
@@ -29,6 +27,8 @@ from backend.llm.providers import (
     seal_provider,
     wrap_shared,
 )
+from backend.llm.provider_checks import checked, hint
+from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
 from backend.llm.user_models import UserModels, kind_of
 from backend.vault.root import RootKeys
 from backend.wire import check_revision, merge_patch, reject_unknown

@@ -20,8 +20,8 @@ from backend.generation.listing import list_models
 from backend.generation.model import ChatModel, ModelTimeoutError, Prompt, PromptMessage
 from backend.generation.registry import OfferedProvider
 from backend.generation.sampling import Sampling
+from backend.llm.models import MAX_LISTED, ProviderConfig, by_name
 from backend.llm.provider_service import ProviderService, find_provider
-from backend.llm.providers import MAX_LISTED, ProviderConfig, by_name
 from backend.llm.user_models import UserModels
 
 SECONDS = 60.0

@@ -33,7 +33,7 @@ from backend.generation.registry import (
     ProviderKind,
     adapter_of,
 )
-from backend.llm.providers import (
+from backend.llm.models import (
     InstallationProvider,
     Provider,
     ProviderConfig,

@@ -16,6 +16,8 @@ BOUNDED_OTHERWISE = {
     "getContext": "the parts of one prompt",
     "previewContext": "as above",
     "listModels": "as many as settings name",
+    "listProviders": "at most 20 of one owner",
+    "listProviderPresets": "as many as are known",
     "listRules": "as many as are installed",
     "search": "has a limit of its own, and no second page",
     "listChatLorebooks": "links, limited when they are made",

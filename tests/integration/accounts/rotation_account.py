@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import LargeBinary, Table, insert, select, update
+from sqlalchemy import LargeBinary, String, Table, insert, select, update
 
 import backend
 from backend.accounts import repository
@@ -159,6 +159,8 @@ def _plain(table: Table, number: int) -> dict[str, Any]:
                 values[column.name] = now()
             case Id():
                 values[column.name] = new_id()
+            case String():
+                values[column.name] = str(new_id())  # some are unique
             case _:
                 values[column.name] = column.type.python_type(number)
     return values

@@ -18,6 +18,7 @@ from backend.campaigns.models import (
     ChangeSource,
     ProposalSource,
 )
+from backend.chats.models import MessageQuestions
 from backend.database.base import Base, new_id, now
 from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
@@ -77,6 +78,20 @@ async def keep_a_vector(server: Running, account: Account) -> None:
         )
 
 
+async def keep_questions(server: Running, account: Account, chat_id: str) -> None:
+    """As a task model would write them for the newest message."""
+    newest = (await account.messages(chat_id))[-1]["id"]
+    async with server.parts.database.write() as session:
+        session.add(
+            MessageQuestions(
+                id=UUID(newest),
+                user_id=UUID(account.user["id"]),
+                chat_id=UUID(chat_id),
+                written_at=now(),
+            )
+        )
+
+
 async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
     """A campaign with a session: a change that a message made, one proposed, and what was read."""
     client = account.client
@@ -131,6 +146,9 @@ async def live(account: Account) -> str:
     ok(await client.post(f"{ME}/second-factors/totp", json={"password": PASSWORD}), 201)
     again = {"Idempotency-Key": "once"}
     ok(await client.post("/api/v1/chats", json={}, headers=again), 201)
+    ok(await client.post("/api/v1/presets", json={"name": "Terse"}), 201)
+    provider = {"preset": "anthropic", "api_key": "sk-ant-of-somebody"}
+    ok(await client.post("/api/v1/providers", json=provider), 201)
     chat_id: str = chat["id"]
     return chat_id
 
@@ -145,7 +163,9 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
         await settled(either)
         before = await rows(either)
         async with either.account("Cleo") as cleo, either.signed_in("Cleo") as other:
-            await keep_a_campaign(either, cleo, await live(cleo))
+            chat_id = await live(cleo)
+            await keep_questions(either, cleo, chat_id)
+            await keep_a_campaign(either, cleo, chat_id)
             await keep_a_vector(either, cleo)
             await settled(either)
             cleos = {
@@ -154,6 +174,8 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             assert {name for name, keys in cleos.items() if not keys} <= {
                 "instance_keys",
                 "invitations",
+                # No route makes one.
+                "installation_providers",
                 # What is done is no longer there.
                 "index_changes",
                 "jobs",

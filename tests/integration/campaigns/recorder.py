@@ -12,10 +12,11 @@ from sqlalchemy import select
 
 from backend.enrichment.outbox import CHAPTER, SCENE
 from backend.generation.registry import ModelRegistry
+from backend.generation.server_abilities import ModelAbilities, ServerAbilities
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
-from tests.fakes.openai_server import MODEL_ID, reply, usage
+from tests.fakes.openai_server import MODEL, MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
@@ -98,7 +99,10 @@ async def model() -> AsyncGenerator[Recorder]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Recorder
 ) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID)
+    # What a model answers counts as its answer, not as a reason to ask in another way.
+    abilities = ServerAbilities({MODEL: ModelAbilities(json="json_schema")})
+    config = model.config(abilities=abilities)
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=config, default=MODEL_ID)
     folder = tmp_path_factory.mktemp("data")
     async with running(shared_url, folder, registry=registry) as server, working(server.parts):
         yield server

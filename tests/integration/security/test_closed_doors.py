@@ -61,6 +61,10 @@ CHANGES_THE_ACCOUNT = {
     "POST /api/v1/admin/invitations",
     "DELETE /api/v1/admin/invitations/{invitation_id}",
     "POST /api/v1/me/rotate-key",
+    "POST /api/v1/providers",
+    "PATCH /api/v1/providers/{provider_id}",
+    "DELETE /api/v1/providers/{provider_id}",
+    "POST /api/v1/providers/{provider_id}/test",
 }
 """What takes the scope `manage`. Of the others, `GET` takes `read`, and the rest `chat`."""
 
