@@ -57,7 +57,7 @@ from backend.memory.controller import MemoryController
 from backend.memory.model_fetches import EmbeddingModelController
 from backend.openapi import openapi_config
 from backend.openings import OpeningController
-from backend.presets.controller import PresetController
+from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
@@ -102,6 +102,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     PersonaLorebookController,
     LoreTesterController,
     PresetController,
+    CharacterPresetController,
     *CAMPAIGN_CONTROLLERS,
     CampaignTransferController,
     ChronicleController,

@@ -137,7 +137,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             python=platform.python_version(),
             database="sqlite" if settings.embedded else "postgresql",
         )
-        print(greeting(settings, parts.registry, listener), flush=True)
+        embeds = parts.memory.embedder is not None
+        print(greeting(settings, parts.user_models.shared, listener, embeds=embeds), flush=True)
         await Server(config, parts.turns, parts.jobs).serve(sockets=[listener])
     return 0
 

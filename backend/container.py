@@ -73,6 +73,7 @@ from backend.memory.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.status import MemoryStatusService
 from backend.openings import OpeningService
+from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
 from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
@@ -114,6 +115,7 @@ class Services:
         pool: CpuPool,
         instance: InstanceKeys,
         registry: ModelRegistry,
+        user_models: UserModels,
         kdf: PasswordKdf,
     ) -> None:
         self.settings = settings
@@ -123,7 +125,7 @@ class Services:
         self.cpu_pool = pool
         self.instance = instance
         self.registry = registry
-        self.user_models = user_models = UserModels(registry, settings)
+        self.user_models = user_models
         self.providers = ProviderService(database, root, user_models)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.index = index = memory.outbox
@@ -157,6 +159,7 @@ class Services:
             open_keys,
             find_models=user_models.of,
             find_persona=get_persona,
+            find_preset=get_preset,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(
@@ -176,6 +179,7 @@ class Services:
         )
         self.personas = PersonaService(database, pool)
         self.presets = PresetService(database, pool)
+        participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, regexes)
@@ -311,8 +315,12 @@ async def build_services(
     instance = await load_instance_keys(database, root)
     registry = registry or build_registry(settings)
     queue, pool = JobQueue(database, root), CpuPool()
-    memory = await open_memory(settings, database, queue, IndexOutbox(queue), SOURCES, pool)
-    return Services(settings, root, database, memory, queue, pool, instance, registry, kdf)
+    user_models = UserModels(registry, settings, root, database=database)
+    outbox = IndexOutbox(queue)
+    memory = await open_memory(settings, database, queue, outbox, SOURCES, pool, user_models)
+    return Services(
+        settings, root, database, memory, queue, pool, instance, registry, user_models, kdf
+    )
 
 
 def build_worker(

@@ -7,21 +7,25 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from backend.accounts.settings import EnrichmentSettings
+from sqlalchemy import select
+
+from backend.accounts.settings import UserSettings
+from backend.chats.schemas import ChatSettings
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
 from backend.generation.registry import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.registry import build_embedder
+from backend.memory.embedding.registry import build_embedder, may_be_shared
 from backend.memory.index.server import server_version
 from backend.memory.runtime import index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
-from backend.vault.root import load_root_keys
+from backend.vault.root import RootKeyError, load_root_keys
 
 State = Literal["ok", "missing", "fault"]
 
@@ -44,6 +48,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _prompts,
         _tokens,
         _models,
+        _providers,
         _agent,
         _gemini,
         _openai,
@@ -131,10 +136,42 @@ async def _models(settings: Settings) -> Finding:
         await registry.aclose()
 
 
-async def _agent(settings: Settings) -> Finding:
-    registry, unset = build_registry(settings), EnrichmentSettings()
+async def _providers(settings: Settings) -> Finding:
+    shared = await _shared(settings)
+    if not shared:
+        detail = "none for everybody; users may add their own"
+        return Finding("providers", "missing", detail)
+    if damaged := [slug for slug, config in shared.items() if config is None]:
+        advice = "An administrator deletes them under Models in the account, and adds them again."
+        return Finding("providers", "fault", f"do not open: {', '.join(damaged)}", advice)
+    return Finding("providers", "ok", f"for everybody: {', '.join(shared)}")
+
+
+async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
+    """The installation's providers by their slugs; None for those that do not open."""
+    if (await _database(settings)).state != "ok" or (await _root_key(settings)).state == "missing":
+        return {}
+    root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
+    database = Database(settings.resolved_database_url)
     try:
-        model = choose_model(registry, settings, unset, unset, registry.default_id)
+        async with database.read() as session:
+            query = select(InstallationProvider).order_by(InstallationProvider.id)
+            rows = list(await session.scalars(query))
+    finally:
+        await database.dispose()
+    found: dict[str, ProviderConfig | None] = {}
+    for row in rows:
+        try:
+            found[row.slug] = open_shared(root, row)
+        except RootKeyError:
+            found[row.slug] = None
+    return found
+
+
+async def _agent(settings: Settings) -> Finding:
+    registry, chat, account = build_registry(settings), ChatSettings(), UserSettings()
+    try:
+        model = choose_model(registry, settings, "agent", chat, account, registry.default_id)
         is_demo = registry.spec(model).provider == "demo"
     finally:
         await registry.aclose()
@@ -192,6 +229,11 @@ async def _index(settings: Settings) -> Finding:
 
 
 async def _embeddings(settings: Settings) -> Finding:
+    if may_be_shared(settings):
+        for slug, config in (await _shared(settings)).items():
+            if config is not None and config.embedding_model:
+                detail = f"{slug}, {config.embedding_model} (not tried: that would cost)"
+                return Finding("embeddings", "ok", detail)
     embedder = build_embedder(settings)
     if embedder is None:
         return _no_embeddings(settings)

@@ -26,11 +26,13 @@ from backend.chronicles.index_source import ChronicleSource
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment import models as enrichment_models
+from backend.generation.registry import ModelRegistry
 from backend.jobs import models as job_models
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.worker import Worker
 from backend.llm import models as provider_models
+from backend.llm.user_models import UserModels
 from backend.lorebooks import models as lorebook_models
 from backend.lorebooks.index_source import LoreSource
 from backend.memory import models as memory_models
@@ -172,7 +174,9 @@ async def _memory(
 ) -> AsyncGenerator[MemoryRuntime]:
     sources = (MessageSource(), LoreSource(), ChronicleSource())
     pool = CpuPool()
-    memory = await open_memory(settings, database, queue, IndexOutbox(queue), sources, pool)
+    outbox = IndexOutbox(queue)
+    user_models = UserModels(ModelRegistry(), settings, _root_keys(settings))
+    memory = await open_memory(settings, database, queue, outbox, sources, pool, user_models)
     try:
         yield memory
     finally:

@@ -17,6 +17,7 @@ ReasonKind = Literal[
     "settings",
     "chat_settings",
     "card",
+    "preset",
     "persona",
     "summary",
     "campaign",
@@ -64,6 +65,7 @@ ReasonKind = Literal[
     "no_key",
     "note_not_due",
     "outlet_unread",
+    "block_off",
     # What there was no room for.
     "budget",
     "budget_left",
@@ -207,6 +209,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "macros": "macros: more than {count:,} {name}",
     "no_key": "no key was said",
     "note_not_due": "author's note, not due",
+    "block_off": "the preset has no such block, or it is off",
     "outlet_unread": 'no field reads the outlet "{name}"',
     "budget_left": "budget, {tokens} left",
     "book_budget": 'budget of the book "{name}"',

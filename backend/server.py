@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 import backend
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
-from backend.memory.embedding.registry import choose
 from backend.settings import Settings
 from backend.turns.service import TurnService
 
@@ -237,13 +236,15 @@ def address(host: str, listener: socket.socket) -> str:
     return f"http://{shown}:{listener.getsockname()[1]}"
 
 
-def greeting(settings: Settings, registry: ModelRegistry, listener: socket.socket) -> str:
+def greeting(
+    settings: Settings, registry: ModelRegistry, listener: socket.socket, *, embeds: bool
+) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
-    if choose(settings) == "none":
+    if not embeds:
         lines += [
             "  No embedding model: memory is searched by words alone. `talekeeper model fetch`, or",
             "  the administrator's button under Memory, Status, brings one that takes no key.",

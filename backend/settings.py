@@ -132,9 +132,10 @@ class Settings(BaseSettings):
 
     # Embeddings
     embedder: Literal["auto", "none", "gemini", "openai", "local"] = "auto"
-    """What turns texts into vectors. `auto`: Gemini where there is a key, else a model on this
-    machine, the one that `TALEKEEPER_EMBEDDING_MODEL_PATH` names or else the one that was fetched,
-    else `none`: search by keywords alone."""
+    """What turns texts into vectors. `auto`: the embedding model of a provider that an
+    administrator added, else Gemini where there is a key, else a model on this machine, the one
+    that `TALEKEEPER_EMBEDDING_MODEL_PATH` names or else the one that was fetched, else `none`:
+    search by keywords alone."""
     embedding_model: str = ""
     """Its model. Empty: `gemini-embedding-001` for Gemini, what is in the folder for `local`;
     `openai` needs one."""

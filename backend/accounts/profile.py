@@ -17,7 +17,7 @@ from backend.accounts.keyring import (
 from backend.accounts.models import USER_SETTINGS, KeyMode, User
 from backend.accounts.open_keys import OpenKeys
 from backend.accounts.server_held_keys import end_job_keys, end_standing, give_standing
-from backend.accounts.settings import UserSettings, check_budgets
+from backend.accounts.settings import UserSettings, check_budgets, named_models
 from backend.accounts.user_keys import lock_account, make_room, renew_user_key
 from backend.database.base import now
 from backend.database.engine import Database
@@ -30,10 +30,10 @@ from backend.vault.sealing import Sealer
 from backend.wire import check_revision, merge_patch, reject_unknown
 
 
-class FindPersona(Protocol):
-    """Raises a not-found error for a persona that is absent or someone else's."""
+class FindOwned(Protocol):
+    """Raises a not-found error for a thing of users' that is absent or someone else's."""
 
-    async def __call__(self, session: AsyncSession, persona_id: UUID, *, owner_id: UUID) -> object:
+    async def __call__(self, session: AsyncSession, row_id: UUID, /, *, owner_id: UUID) -> object:
         """Find it."""
         ...
 
@@ -57,9 +57,11 @@ class ProfileService:
         open_keys: OpenKeys,
         *,
         find_models: FindModels,
-        find_persona: FindPersona,
+        find_persona: FindOwned,
+        find_preset: FindOwned,
     ) -> None:
         self._find_persona = find_persona
+        self._find_preset = find_preset
         self._database = database
         self._open_keys = open_keys
         self._root = root
@@ -72,7 +74,7 @@ class ProfileService:
         """Merge a patch into the settings: (settings, new revision).
 
         Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`,
-        `PreconditionFailedError`, and what `find_persona` raises.
+        `PreconditionFailedError`, and what `find_persona` and `find_preset` raise.
         """
         async with self._database.write() as session:
             user = await session.get(User, identity.user_id, with_for_update=True)
@@ -82,11 +84,13 @@ class ProfileService:
             before = open_settings(identity.sealer, user.sealed_settings)
             settings = merge_patch(before, patch)
             models = await self._find_models(session, user, identity.sealer)
-            _check_models(models, settings)
+            _check_models(models, settings, before)
             check_budgets([settings.budgets], self._settings, before=before.budgets)
             # One that was deleted later may stay: only what is named now has to be there.
             if "persona_id" in patch and settings.persona_id is not None:
                 await self._find_persona(session, settings.persona_id, owner_id=user.id)
+            if "preset_id" in patch and settings.preset_id is not None:
+                await self._find_preset(session, settings.preset_id, owner_id=user.id)
             user.sealed_settings = identity.sealer.seal_bytes(
                 USER_SETTINGS, user.id, msgspec.json.encode(settings)
             )
@@ -138,8 +142,9 @@ class ProfileService:
             await end_job_keys(session, identity.user_id)
 
 
-def _check_models(models: ModelRegistry, settings: UserSettings) -> None:
+def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSettings) -> None:
     spec = models.spec(settings.model or models.default_id)
     check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
-    if settings.enrichment.model is not None:
-        models.spec(settings.enrichment.model)
+    named = named_models(settings.task_models, settings.enrichment)
+    for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
+        models.spec(model_id)

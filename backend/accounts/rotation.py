@@ -24,6 +24,7 @@ from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.accounts.names import INSTANCE_CONTEXT, open_instance_key
 from backend.accounts.sealed_tables import Report, Resealer, SealedTable, keys_in_use, sealed_tables
 from backend.accounts.server_held_keys import count_stale_job_keys, rewrap_job_keys
+from backend.accounts.wrapped_providers import count_stale_providers, rewrap_providers
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.logs import get_logger
@@ -119,7 +120,7 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     report(done, total)
     # First: once it is under the new version, `refuse_older_root` lets nobody use an older one.
     done += await _rewrap_instance_key(database, root_keys)
-    for rewrap in (_rewrap_slots, rewrap_job_keys):
+    for rewrap in (_rewrap_slots, rewrap_job_keys, rewrap_providers):
         while True:
             async with database.write() as session:
                 batch = await rewrap(session, root_keys, limit=BATCH_SLOTS)
@@ -193,6 +194,7 @@ async def _count_stale(database: Database, current: int) -> int:
             for table in (InstanceKey, KeySlot)
         ]
         counts.append(await count_stale_job_keys(session, current))
+        counts.append(await count_stale_providers(session, current))
     return sum(filter(None, counts))
 
 

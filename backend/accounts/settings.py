@@ -15,6 +15,7 @@ from backend.settings import MIN_TOTAL, Settings
 
 ValueT = TypeVar("ValueT")
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+ModelId = Annotated[str, msgspec.Meta(max_length=200)]
 LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 
 
@@ -88,7 +89,7 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     `min_relevance` is from 0, where everything passes that was found, to 1; without it lines that
     are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
     how many memories a prompt gets at most (40, and 100 where they are that short). `rephrase` has
-    the model of `enrichment` put what a turn looks for in other words, for a second search; off.
+    the model of triage put what a turn looks for in other words, for a second search; off.
     `questions` has it write, in chats whose owner agreed to the agent, which questions old lines
     answer, so that search finds a line by them; off.
     """
@@ -104,24 +105,49 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
 class EnrichmentSettings(SettingsStruct, frozen=True, kw_only=True):
     """The agent that keeps chronicles, and what writes summaries; absent is the default.
 
-    `model` is the model that they ask. `may_edit_lore` lets the agent change entries of lorebooks
-    that the user wrote; without it only those that it made itself.
+    `model` is the model that they ask where `task_models` names none. `may_edit_lore` lets the
+    agent change entries of lorebooks that the user wrote; without it only those that it made
+    itself.
     """
 
-    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    model: ModelId | None = None
     may_edit_lore: bool | None = None
+
+
+class TaskModels(SettingsStruct, frozen=True, kw_only=True):
+    """The models of the tasks beside the reply; absent is what `enrichment.model` says.
+
+    `triage` says whether lines are worth keeping, and puts what a turn looks for in other words.
+    `agent` keeps the chronicle, proposes terms for a glossary, and writes which questions lines
+    answer. `summary` sums up chats, scenes and chapters. `compaction` brings a campaign's state up
+    to date. `suggestions` writes lines that the user could say next; without it the reply's model.
+    """
+
+    triage: ModelId | None = None
+    agent: ModelId | None = None
+    summary: ModelId | None = None
+    suggestions: ModelId | None = None
+    compaction: ModelId | None = None
+
+
+def named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
+    """The ids that settings name for tasks."""
+    named = (enrichment.model, *(getattr(tasks, name) for name in tasks.__struct_fields__))
+    return {model_id for model_id in named if model_id is not None}
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """Defaults of one user's chats. Sampling goes with the model that is named beside it."""
 
-    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    model: ModelId | None = None
+    task_models: TaskModels = msgspec.field(default_factory=TaskModels)
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     persona_id: UUID | None = None
+    preset_id: UUID | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
 

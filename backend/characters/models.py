@@ -19,6 +19,7 @@ class Character(Base):
     """A character: what lists show, the card, and the card as it came in.
 
     `scripts_allowed` says whether the card's regex scripts may run; None until the user is asked.
+    `preset_id` is the prompt preset of chats that name none; it may be gone.
     """
 
     __tablename__ = "characters"
@@ -38,6 +39,7 @@ class Character(Base):
     sealed_card: Mapped[bytes]
     sealed_source: Mapped[bytes | None]
     scripts_allowed: Mapped[bool | None]
+    preset_id: Mapped[UUID | None]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]

@@ -25,12 +25,14 @@ class CharacterView(Card, kw_only=True):
     """A character: the fields of its card, and what Talekeeper knows besides.
 
     `lorebook_id` is the lorebook that is kept for the card's `character_book`. `scripts_allowed`
-    says whether the card's regex scripts may run; null until the user is asked.
+    says whether the card's regex scripts may run; null until the user is asked. `preset_id` is the
+    prompt preset of its chats that choose none.
     """
 
     id: UUID
     lorebook_id: UUID | None
     scripts_allowed: bool | None
+    preset_id: UUID | None
     has_avatar: bool
     revision: int
     created_at: datetime

@@ -334,6 +334,7 @@ def _view(
         id=character.id,
         lorebook_id=shown.lorebook_id if shown else None,
         scripts_allowed=character.scripts_allowed,
+        preset_id=character.preset_id,
         has_avatar=has_avatar,
         revision=character.revision,
         created_at=character.created_at,

@@ -52,6 +52,17 @@ class CampaignChosen(Protocol):
 
 
 @runtime_checkable
+class PresetChosen(Protocol):
+    """A prompt preset is chosen for a chat."""
+
+    async def preset_chosen(
+        self, session: AsyncSession, identity: Identity, preset_id: UUID
+    ) -> None:
+        """Raise a not-found error if it is not there, or someone else's."""
+        ...
+
+
+@runtime_checkable
 class PathMoved(Protocol):
     """A chat's active path leads elsewhere than before, or a message of it is gone."""
 

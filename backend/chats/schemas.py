@@ -12,6 +12,8 @@ from backend.accounts.settings import (
     LongText,
     LoreOverrides,
     MemorySettings,
+    ModelId,
+    TaskModels,
 )
 from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
@@ -162,8 +164,11 @@ class ChatSettings(
     account's sampling.
     """
 
-    model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    model: ModelId | None = None
+    task_models: TaskModels = msgspec.field(default_factory=TaskModels)
     sampling: Sampling = msgspec.field(default_factory=Sampling)
+    preset_id: UUID | None = None
+    """The prompt preset; absent: that of the character who speaks, else the account's."""
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)

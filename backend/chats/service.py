@@ -11,13 +11,20 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import check_budgets
+from backend.accounts.settings import check_budgets, named_models
 from backend.audience import GM, PUBLIC
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
-from backend.chats.events import CampaignChosen, ChatCopied, ChatDeleted, check_audience
+from backend.chats.events import (
+    CampaignChosen,
+    ChatCopied,
+    ChatDeleted,
+    PresetChosen,
+    check_audience,
+)
+from backend.chats.model_choice import effective_model
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -32,9 +39,6 @@ from backend.database.base import chunks, new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.events import Participants
-from backend.generation.model import ModelSpec
-from backend.generation.registry import ModelRegistry
-from backend.generation.sampling import Sampling, check_taken
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.outbox import IndexOutbox
@@ -57,23 +61,6 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
 
 ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitable[UUID]]
 """Sees to it that a chronicle is the chat owner's; None asks for a new one, for this chat."""
-
-
-def effective_model(
-    models: ModelRegistry, identity: Identity, settings: ChatSettings
-) -> tuple[ModelSpec, Sampling]:
-    """The model of the user's that a chat's next turn asks, and with which sampling.
-
-    The account's sampling goes with the account's model; a chat's own settings come on top.
-    Raises `UnknownModelError`, `SettingNotTakenError`.
-    """
-    account = identity.settings
-    spec = models.spec(settings.model or account.model or models.default_id)
-    sampling = settings.sampling
-    if settings.model is None:
-        sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
-    check_taken(sampling, accepts=spec.accepts, model_id=spec.id)
-    return spec, sampling
 
 
 class ChatService:
@@ -212,7 +199,7 @@ class ChatService:
     ) -> tuple[ChatSettings, int]:
         """Merge into a chat's settings: (settings, new revision).
 
-        Raises also what `chronicle` raises.
+        Raises also what `chronicle` and participants raise.
         """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
@@ -221,8 +208,13 @@ class ChatService:
             settings = merge_patch(before, patch)
             models = await self._user_models.of(session, identity.user, identity.sealer)
             effective_model(models, identity, settings)
-            if settings.enrichment.model is not None:
-                models.spec(settings.enrichment.model)
+            # One that was deleted later may stay: only what is named now has to be there.
+            if "preset_id" in patch and settings.preset_id is not None:
+                for part in self._participants.of(PresetChosen):
+                    await part.preset_chosen(session, identity, settings.preset_id)
+            named = named_models(settings.task_models, settings.enrichment)
+            for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
+                models.spec(model_id)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
                 await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])
             check_budgets(

@@ -11,6 +11,8 @@ from backend.errors import ValidationError
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
+USUAL_ORDER = 100
+"""Of blocks among the messages: notes and lore stand behind those of a smaller order."""
 MAX_BLOCKS = 200
 MAX_CONTENT = 200_000
 """Characters that one block may have."""
@@ -40,6 +42,9 @@ BlockTrigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate
 
 LorePlacement = Literal["after_history", "as_written"]
 """Where keyed lore stands whose place is around the character or the examples."""
+
+ChosenBy = Literal["preview", "chat", "character", "account"]
+"""What has chosen a preset: the nearest one counts. A `preview` tries one that is not saved."""
 
 BLOCK_IDS: dict[Marker, str] = {
     "system_prompt": "main",
@@ -98,7 +103,7 @@ class Block(
     marker: Marker | None = None
     enabled: bool = True
     depth: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
-    order: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 100
+    order: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = USUAL_ORDER
     triggers: Annotated[tuple[BlockTrigger, ...], msgspec.Meta(max_length=10)] = ()
     forbid_overrides: bool = False
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import msgspec
 
-from backend.context.assembly import SEPARATOR, History, Item, LeftOut, Place, layout
+from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
+from backend.context.layout import History, Item, LeftOut, Place, layout
 from backend.errors import AppError
 from backend.generation.model import PromptMessage, Role, ToolSupport
 from backend.reasons import Reason
@@ -30,7 +32,8 @@ class RecordError(AppError):
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One piece of the prompt. Its text is kept once a chat, under `text_hash`.
 
-    `reason` is `reasons` in words, for people who look at the record; it is not stored.
+    `block` is the title of the preset's block that it is of. `reason` is `reasons` in words, for
+    people who look at the record; it is not stored.
     """
 
     kind: str
@@ -44,6 +47,8 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     depth: int = 0
     from_start: bool = False
     joins: bool = False
+    starts: bool = False
+    block: str = ""
     order: int = 0
     outlet: str = ""
     text_hash: str = ""
@@ -107,6 +112,15 @@ class Totals(msgspec.Struct, kw_only=True):
     messages: int
 
 
+class RecordedPreset(msgspec.Struct, kw_only=True):
+    """The preset of a prompt: its name and revision then, and what had chosen it."""
+
+    id: UUID | None
+    name: str
+    revision: int
+    chosen_by: ChosenBy
+
+
 class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a prompt was made of. Stored sealed with the reply; shown by the API.
 
@@ -129,6 +143,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     notes: list[str] = []
     prompt_files: dict[str, str] = {}
     prompt_hash: str = ""
+    preset: RecordedPreset | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
 
@@ -191,10 +206,12 @@ def rebuild(
         RecordError: What comes out is not what was sent.
     """
     items = msgspec.convert(record.items, list[Item], from_attributes=True)
+    if record.preset is None:
+        # Records of before there were presets have roles here that were not sent.
+        items = [replace(each, role="system") if each.place == "head" else each for each in items]
     retrieved = msgspec.convert(record.retrieved, list[Item], from_attributes=True)
     gap = _gap(record, history.positions)
     messages, _ = layout(
-        SEPARATOR.join(item.text for item in items if item.place == "head"),
         items,
         history.messages,
         gap=gap,

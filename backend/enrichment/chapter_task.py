@@ -67,6 +67,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
     """Makes chapters of a chat's old scenes, one after the other, until few enough are left."""
 
     kind = "chapter"
+    task = "summary"
 
     async def load(self, session: AsyncSession, chat: Chat) -> ChapterWork | None:
         """The scenes of the next chapter; None where there are not enough."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import open_settings
 from backend.accounts.models import KeyMode, User
-from backend.accounts.settings import EnrichmentSettings, first_set
+from backend.accounts.settings import UserSettings, first_set
 from backend.chats.models import Chat
+from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
-from backend.generation.model import ChatModel
+from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonError
 from backend.generation.registry import ModelRegistry, UnknownModelError
-from backend.generation.sampling import Sampling
+from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
 from backend.llm.user_models import UserModels
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
+
+ModelTask = Literal["triage", "agent", "summary", "suggestions", "compaction"]
+"""Work that may have a model of its own: the members of `TaskModels`."""
 
 _SMALL = "lite"
 
@@ -37,7 +43,8 @@ class Reader:
     may_edit_lore: bool
     models: ModelRegistry
     model_id: str
-    sampling: Sampling
+    triage_id: str
+    safety: Mapping[HarmCategory, SafetyThreshold] | None
     stretch_tokens: int
     writes_questions: bool = False
 
@@ -46,56 +53,73 @@ class Reader:
         """The model. Raises `UnknownModelError`."""
         return self.models.get(self.model_id)
 
+    @property
+    def triage_model(self) -> ChatModel:
+        """The model that says whether there is anything to keep. Raises `UnknownModelError`."""
+        return self.models.get(self.triage_id)
+
+    def sampling_of(self, model: ChatModel) -> Sampling:
+        """How one of the two is asked."""
+        return safe_sampling(model.spec, self.safety)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the model is asked. Raises `UnknownModelError`."""
+        return self.sampling_of(self.model)
+
 
 async def find_reader(
-    session: AsyncSession, user_models: UserModels, settings: Settings, sealer: Sealer, chat: Chat
+    session: AsyncSession,
+    user_models: UserModels,
+    settings: Settings,
+    sealer: Sealer,
+    chat: Chat,
+    task: ModelTask = "agent",
 ) -> Reader:
-    """Who would read a chat of the sealer's user now."""
+    """Who would read a chat of the sealer's user now, for a task."""
     owner = await session.get_one(User, sealer.user_id)
     models = await user_models.of(session, owner, sealer)
     account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
-    model_id = choose_model(
-        models,
-        settings,
-        own.enrichment,
-        account.enrichment,
-        own.model or account.model or models.default_id,
-    )
-    try:
-        spec = models.spec(model_id)
-    except UnknownModelError:
-        spec = None
+    usual = own.model or account.model or models.default_id
+    model_id = choose_model(models, settings, task, own, account, usual)
+    triage_id = choose_model(models, settings, "triage", own, account, usual)
+    asked = {model_id, triage_id} if task == "agent" else {model_id}
+    specs = [spec for each in sorted(asked) if (spec := _spec(models, each)) is not None]
     # Of small models a quarter of their window is for new lines.
-    most = min(STRETCH_TOKENS, spec.context_window // 4) if spec else STRETCH_TOKENS
-    # A story that may be told may be read: the filter that a user chose for replies, nothing else.
-    safety = first_set((own.sampling, account.sampling), "safety", None)
-    is_filtered = spec is not None and "safety" in spec.accepts
+    most = min([STRETCH_TOKENS, *(spec.context_window // 4 for spec in specs)])
     return Reader(
         sealer=sealer,
         key_mode=owner.key_mode,
         may_edit_lore=first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
         models=models,
         model_id=model_id,
-        sampling=Sampling(safety=safety) if is_filtered else Sampling(),
+        triage_id=triage_id,
+        safety=first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
         writes_questions=first_set((own.memory, account.memory), "questions", default=False)
-        and (spec is None or spec.provider != "demo"),
+        and all(spec.provider != "demo" for spec in specs if spec.id == model_id),
     )
 
 
 def choose_model(
     models: ModelRegistry,
     settings: Settings,
-    chat: EnrichmentSettings,
-    account: EnrichmentSettings,
+    task: ModelTask,
+    chat: ChatSettings,
+    account: UserSettings,
     default_id: str,
 ) -> str:
-    """The id of the model for one chat's work: the chat's, else the account's, else the server's.
+    """The model for a task of one chat, by its id: the chat's, the account's, the server's.
 
-    Where none of them says, it is the smallest of Gemini's, and where there is none, the model that
-    the chat itself is played with. Nothing checks that it is there: `ModelRegistry.get` does.
+    What `task_models` names comes before `enrichment.model`. Where none of them says, it is the
+    smallest of Gemini's, and where there is none, `default_id`, the model that the chat itself is
+    played with; which also writes suggestions. Nothing checks that it is there: `ModelRegistry.get`
+    does, so that no other model reads a story because one was deleted.
     """
-    chosen = chat.model or account.model or settings.enrichment_model
+    named: str | None = first_set((chat.task_models, account.task_models), task, None)
+    if named or task == "suggestions":
+        return named or default_id
+    chosen = chat.enrichment.model or account.enrichment.model or settings.enrichment_model
     if chosen:
         return chosen
     home = models.providers.get(default_id.partition("/")[0])
@@ -108,3 +132,25 @@ def choose_model(
         if name.startswith("gemini") and _SMALL in name
     )
     return next(small, default_id)
+
+
+def safe_sampling(
+    spec: ModelSpec, safety: Mapping[HarmCategory, SafetyThreshold] | None
+) -> Sampling:
+    """A story that may be told may be read: the filter that a user chose for replies, no more."""
+    return Sampling(safety=dict(safety)) if safety and "safety" in spec.accepts else Sampling()
+
+
+def naming_setting(error: ModelWritesNoJsonError, task: ModelTask) -> ModelWritesNoJsonError:
+    """The same error, with the setting to change."""
+    return ModelWritesNoJsonError(
+        f"{error.detail} Choose another one for this task: task_models.{task} in the settings of "
+        "the account or the chat."
+    )
+
+
+def _spec(models: ModelRegistry, model_id: str) -> ModelSpec | None:
+    try:
+        return models.spec(model_id)
+    except UnknownModelError:
+        return None

@@ -21,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -37,7 +37,7 @@ from backend.database.engine import Database
 from backend.enrichment.agent.agent import DEMO_NOTE, Agent
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
-from backend.enrichment.llm_selection import Reader, find_reader
+from backend.enrichment.llm_selection import ModelTask, Reader, find_reader, naming_setting
 from backend.enrichment.models import EnrichmentRun, RunKind
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_detail
@@ -48,6 +48,7 @@ from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
     ModelRateLimitError,
+    ModelWritesNoJsonError,
     Prompt,
 )
 from backend.generation.registry import UnknownModelError
@@ -133,6 +134,9 @@ class Task(ABC, Generic[W, P]):
     """One attempt at a job: `run` is the lifecycle, the rest is what kinds of work differ in."""
 
     kind: RunKind
+    task: ClassVar[ModelTask] = "agent"
+    json_task: ClassVar[ModelTask | None] = None
+    """Whose model is asked for JSON, where it is not the task's."""
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         self.runtime = runtime
@@ -212,7 +216,9 @@ class Task(ABC, Generic[W, P]):
     async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
         """Who reads the chat."""
         runtime = self.runtime
-        return await find_reader(session, runtime.user_models, runtime.settings, self.sealer, chat)
+        return await find_reader(
+            session, runtime.user_models, runtime.settings, self.sealer, chat, self.task
+        )
 
     async def ask(
         self, work: Work, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]
@@ -273,7 +279,10 @@ class Task(ABC, Generic[W, P]):
             chat = await self.locked_chat(session)
             recovery = await self.recover(session, work, error)
             if chat is not None:
-                detail = RunDetail(message_ids=list(work.message_ids), note=recovery.note)
+                note = recovery.note
+                if isinstance(error, ModelWritesNoJsonError):
+                    note = naming_setting(error, self.json_task or self.task).detail or ""
+                detail = RunDetail(message_ids=list(work.message_ids), note=note)
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:

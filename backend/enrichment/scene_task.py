@@ -117,6 +117,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
     """Compresses what a chat tells of one scene, in steps of as many lines as one call reads."""
 
     kind = "scene"
+    task = "summary"
 
     async def run(self) -> None:
         """See `Task.run`. What a crash left to be folded is folded first."""

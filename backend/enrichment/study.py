@@ -73,16 +73,11 @@ class StretchTask(Task[StudyWork, P], Generic[P]):
 class StudyTask(StretchTask[AgentResult]):
     """The agent reads a stretch, and what it proposes is written down."""
 
+    json_task = "triage"
+
     async def propose(self, work: StudyWork) -> AgentResult:
         """What the agent makes of the stretch."""
-        reader = work.reader
-        return await self.runtime.agent.study(
-            self.sealer,
-            work.stretch,
-            model=reader.model,
-            budget=work.budget,
-            sampling=reader.sampling,
-        )
+        return await self.runtime.agent.study(work.reader, work.stretch, budget=work.budget)
 
     async def write(
         self,

@@ -108,6 +108,7 @@ class SummaryTask(Task[SummaryWork, str]):
     """
 
     kind = "summary"
+    task = "summary"
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         super().__init__(runtime, job)

@@ -152,6 +152,7 @@ class ModelSpec:
     `provider` is the provider's slug, `provider_name` what people call it.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
+    `refused` are those that its server was found not to take.
     `tool_support` is the best that is expected of it: see `tool_streams`.
     """
 
@@ -163,6 +164,7 @@ class ModelSpec:
     max_output_tokens: int
     tokenizer: str
     accepts: frozenset[SamplingField] = frozenset()
+    refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
     provider_name: str = ""
     price: Price | None = None

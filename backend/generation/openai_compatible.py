@@ -60,7 +60,7 @@ class OpenAICompatibleConfig:
     extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     abilities: ServerAbilities = ServerAbilities()  # noqa: RUF009 - it is frozen
-    on_learned: Callable[[ServerAbilities], None] | None = None
+    on_learned: Callable[[ServerAbilities], None] | None = field(default=None, compare=False)
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300

@@ -38,7 +38,7 @@ from backend.generation.model import (
 from backend.generation.openai_compatible import WHO, Connection, OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import Sampling, check_taken
-from backend.generation.server_abilities import JSON_WAYS
+from backend.generation.server_abilities import JSON_WAYS, JsonWay
 
 if TYPE_CHECKING:
     import httpx2
@@ -66,10 +66,12 @@ class OpenAICompatibleModel:
         self.spec = replace(
             spec,
             accepts=spec.accepts.difference(known.refused),
+            refused=frozenset(known.refused),
             tool_support=known.tools or spec.tool_support,
         )
         self._provider = provider
         self._server = OPENAI_SERVERS[provider.config.server]
+        self._json_way: JsonWay | None = None
 
     async def stream(
         self,
@@ -100,7 +102,11 @@ class OpenAICompatibleModel:
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """See `ChatModel`. Asks in the next way of `JSON_WAYS` where one doesn't work."""
+        """See `ChatModel`. Asks in the next way of `JSON_WAYS` where one doesn't work.
+
+        A refusal settles that; an answer that is no JSON may be chance, so that the next call
+        begins with the best way again, and what two in a row end with is remembered.
+        """
         known = self._provider.abilities.of(self.spec.name).json
         wrote_no_json = False
         for way in JSON_WAYS[JSON_WAYS.index(known or JSON_WAYS[0]) :]:
@@ -120,13 +126,13 @@ class OpenAICompatibleModel:
                 if way == JSON_WAYS[-1] and not wrote_no_json:
                     raise
             else:
-                if way != known:
+                if way != known and (not wrote_no_json or way == self._json_way):
                     self._provider.learn(self.spec.name, json=way)
+                self._json_way = way
                 return StructuredAnswer(value, answer.usage)
         raise ModelWritesNoJsonError(
             f"{self.spec.id} was asked for JSON and wrote something else, in whichever way it was "
-            f"asked ({', '.join(JSON_WAYS)}). Choose another model for this task: enrichment.model "
-            "in the settings of the account or the chat, or the model itself."
+            f"asked ({', '.join(JSON_WAYS)})."
         )
 
     def _body(
@@ -239,7 +245,11 @@ class OpenAICompatibleModel:
         if refusal.for_good:
             refused = (*known.refused, setting)
             self._provider.learn(self.spec.name, refused=refused)
-            self.spec = replace(self.spec, accepts=self.spec.accepts.difference(refused))
+            self.spec = replace(
+                self.spec,
+                accepts=self.spec.accepts.difference(refused),
+                refused=frozenset(refused),
+            )
         what = setting if refusal.for_good else f"this value of {setting}"
         raise ModelSettingRefusedError(
             f"{WHO} does not take {what} for {self.spec.id}: change it in the settings.",

@@ -99,6 +99,7 @@ class OfferedProvider:
         chosen: What its user says of its models; those alone are on offer, unless there are none.
         listed: What its server listed last.
         is_own: Whether it is the user's own.
+        embedding_model: Which of its models embeds, where it has one.
     """
 
     slug: str
@@ -107,6 +108,7 @@ class OfferedProvider:
     chosen: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
     listed: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
     is_own: bool = False
+    embedding_model: str | None = None
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
 
     @property

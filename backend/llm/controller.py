@@ -50,8 +50,9 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 class ModelView(msgspec.Struct, kw_only=True):
     """A model on offer, with the settings that it takes, and the way in which it calls tools.
 
-    `provider` is its provider's slug. `figures_from` says who told its window: the user, the
-    provider's list, the table that ships with Talekeeper, or nobody.
+    `provider` is its provider's slug. `refused` are settings that its server was found not to take.
+    `figures_from` says who told its window: the user, the provider's list, the table that ships
+    with Talekeeper, or nobody.
     """
 
     id: str
@@ -64,6 +65,7 @@ class ModelView(msgspec.Struct, kw_only=True):
     price: Price | None
     abilities: list[Ability]
     accepts: list[str]
+    refused: list[str]
     tool_support: ToolSupport
     is_default: bool
 
@@ -98,6 +100,7 @@ class ModelController(Controller):
                     price=spec.price,
                     abilities=sorted(spec.abilities),
                     accepts=sorted(spec.accepts),
+                    refused=sorted(spec.refused),
                     tool_support=tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
                 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
-from uuid import UUID
 
 import msgspec
 from sqlalchemy import String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from backend.accounts.wrapped_providers import provider_context
 from backend.database.base import Base, CreatedAt, ListedOwnerId, PrimaryId, UpdatedAt
 from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
@@ -29,6 +29,7 @@ class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Of the models that its server lists those are on offer that `models` names, and all of them
     where it names none. What a model's entry says comes before what the server and our table say.
+    `embedding_model` counts where the provider is for everybody: it embeds everybody's texts.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] = ""
@@ -48,23 +49,28 @@ class ProviderConfig(ProviderFields, frozen=True, kw_only=True, omit_defaults=Tr
     """All of a provider that is sealed: what was set, and what its server told.
 
     `preset` is the service it was made for. `listed` is what the server listed at `listed_at`;
-    `is_cut` says that it lists more. `abilities` is what was learned of the server, as its adapter
-    wrote it.
+    `is_cut` says that it lists more.
     """
 
     preset: str | None = None
     listed: tuple[ListedModel, ...] = ()
     listed_at: datetime | None = None
     is_cut: bool = False
-    abilities: dict[str, Any] = {}
 
     __repr__ = ProviderFields.__repr__
 
 
 class _ProviderColumns:
+    """What both tables have.
+
+    `abilities` is what was learned of an OpenAI-compatible server, as JSON in the clear: names of
+    models, which stand in turns as well, and of settings. No key is at hand when it is learned.
+    """
+
     id: Mapped[PrimaryId]
     slug: Mapped[str]
     kind: Mapped[ProviderKind] = mapped_column(String)
+    abilities: Mapped[str | None]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
@@ -108,19 +114,17 @@ def seal_provider(sealer: Sealer, row: Provider, config: ProviderConfig) -> None
 def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
     """A provider of the installation. Raises `RootKeyError`."""
     wrapped = Wrapped(row.root_version, row.wrapped_config)
-    return msgspec.json.decode(root.unwrap(wrapped, context=_context(row.id)), type=ProviderConfig)
+    return msgspec.json.decode(
+        root.unwrap(wrapped, context=provider_context(row.id)), type=ProviderConfig
+    )
 
 
 def wrap_shared(root: RootKeys, row: InstallationProvider, config: ProviderConfig) -> None:
     """Put a config into the installation's row."""
     data = msgspec.json.encode(config)
-    row.root_version, row.wrapped_config = root.wrap(data, context=_context(row.id))
+    row.root_version, row.wrapped_config = root.wrap(data, context=provider_context(row.id))
 
 
 def by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
     """Models by their names, in their order."""
     return {model.name: model for model in models}
-
-
-def _context(provider_id: UUID) -> bytes:
-    return b"installation-provider/" + provider_id.bytes

@@ -47,6 +47,8 @@ def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> Pro
         raise ValidationError("base_url: this kind of provider needs one.")
     if url is not None:
         _check_url(url)
+    if config.embedding_model and row.kind == "anthropic":
+        raise ValidationError("embedding_model: Anthropic has no models that embed.")
     _check_headers(config.extra_headers)
     names = [model.name for model in config.models]
     if len(set(names)) < len(names):

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
@@ -19,7 +19,12 @@ from backend.llm.provider_service import (
     SlugTakenError,
     TooManyProvidersError,
 )
-from backend.llm.provider_tests import ProviderTest, ProviderTested, ProviderTests
+from backend.llm.provider_tests import (
+    ProviderListing,
+    ProviderTest,
+    ProviderTested,
+    ProviderTests,
+)
 from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
 
 MAX_BODY_BYTES = 256 * 1024
@@ -123,6 +128,24 @@ class ProviderController(Controller):
         """Delete a provider with its key. Chats that name its models need others."""
         if_match = request.headers.get("if-match")
         await providers.delete(identity, provider_id, if_match=if_match)
+
+    @get(
+        "/{provider_id:uuid}/models",
+        opt={RAISES: (ProviderNotFoundError,)},
+        summary="List a provider's models",
+    )
+    async def list_provider_models(
+        self,
+        provider_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        provider_tests: NamedDependency[ProviderTests],
+        refresh: FromQuery[bool] = True,  # noqa: FBT002  # a parameter of the query
+    ) -> ProviderListing:
+        """What its server lists now, with figures; what it listed last where it does not answer.
+
+        `problem` says why not. With `refresh=false` it is not asked.
+        """
+        return await provider_tests.listing(identity, provider_id, refresh=refresh)
 
     @post(
         "/{provider_id:uuid}/test",

@@ -86,13 +86,14 @@ BY_NAME = {preset.name: preset for preset in PRESETS}
 class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A provider to make. What is absent, its preset says.
 
-    `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed.
+    `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed. The
+    scope `installation` is for everybody, and administrators alone may make such a provider.
     """
 
     kind: ProviderKind | None = None
     preset: str | None = None
     slug: Slug | None = None
-    scope: Literal["user"] = "user"
+    scope: Literal["user", "installation"] = "user"
 
 
 class ProviderView(msgspec.Struct, kw_only=True):

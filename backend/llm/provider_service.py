@@ -12,11 +12,13 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.accounts.key_slots import refuse_older_root
 from backend.accounts.models import User
+from backend.accounts.repository import lock_accounts
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.errors import ConflictError, NotFoundError, ValidationError
-from backend.generation.registry import OfferedProvider
+from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.generation.registry import OfferedProvider, ProviderKind
 from backend.llm.models import (
     InstallationProvider,
     Provider,
@@ -30,8 +32,12 @@ from backend.llm.models import (
 from backend.llm.provider_checks import checked, hint
 from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
 from backend.llm.user_models import UserModels, kind_of
-from backend.vault.root import RootKeys
+from backend.logs import get_logger
+from backend.vault.root import RootKeyError, RootKeys
+from backend.vault.sealing import SealBrokenError
 from backend.wire import check_revision, merge_patch, reject_unknown
+
+log = get_logger(__name__)
 
 MOST_PROVIDERS = 20
 """Of one user, and of the installation."""
@@ -75,7 +81,7 @@ class ProviderService:
             shared = await session.scalars(
                 select(InstallationProvider).order_by(InstallationProvider.id)
             )
-            views = [self.view(identity, row) for row in (*own, *shared)]
+            views = [self._view_or_shell(identity, row) for row in (*own, *shared)]
         environment = map(_environment_view, self._user_models.environment.providers.values())
         return [
             view if view.scope == "user" or is_administrator else _for_others(view)
@@ -93,27 +99,12 @@ class ProviderService:
         Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
         `AddressRefusedError`.
         """
-        preset = BY_NAME.get(new.preset) if new.preset is not None else None
-        if new.preset is not None and preset is None:
-            raise ValidationError(f"preset: there are {', '.join(BY_NAME)}.")
-        kind = new.kind or (preset.kind if preset else None)
-        if kind is None:
-            raise ValidationError("kind: it is needed where no preset is named.")
-        if kind != "openai" and not new.api_key:
-            raise ValidationError("api_key: this kind of provider needs one.")
-        fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
-        config = ProviderConfig(**fields, preset=new.preset)
-        if preset is not None:
-            if kind != preset.kind:
-                raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
-            if preset.key == "required" and not config.api_key:
-                raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
-            config = replace(
-                config,
-                name=config.name or preset.title,
-                base_url=config.base_url or preset.base_url,
-            )
-        row = Provider(user_id=identity.user_id)
+        if new.scope == "installation" and not identity.user.is_administrator:
+            raise ForbiddenError("Only an administrator may add a provider for everybody.")
+        kind, config = _by_preset(new)
+        row: Row = Provider(user_id=identity.user_id)
+        if new.scope == "installation":
+            row = InstallationProvider()
         row.id, row.kind, row.revision = new_id(), kind, 1
         row.created_at = row.updated_at = now()
         async with self._database.write() as session:
@@ -125,9 +116,9 @@ class ProviderService:
                 raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
             usual = new.preset if new.preset and new.preset != "other" else kind
             row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
-            self.seal(identity, row, checked(row, config))
+            await self.seal(session, identity, row, checked(row, config))
             session.add(row)
-        await self._user_models.changed(row)
+        await self.changed(identity, row)
         return self.view(identity, row)
 
     async def patch(
@@ -142,11 +133,13 @@ class ProviderService:
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
-            config = merge_patch(self.open(identity, row), patch)
-            self.seal(identity, row, checked(row, config))
+            before = self.open(identity, row)
+            config = merge_patch(before, patch)
+            await self.seal(session, identity, row, checked(row, config))
+            if (before.base_url, before.extra_body) != (config.base_url, config.extra_body):
+                row.abilities = None
             row.revision += 1
-            row.updated_at = now()
-        await self._user_models.changed(row)
+        await self.changed(identity, row)
         return self.view(identity, row)
 
     async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
@@ -158,7 +151,7 @@ class ProviderService:
             row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
             await session.delete(row)
-        await self._user_models.changed(row)
+        await self.changed(identity, row)
         await self._database.log.empty_now()
 
     def open(self, identity: Identity, row: Row) -> ProviderConfig:
@@ -171,14 +164,60 @@ class ProviderService:
         """A provider as its owner sees it."""
         return _view(self.open(identity, row), row)
 
-    def seal(self, identity: Identity, row: Row, config: ProviderConfig) -> None:
-        """Put a config into its row."""
+    async def changed(self, identity: Identity, row: Row) -> None:
+        """What is stored of a provider counts from now on. A user's own count by their revision."""
+        if isinstance(row, InstallationProvider):
+            log.info("provider.shared_changed", provider_id=row.id, user_id=identity.user_id)
+            async with self._database.read() as session:
+                await self._user_models.read_shared(session)
+
+    async def seal(
+        self, session: AsyncSession, identity: Identity, row: Row, config: ProviderConfig
+    ) -> None:
+        """Put a config into its row, in a transaction that holds its owner's lock.
+
+        Raises `AddressRefusedError`.
+        """
         if config.base_url is not None:
             self._user_models.network.check_url(config.base_url)
         if isinstance(row, Provider):
             seal_provider(identity.sealer, row, config)
         else:
+            await refuse_older_root(session, self._root)
             wrap_shared(self._root, row, config)
+        row.updated_at = now()
+
+    def _view_or_shell(self, identity: Identity, row: Row) -> ProviderView:
+        """A provider; of one that was damaged what is not sealed, so that it can be deleted."""
+        try:
+            return self.view(identity, row)
+        except (SealBrokenError, RootKeyError):
+            return _view(ProviderConfig(name=row.slug), row)
+
+
+def _by_preset(new: NewProvider) -> tuple[ProviderKind, ProviderConfig]:
+    """What a provider is, with what its preset says where the request does not."""
+    preset = BY_NAME.get(new.preset) if new.preset is not None else None
+    if new.preset is not None and preset is None:
+        raise ValidationError(f"preset: there are {', '.join(BY_NAME)}.")
+    kind = new.kind or (preset.kind if preset else None)
+    if kind is None:
+        raise ValidationError("kind: it is needed where no preset is named.")
+    if kind != "openai" and not new.api_key:
+        raise ValidationError("api_key: this kind of provider needs one.")
+    fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
+    config = ProviderConfig(**fields, preset=new.preset)
+    if preset is not None:
+        if kind != preset.kind:
+            raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
+        if preset.key == "required" and not config.api_key:
+            raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
+        config = replace(
+            config,
+            name=config.name or preset.title,
+            base_url=config.base_url or preset.base_url,
+        )
+    return kind, config
 
 
 def _view(config: ProviderConfig, row: Row) -> ProviderView:
@@ -226,7 +265,7 @@ def _for_others(view: ProviderView) -> ProviderView:
 async def find_provider(
     session: AsyncSession, identity: Identity, provider_id: UUID, *, lock: bool = False
 ) -> Row:
-    """A provider that the user may change. With `lock` its owner's revision counts up."""
+    """A provider that the user may change; with `lock` for the length of the transaction."""
     query = select(Provider).where(Provider.id == provider_id, Provider.user_id == identity.user_id)
     row: Row | None = await session.scalar(query)
     if row is None and identity.user.is_administrator:
@@ -240,10 +279,12 @@ async def find_provider(
 
 
 async def _lock_owner(session: AsyncSession, row: Row) -> None:
-    """Count the owner's revision up, which lets one change after the other happen."""
+    """Let one change after the other happen. A user's revision counts up with it."""
     if isinstance(row, Provider):
         counted = {"providers_revision": User.providers_revision + 1}
         await session.execute(update(User).where(User.id == row.user_id).values(counted))
+    else:
+        await lock_accounts(session)
 
 
 async def _slugs(session: AsyncSession, row: Row) -> Sequence[str]:

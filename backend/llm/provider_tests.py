@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import aclosing
+from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -16,8 +17,9 @@ from backend.accounts.identity import Identity
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import AppError
+from backend.generation.figures import Ability, FiguresFrom, ListedModel, Price
 from backend.generation.listing import list_models
-from backend.generation.model import ChatModel, ModelTimeoutError, Prompt, PromptMessage
+from backend.generation.model import ChatModel, ModelError, ModelTimeoutError, Prompt, PromptMessage
 from backend.generation.registry import OfferedProvider
 from backend.generation.sampling import Sampling
 from backend.llm.models import MAX_LISTED, ProviderConfig, by_name
@@ -62,6 +64,32 @@ class ProviderTested(msgspec.Struct, kw_only=True):
     problem: TestProblem | None
 
 
+class ListedModelView(msgspec.Struct, kw_only=True):
+    """A model that a provider's server lists, or that its user named.
+
+    `enabled`: it is on offer, as `id`. Figures as in `GET /models`.
+    """
+
+    name: str
+    id: str
+    title: str
+    context_window: int
+    max_output_tokens: int
+    price: Price | None
+    abilities: list[Ability]
+    figures_from: FiguresFrom
+    enabled: bool
+
+
+class ProviderListing(msgspec.Struct, kw_only=True):
+    """What a provider's server listed at `listed_at`, and why it did not list it now."""
+
+    items: list[ListedModelView]
+    listed_at: datetime | None
+    is_cut: bool
+    problem: TestProblem | None
+
+
 class ProviderTests:
     """Tries providers out, and keeps what their servers list."""
 
@@ -72,15 +100,61 @@ class ProviderTests:
         self._providers = providers
         self._user_models = user_models
 
+    async def listing(
+        self, identity: Identity, provider_id: UUID, *, refresh: bool
+    ) -> ProviderListing:
+        """What a provider's server lists, which is kept; with `refresh` it is asked.
+
+        Raises `ProviderNotFoundError`. What fails on the provider's side is told in the answer.
+        """
+        async with self._database.read() as session:
+            row = await find_provider(session, identity, provider_id)
+        config, problem = self._providers.open(identity, row), None
+        if refresh:
+            offered = self._user_models.offered(row, config)
+            try:
+                config = await self._listed(identity, provider_id, offered)
+            except ModelError as error:
+                problem = TestProblem(slug=error.slug, detail=error.detail or error.title)
+            finally:
+                await offered.adapter.aclose()
+        # All of them as if they were on offer: an empty choice is all that is listed.
+        chosen, listed = by_name(config.models), by_name(config.listed)
+        names = {**listed, **chosen}
+        shown = replace(config, models=tuple(chosen.get(n) or ListedModel(name=n) for n in names))
+        offered = self._user_models.offered(row, shown)
+        specs = [model.spec for name in names if (model := offered.get(name)) is not None]
+        return ProviderListing(
+            items=[
+                ListedModelView(
+                    name=spec.name,
+                    id=spec.id,
+                    title=spec.title,
+                    context_window=spec.context_window,
+                    max_output_tokens=spec.max_output_tokens,
+                    price=spec.price,
+                    abilities=sorted(spec.abilities),
+                    figures_from=spec.figures_from,
+                    enabled=spec.name in (chosen or listed),
+                )
+                for spec in specs
+            ],
+            listed_at=config.listed_at,
+            is_cut=config.is_cut,
+            problem=problem,
+        )
+
     async def test(
         self, identity: Identity, provider_id: UUID, wanted: ProviderTest
     ) -> ProviderTested:
         """List the models, keep the list, and ask one for a word. Raises `ProviderNotFoundError`.
 
-        What fails on the provider's side is told in the answer.
+        What was learned of its server is forgotten: it may be another version by now. What fails
+        on the provider's side is told in the answer.
         """
-        async with self._database.read() as session:
-            row = await find_provider(session, identity, provider_id)
+        async with self._database.write() as session:
+            row = await find_provider(session, identity, provider_id, lock=True)
+            row.abilities, row.updated_at = None, now()
         config = self._providers.open(identity, row)
         offered = self._user_models.offered(row, config)
         steps: list[TestStep] = []
@@ -140,7 +214,8 @@ class ProviderTests:
                 listed_at=now(),
                 is_cut=len(listed) < len(models),
             )
-            self._providers.seal(identity, row, config)
+            await self._providers.seal(session, identity, row, config)
+        await self._providers.changed(identity, row)
         return config
 
 

@@ -1,5 +1,7 @@
 """The models that each user may ask: of their own providers, the installation's, the environment's.
 
+The installation's are read again after some seconds, since another process may change them.
+
 A user's providers are opened when they are first needed, and kept while the user is here. The
 revision on the user's row says whether what is kept still holds; it is 0 where there never were
 any, and nothing is looked up then.
@@ -11,15 +13,19 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import bindparam, select
+import msgspec
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
 from backend.accounts.models import User
+from backend.database.engine import Database
 from backend.generation.anthropic import AnthropicConfig
 from backend.generation.gemini import GeminiConfig
 from backend.generation.network import NetworkPolicy
@@ -33,17 +39,22 @@ from backend.generation.registry import (
     ProviderKind,
     adapter_of,
 )
+from backend.generation.server_abilities import ServerAbilities
 from backend.llm.models import (
     InstallationProvider,
     Provider,
     ProviderConfig,
     by_name,
     open_provider,
+    open_shared,
 )
 from backend.logs import get_logger
 from backend.setting_types import ServerName
 from backend.settings import Settings
+from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
+
+RowT = TypeVar("RowT", Provider, InstallationProvider)
 
 log = get_logger(__name__)
 
@@ -53,15 +64,31 @@ MOST_VIEWS = 1_000
 KEPT_SECONDS = 300.0
 """How long they are kept after they were last needed."""
 
+SHARED_SECONDS = 5.0
+"""How long what was read of the installation's providers is taken for what there is."""
+
 UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
 """Tokens, of models of a server of which nobody says how large they are."""
 
 _OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
+_SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEmbedding:
+    """An embedding model of one of the installation's providers, and how its server is asked.
+
+    `config` is a `GeminiConfig` or an `OpenAICompatibleConfig`.
+    """
+
+    config: Any = field(repr=False)  # Litestar looks through fields, and knows no such unions
+    model: str
 
 
 @dataclass(slots=True)
 class _View:
     revision: int
+    shared: ModelRegistry
     registry: ModelRegistry
     own: Sequence[OfferedProvider]
     used_at: float
@@ -73,6 +100,8 @@ class UserModels(UserSignedOut):
     Args:
         registry: The environment's models.
         settings: How long a silence is borne, and where providers may be.
+        root: Opens the installation's providers.
+        database: Where to keep what is learned of servers; None for nowhere.
         clock: Seconds that only go up.
     """
 
@@ -80,44 +109,83 @@ class UserModels(UserSignedOut):
         self,
         registry: ModelRegistry,
         settings: Settings,
+        root: RootKeys,
         *,
+        database: Database | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.environment = self.shared = registry
         self._silence = settings.model_silence_seconds
         self.network = NetworkPolicy.from_settings(settings)
+        self._database = database
         self._clock = clock
         self._views: OrderedDict[UUID, _View] = OrderedDict()
+        self._root = root
+        self._shared_rows: list[tuple[UUID, datetime]] = []
+        self._shared_own: Sequence[OfferedProvider] = ()
+        self._shared_until = 0.0
+        self._reads_begun = self._reads_done = 0
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, session: AsyncSession, user: User, sealer: Sealer) -> ModelRegistry:
         """The models of a user, whose row says which providers it has."""
+        if self._clock() >= self._shared_until:
+            await self.read_shared(session)
         if not user.providers_revision:
             return self.shared
         view = self._views.get(user.id)
         if view is None or view.revision < user.providers_revision:
             rows = list(await session.scalars(_OWN, {"owner_id": user.id}))
             before = self._views.pop(user.id, None)
-            own = self._opened(sealer, rows, before.own if before else ())
-            view = _View(
-                user.providers_revision, self.shared.with_providers(own), own, self._clock()
-            )
+            own = self._opened(rows, partial(open_provider, sealer), before.own if before else ())
+            registry = self.shared.with_providers(own)
+            view = _View(user.providers_revision, self.shared, registry, own, self._clock())
             self._views[user.id] = view
             if before is not None:
                 self._retire(_adapters(before.own) - _adapters(own))
             self.sweep()
+        elif view.shared is not self.shared:
+            view.shared, view.registry = self.shared, self.shared.with_providers(view.own)
         view.used_at = self._clock()
         self._views.move_to_end(user.id)
         return view.registry
 
-    async def changed(self, row: Provider | InstallationProvider) -> None:
-        """A provider was made, changed or deleted. A user's own are seen by their revision."""
+    async def read_shared(self, session: AsyncSession) -> None:
+        """Read the installation's providers again. Replies of those that are gone go on."""
+        self._reads_begun += 1
+        mine = self._reads_begun
+        if self._reads_done:  # meanwhile others go on with what there is
+            self._shared_until = self._clock() + SHARED_SECONDS
+        rows = list(await session.scalars(_SHARED))
+        if mine < self._reads_done:  # one that began later was faster
+            return
+        self._reads_done = mine
+        self._shared_until = self._clock() + SHARED_SECONDS
+        stamps = [(row.id, row.updated_at) for row in rows]
+        if stamps == self._shared_rows:
+            return
+        before = self._shared_own
+        self._shared_own = self._opened(rows, partial(open_shared, self._root), before)
+        self.shared = self.environment.with_providers(self._shared_own)
+        self._shared_rows = stamps
+        self._retire(_adapters(before) - _adapters(self._shared_own))
+
+    async def shared_embedding(self, database: Database) -> SharedEmbedding | None:
+        """The embedding model of the first of the installation's providers that has one."""
+        if self._clock() >= self._shared_until:
+            async with database.read() as session:
+                await self.read_shared(session)
+        for provider in self._shared_own:
+            config = provider.adapter.config
+            if provider.embedding_model and not isinstance(config, AnthropicConfig):
+                return SharedEmbedding(config, provider.embedding_model)
+        return None
 
     def offered(
         self, row: Provider | InstallationProvider, config: ProviderConfig, *kept: OfferedProvider
     ) -> OfferedProvider:
         """A provider as it is asked; by the adapter of one of `kept` if that is set up the same."""
-        wanted = self._connection(row.kind, config)
+        wanted = self._connection(row, config)
         alike = (each.adapter for each in kept if each.adapter.config == wanted)
         return OfferedProvider(
             slug=row.slug,
@@ -126,6 +194,7 @@ class UserModels(UserSignedOut):
             chosen=by_name(config.models),
             listed=by_name(config.listed),
             is_own=isinstance(row, Provider),
+            embedding_model=config.embedding_model,
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -149,31 +218,34 @@ class UserModels(UserSignedOut):
 
     async def aclose(self) -> None:
         """Close all connections; replies under way break off."""
-        for view in self._views.values():
-            for provider in view.own:
+        for providers in (self._shared_own, *(view.own for view in self._views.values())):
+            for provider in providers:
                 await provider.adapter.aclose()
         self._views.clear()
         await asyncio.gather(*self._closing)
-        await self.shared.aclose()
+        await self.environment.aclose()
 
     def _opened(
-        self, sealer: Sealer, rows: Iterable[Provider], kept: Sequence[OfferedProvider]
+        self,
+        rows: Iterable[RowT],
+        open_config: Callable[[RowT], ProviderConfig],
+        kept: Sequence[OfferedProvider],
     ) -> list[OfferedProvider]:
         opened: list[OfferedProvider] = []
         for row in rows:
             try:
-                config = open_provider(sealer, row)
-            except SealBrokenError:
+                config = open_config(row)
+            except (SealBrokenError, RootKeyError):
                 # Without it, so that the others can be used, and this one be deleted.
-                log.warning("provider.damaged", provider_id=row.id, user_id=row.user_id)
+                log.warning("provider.damaged", provider_id=row.id)
                 continue
             opened.append(self.offered(row, config, *kept))
         return opened
 
-    def _connection(self, kind: ProviderKind, config: ProviderConfig) -> Config:
+    def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
         silence = self._silence
         key, url = config.api_key, config.base_url
-        match kind:
+        match row.kind:
             case "gemini":
                 return GeminiConfig(
                     api_key=key or "",
@@ -194,6 +266,8 @@ class UserModels(UserSignedOut):
                     server=cast("ServerName", known),
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
+                    abilities=_abilities(row),
+                    on_learned=partial(self._learned, type(row), row.id, row.revision),
                     chunk_timeout=silence,
                     network=self.network,
                 )
@@ -208,11 +282,47 @@ class UserModels(UserSignedOut):
                     network=self.network,
                 )
 
+    def _learned(
+        self,
+        table: type[Provider | InstallationProvider],
+        row_id: UUID,
+        revision: int,
+        abilities: ServerAbilities,
+    ) -> None:
+        """Keep what was learned of a server, unless the provider was changed meanwhile."""
+        if self._database is None:
+            return
+        task = asyncio.ensure_future(_keep(self._database, table, row_id, revision, abilities))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     def _retire(self, adapters: Iterable[Adapter]) -> None:
         for adapter in adapters:
             task = asyncio.ensure_future(adapter.retire())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+def _abilities(row: Provider | InstallationProvider) -> ServerAbilities:
+    if row.abilities is None:
+        return ServerAbilities()
+    return msgspec.json.decode(row.abilities, type=ServerAbilities)
+
+
+async def _keep(
+    database: Database,
+    table: type[Provider | InstallationProvider],
+    row_id: UUID,
+    revision: int,
+    abilities: ServerAbilities,
+) -> None:
+    learned = msgspec.json.encode(abilities).decode()
+    async with database.write() as session:
+        await session.execute(
+            update(table)
+            .where(table.id == row_id, table.revision == revision)
+            .values(abilities=learned)
+        )
 
 
 def kind_of(config: Config) -> ProviderKind:

@@ -35,12 +35,13 @@ from backend.lorebooks.entries import Position
 from backend.reasons import FoundIn, told
 from backend.turns.builder import PromptBuilder
 from backend.turns.counting import CountCache
-from backend.turns.load import NARRATOR, ChatLoader
+from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
 from backend.turns.lore_placement import LoreExpander, scan_of
 from backend.turns.macro_fields import macros_for, macros_of, seed_of
 from backend.turns.prompt_context import PromptWindow
 from backend.turns.schemas import TurnRequest
+from backend.turns.speaking import NARRATOR
 
 MAX_LISTED = 1_000
 """Entries that come in and are listed; the rest are counted."""

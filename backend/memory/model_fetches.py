@@ -21,6 +21,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobView
+from backend.llm.user_models import SharedEmbedding
 from backend.memory.embedding.catalogue import (
     OfferedModel,
     find_offered,
@@ -64,12 +65,13 @@ class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingModelOffers(msgspec.Struct, kw_only=True):
-    """What can be fetched. `embedder` is what embeds now.
+    """What can be fetched. `embedder` is what embeds now, `model` its model.
 
     `is_used` says whether a fetched model would: not where the settings name something else.
     """
 
-    embedder: Choice
+    embedder: Choice | Literal["provider"]
+    model: str | None
     is_used: bool
     models: list[EmbeddingModelOffer]
 
@@ -100,10 +102,13 @@ class ModelFetches:
         models = await asyncio.to_thread(offered_models)
         async with self._database.read() as session:
             jobs = [await _last_fetch(session, each) for each in models]
-        settings = self._settings
+        settings, embedder = self._settings, self._memory.embedder
+        is_shared = isinstance(self._memory.chosen, SharedEmbedding)
         return EmbeddingModelOffers(
-            embedder=choose(settings),
+            embedder="provider" if is_shared else choose(settings),
+            model=embedder.spec.model if embedder else None,
             is_used=settings.embedder == "auto"
+            and not is_shared
             and settings.gemini_api_key is None
             and settings.embedding_model_path is None,
             models=list(map(self._offer, models, jobs)),
@@ -151,7 +156,8 @@ class ModelFetches:
 
     def _offer(self, model: OfferedModel, job: Job | None) -> EmbeddingModelOffer:
         is_here = is_fetched(self._settings.models_dir, model)
-        in_use = self._memory.fetched is not None and self._memory.fetched[0] == model.name
+        chosen = self._memory.chosen
+        in_use = isinstance(chosen, tuple) and chosen[0] == model.name
         return EmbeddingModelOffer(
             name=model.folder,
             size=model.size,

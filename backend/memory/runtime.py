@@ -17,6 +17,7 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
+from backend.llm.user_models import SharedEmbedding, UserModels
 from backend.logs import get_logger
 from backend.memory.collections import Collections, Opener, collection_name
 from backend.memory.embedding.cached import CachedEmbedder
@@ -25,6 +26,7 @@ from backend.memory.embedding.registry import (
     build_cached_embedder,
     build_embedder,
     fetched_model,
+    may_be_shared,
     with_cache,
 )
 from backend.memory.index.edge import open_edge
@@ -40,13 +42,20 @@ from backend.settings import Settings
 
 log = get_logger(__name__)
 
+START_SECONDS = 10.0
+"""How long the start waits for a provider's embedding model: it is gone over to later, too."""
+
+Chosen = SharedEmbedding | tuple[str, Path] | None
+"""What an administrator chose: a provider's embedding model, else the one that was fetched."""
+
 
 @dataclass(slots=True, kw_only=True)
 class MemoryRuntime(UserSignedOut):
-    """The parts of memory in one process. `fetched` is the model that was fetched and is in use."""
+    """The parts of memory in one process. `chosen` is the chosen model that is in use."""
 
     settings: Settings
     database: Database
+    user_models: UserModels
     outbox: IndexOutbox
     collections: Collections
     maker: PointMaker
@@ -55,7 +64,7 @@ class MemoryRuntime(UserSignedOut):
     search: MemorySearch
     blinders: Blinders
     embedder: CachedEmbedder | None
-    fetched: tuple[str, Path] | None
+    chosen: Chosen
     is_prepared: bool = False
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -66,34 +75,43 @@ class MemoryRuntime(UserSignedOut):
         return {**indexing, **self.reconciler.kinds}
 
     async def follow_model(self) -> None:
-        """Go over to the model that was fetched since, whichever process did so.
+        """Go over to the model that was chosen since, whichever process was told so.
 
-        A model that does not work is not gone over to; it is tried again the next time. Search goes
-        on by words until a user's texts have moved.
+        It was fetched, or an administrator named a provider's; where that is taken back, it is what
+        the settings come to. A model that does not work is not gone over to; it is tried again the
+        next time. Search goes on by words until a user's texts have moved.
         """
         async with self.switching:
-            fetched = fetched_model(self.settings)
-            if fetched is None or fetched == self.fetched:
+            chosen = await _choice(self.settings, self.database, self.user_models)
+            was_shared = isinstance(self.chosen, SharedEmbedding)
+            if chosen == self.chosen or (chosen is None and not was_shared):
                 return
             try:
-                await self._go_over(fetched)
+                await self._go_over(chosen)
             except (EmbedderError, IndexUnavailableError) as error:
                 log.warning("memory.model_not_used", problem=error.slug, exc_info=error)
                 return
         await self.prepare()
 
-    async def _go_over(self, fetched: tuple[str, Path]) -> None:
-        if (embedder := build_embedder(self.settings)) is None:
-            return
-        # It loads now, and not when the first search has no time for it.
-        await embedder.embed(["A line to embed."], "query")
-        index = await self.collections.open(collection_name(embedder.spec))
-        before, self.embedder = self.embedder, with_cache(embedder, self.settings, self.database)
+    async def _go_over(self, chosen: Chosen) -> None:
+        shared = chosen if isinstance(chosen, SharedEmbedding) else None
+        embedder = build_embedder(self.settings, shared)
+        if embedder is not None:
+            try:
+                # It loads now, and not when the first search has no time for it.
+                await embedder.embed(["A line to embed."], "query")
+            except EmbedderError:
+                await embedder.aclose()
+                raise
+        spec = embedder.spec if embedder else None
+        index = await self.collections.open(collection_name(spec))
+        before = self.embedder
+        self.embedder = with_cache(embedder, self.settings, self.database) if embedder else None
         # All at once: nothing is awaited in between.
         self.maker.embedder = self.search.embedder = self.embedder
         self.collections.go_over(index)
-        self.fetched, self.is_prepared = fetched, False
-        log.info("memory.model_in_use", model=embedder.spec.model)
+        self.chosen, self.is_prepared = chosen, False
+        log.info("memory.model_in_use", model=spec.model if spec else None)
         if before is not None:
             await before.aclose()
 
@@ -147,6 +165,7 @@ async def open_memory(
     outbox: IndexOutbox,
     sources: Sequence[Source],
     pool: CpuPool,
+    user_models: UserModels,
 ) -> MemoryRuntime:
     """Open the index that the settings name.
 
@@ -154,8 +173,11 @@ async def open_memory(
         IndexUnavailableError: Another process has the folder of Qdrant Edge open.
         EmbedderError: The embedding model does not say how long its vectors are.
     """
-    fetched = fetched_model(settings)
-    embedder = build_cached_embedder(settings, database)
+    chosen = await _choice(settings, database, user_models)
+    embedder = await _of_provider(settings, database, chosen)
+    if embedder is None:
+        chosen = fetched_model(settings)
+        embedder = build_cached_embedder(settings, database)
     spec = await embedder.ready() if embedder else None
     opener, known = await _index(settings, database)
     name = collection_name(spec)
@@ -168,6 +190,7 @@ async def open_memory(
     return MemoryRuntime(
         settings=settings,
         database=database,
+        user_models=user_models,
         outbox=outbox,
         collections=collections,
         maker=maker,
@@ -176,8 +199,32 @@ async def open_memory(
         search=search,
         blinders=blinders,
         embedder=embedder,
-        fetched=fetched,
+        chosen=chosen,
     )
+
+
+async def _choice(settings: Settings, database: Database, user_models: UserModels) -> Chosen:
+    if may_be_shared(settings) and (shared := await user_models.shared_embedding(database)):
+        return shared
+    return fetched_model(settings)
+
+
+async def _of_provider(
+    settings: Settings, database: Database, chosen: Chosen
+) -> CachedEmbedder | None:
+    """A provider's embedder; None where none was chosen, or while its server does not answer."""
+    if not isinstance(chosen, SharedEmbedding):
+        return None
+    embedder = build_cached_embedder(settings, database, chosen)
+    if embedder is not None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await embedder.ready()
+        except (EmbedderError, TimeoutError) as error:
+            log.warning("memory.model_not_used", exc_info=error)
+            await embedder.aclose()
+            return None
+    return embedder
 
 
 async def _index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:

@@ -4,18 +4,19 @@ from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Request, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
 from backend.characters.cards.limits import MEGABYTE
+from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import NamedFileOperation, file_answer, read_upload
 from backend.context.blocks import PresetFields
 from backend.errors import PreconditionFailedError
 from backend.presets.errors import PresetFileError, PresetNotFoundError, PresetsFullError
-from backend.presets.schemas import ImportedPreset, PresetItem, PresetView
+from backend.presets.schemas import ChosenPreset, ImportedPreset, PresetItem, PresetView
 from backend.presets.service import PresetService
 from backend.presets.tavern_reader import MAX_FILE_BYTES
 from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
@@ -49,7 +50,7 @@ class PresetController(Controller):
     ) -> Response[PresetView]:
         """Make a preset. Without `blocks` it has those of a prompt without a preset.
 
-        Presets are kept and passed on; prompts do not go by them yet.
+        It counts for the chats, characters and the account that choose it.
         """
         return _tagged(await presets.create(identity, data))
 
@@ -144,6 +145,31 @@ class PresetController(Controller):
         file = await presets.export(identity, preset_id)
         await activity.note(request, "exported", detail="preset")
         return file_answer(file)
+
+
+class CharacterPresetController(Controller):
+    """The preset of a character."""
+
+    path = "/characters/{character_id:uuid}/preset"
+    tags = ("Presets",)
+
+    @put(
+        status_code=204,
+        opt={RAISES: (CharacterNotFoundError, PresetNotFoundError)},
+        summary="Choose a character's preset",
+    )
+    async def choose_character_preset(
+        self,
+        character_id: FromPath[UUID],
+        data: JSONBody[ChosenPreset],
+        identity: NamedDependency[Identity],
+        presets: NamedDependency[PresetService],
+    ) -> None:
+        """Make its prompts by a preset, in chats that choose none; null goes on to the account's.
+
+        A copy of the card does not take it along.
+        """
+        await presets.choose_for_character(identity, character_id, data.preset_id)
 
 
 def _tagged(view: PresetView) -> Response[PresetView]:

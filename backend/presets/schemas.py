@@ -33,6 +33,12 @@ class PresetView(msgspec.Struct, kw_only=True):
     updated_at: datetime
 
 
+class ChosenPreset(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The preset of a character; null for none."""
+
+    preset_id: UUID | None
+
+
 class ImportedPreset(msgspec.Struct, kw_only=True):
     """A preset that was made of a file, and what of the file is not as it was there."""
 

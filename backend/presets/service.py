@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.characters.exporting import ExportedFile
+from backend.characters.repository import get_character
 from backend.context.blocks import PresetFields, check_blocks
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id, now
@@ -64,6 +65,24 @@ class PresetService:
             struct_from(PresetItem, row, name=name) for row, name in zip(page, names, strict=True)
         ]
         return Page(items=items, next=following)
+
+    async def preset_chosen(
+        self, session: AsyncSession, identity: Identity, preset_id: UUID
+    ) -> None:
+        """See `PresetChosen`."""
+        await repository.get_preset(session, preset_id, owner_id=identity.user_id)
+
+    async def choose_for_character(
+        self, identity: Identity, character_id: UUID, preset_id: UUID | None
+    ) -> None:
+        """Choose the preset of a character, or none. Raises also `CharacterNotFoundError`."""
+        async with self._database.write() as session:
+            character = await get_character(
+                session, character_id, owner_id=identity.user_id, lock=True
+            )
+            if preset_id is not None:
+                await repository.get_preset(session, preset_id, owner_id=identity.user_id)
+            character.preset_id = preset_id
 
     async def create(self, identity: Identity, fields: PresetFields) -> PresetView:
         """Make a preset. Raises `PresetsFullError`, `ValidationError`."""

@@ -17,11 +17,12 @@ from backend.campaigns.situations import SituationService, StaleCampaignError
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
+from backend.chats.model_choice import effective_model
 from backend.chats.schemas import ChatSettings
-from backend.chats.service import effective_model
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
+from backend.enrichment.llm_selection import choose_model, safe_sampling
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
@@ -35,7 +36,8 @@ from backend.memory.sources import Recalled
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
-from backend.turns.assemble import Built, PromptAssembler
+from backend.turns.assemble import PromptAssembler
+from backend.turns.built import Built
 from backend.turns.counting import CountCache
 from backend.turns.history import open_history, read_from
 from backend.turns.load import ChatLoader
@@ -44,7 +46,7 @@ from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.rephrasing import Rephraser
 from backend.turns.retrieval import ask_for
 from backend.turns.rewriting import rewritten, scripts_of
-from backend.turns.schemas import TurnRequest
+from backend.turns.schemas import ContextRequest, TurnRequest
 
 MOST_ALWAYS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
@@ -98,15 +100,15 @@ class PromptBuilder:
         request: TurnRequest,
         *,
         check: Check | None = None,
-        tried: BudgetSettings | None = None,
+        tried: ContextRequest | None = None,
         suggestions: int = 0,
     ) -> Built:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
         `check` looks first, in the same view of the database, whether the turn may come at all.
         `tried` makes it a preview, which need not have a line, with budgets that stand before what
-        the settings say. Otherwise, where a campaign's history would lose rounds that its summary
-        does not tell, the summary is made first.
+        the settings say, and its preset in place of the chosen one. Otherwise, where a campaign's
+        history would lose rounds that its summary does not tell, the summary is made first.
 
         Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
         `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
@@ -118,7 +120,13 @@ class PromptBuilder:
         async def attempt() -> Built:
             async with self._search.searching(identity.sealer) as search:
                 context = await self._load(
-                    identity, chat_id, request, search, check=check, tried=tried
+                    identity,
+                    chat_id,
+                    request,
+                    search,
+                    check=check,
+                    tried=tried,
+                    is_quiet=bool(suggestions),
                 )
                 await self._retrieve(identity, context, search, is_preview=tried is not None)
             return await self._assembler.assemble(
@@ -155,7 +163,8 @@ class PromptBuilder:
         search: Searching,
         *,
         check: Check | None,
-        tried: BudgetSettings | None,
+        tried: ContextRequest | None,
+        is_quiet: bool,
     ) -> PromptContext:
         """The chat, its budgets and its last lines, in one view of the database.
 
@@ -171,13 +180,19 @@ class PromptBuilder:
                 lore=self._lore,
                 situations=self._situations,
                 is_preview=tried is not None,
+                tried=tried.preset if tried else None,
             )
             loaded = await loader.load(chat_id, request)
             scripts = await scripts_of(session, identity, self._scripts, loaded)
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
             window = await self.window(
-                session, identity, loaded.settings, loaded=loaded, tried=tried
+                session,
+                identity,
+                loaded.settings,
+                loaded=loaded,
+                tried=tried.budgets if tried else None,
+                is_quiet=is_quiet,
             )
             # What is always sent seldom leaves less than history may take: lines are read for
             # that, while memory is searched, and cut once what is always sent is known. Of a small
@@ -258,10 +273,23 @@ class PromptBuilder:
         *,
         loaded: LoadedChat | None = None,
         tried: BudgetSettings | None = None,
+        is_quiet: bool = False,
     ) -> PromptWindow:
-        """How prompts of a chat with these settings are counted, and what they may take."""
+        """How prompts of a chat with these settings are counted, and what they may take.
+
+        Of the model that replies; with `is_quiet` of the one that makes suggestions.
+        """
         models = await self._user_models.of(session, identity.user, identity.sealer)
-        spec, sampling = effective_model(models, identity, settings)
+        preset = loaded.preset if loaded else None
+        spec, sampling = effective_model(
+            models, identity, settings, beneath=preset.fields.sampling if preset else None
+        )
+        if is_quiet:
+            account = identity.settings
+            chosen = choose_model(models, self._settings, "suggestions", settings, account, spec.id)
+            if chosen != spec.id:  # sampling goes with the model that it was chosen for
+                spec = models.spec(chosen)
+                sampling = safe_sampling(spec, sampling.safety)
         tokenizer = best_tokenizer(spec.tokenizer)
         has_names = loaded is not None and loaded.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)

@@ -54,6 +54,7 @@ def context_view(record: ContextRecord) -> ContextView:
         notes=record.notes,
         prompt_files=record.prompt_files,
         prompt_hash=record.prompt_hash,
+        preset=record.preset,
         tools=record.tools,
         tool_support=record.tool_support,
         layers=_layers(record),

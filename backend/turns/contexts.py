@@ -11,13 +11,12 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.settings import BudgetSettings
 from backend.audience import GM, Viewpoint
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
-from backend.context.assembly import History
 from backend.context.budget import ContextOverflowError
+from backend.context.layout import History
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
@@ -100,7 +99,7 @@ class ContextService:
             identity,
             chat_id,
             TurnRequest(text=text, viewpoint=request.viewpoint),
-            tried=request.budgets,
+            tried=request,
         )
         messages = built.assembled.messages
         record = await self._explained(identity, record_of(built), messages, built.loaded.viewpoint)
@@ -123,7 +122,7 @@ class ContextService:
         """
         request = TurnRequest(viewpoint=str(viewpoint))
         try:
-            built = await self._builder.build(identity, chat_id, request, tried=BudgetSettings())
+            built = await self._builder.build(identity, chat_id, request, tried=ContextRequest())
         except ContextOverflowError:
             return False
         return any(item.kind == SUMMARY for item in built.assembled.items)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from backend.accounts.identity import Identity
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
-from backend.context.assembly import Counter, History, Item, LeftOut, Plan, plan
+from backend.context.assembly import Counter, Plan, plan
 from backend.context.budget import ContextOverflowError, eviction_point, joined
+from backend.context.layout import History, Item, LeftOut
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason, ReasonKind
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow

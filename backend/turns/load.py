@@ -18,8 +18,6 @@ from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.play.store import read_table
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
-from backend.characters.cards.model import Card
-from backend.characters.errors import CharacterNotFoundError
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -28,6 +26,7 @@ from backend.chats.schemas import AuthorsNote
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import current_events
+from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
 from backend.context.macros import Variables
 from backend.enrichment.summaries import current_summary
@@ -35,14 +34,13 @@ from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
 from backend.turns.lore import LoreReader
 from backend.turns.models import TurnKind
-from backend.turns.prompt_context import LoadedChat, RecentLine, Speaker, authors_note
+from backend.turns.prompt_context import LoadedChat, RecentLine, authors_note
+from backend.turns.prompt_order import LoadedPreset
 from backend.turns.retrieval import EXCHANGE
 from backend.turns.schemas import TurnRequest
+from backend.turns.speaking import find_preset, find_speaker
 from backend.turns.target import Target, find_target
 from backend.turns.viewpoint import answerable, find_audience, find_viewpoint
-
-NARRATOR = "Narrator"
-"""Who speaks in a chat without a character."""
 
 QUOTED = 20
 """Last lines that macros may quote."""
@@ -65,7 +63,8 @@ _CHAT = (
 class ChatLoader:
     """Reads what a turn needs, through a session of the caller's, for one user.
 
-    A preview need not have anything to answer. Without `situations`, a campaign is left out.
+    A preview need not have anything to answer; it may try a preset. Without `situations`, a
+    campaign is left out.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class ChatLoader:
         lore: LoreReader,
         situations: SituationService | None = None,
         is_preview: bool = False,
+        tried: PresetFields | None = None,
     ) -> None:
         self._lore = lore
         self._situations = situations
@@ -84,6 +84,7 @@ class ChatLoader:
         self._identity = identity
         self._user_name = user_name
         self._is_preview = is_preview
+        self._tried = tried
 
     async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
         """Read the chat, its cast and the place in its tree.
@@ -100,7 +101,7 @@ class ChatLoader:
         names = await characters.find_names(
             self._session, member_ids, owner_id=owner_id, sealer=sealer
         )
-        speaker = await self._speaker(names, request, target)
+        speaker = await find_speaker(self._session, self._identity, names, request, target)
         persona_id = chat.persona_id or self._identity.settings.persona_id
         persona = (
             await characters.find_persona(
@@ -181,6 +182,11 @@ class ChatLoader:
             audience=audience,
             by_questions=first_set((settings.memory, account.memory), "questions", default=False),
             has_scripts=has_scripts,
+            preset=(
+                LoadedPreset(None, 0, "preview", self._tried)
+                if self._tried
+                else await find_preset(self._session, self._identity, settings, speaker)
+            ),
         )
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
@@ -276,23 +282,6 @@ class ChatLoader:
         if row is None:
             raise ChatNotFoundError
         return row[0], row[1], row[2], row[3]
-
-    async def _speaker(
-        self, names: dict[UUID, str], request: TurnRequest, target: Target
-    ) -> Speaker:
-        """Who speaks: as asked, else the speaker of the reply, else the chat's first character."""
-        if request.speaker is not None and request.speaker not in names:
-            raise CharacterNotFoundError
-        for character_id in (request.speaker, target.spoken_by, *names):
-            if character_id is not None and character_id in names:
-                card = await characters.get_card(
-                    self._session,
-                    character_id,
-                    owner_id=self._identity.user_id,
-                    sealer=self._identity.sealer,
-                )
-                return Speaker(id=character_id, card=card, name=names[character_id])
-        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from backend.chats.schemas import AuthorsNote
-from backend.context.assembly import Item, LeftOut
+from backend.context.layout import Item, LeftOut
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,
@@ -95,7 +95,7 @@ def scan_of(
         },
         speaker=loaded.speaker.name,
         tags=card.tags,
-        triggers=_triggers(request, is_quiet=is_quiet),
+        triggers=triggers_of(request, is_quiet=is_quiet),
         note=loaded.note.text if loaded.note.scan and loaded.note_is_due else "",
         timed=lore.timed,
         inactive=lore.inactive,
@@ -103,7 +103,8 @@ def scan_of(
     )
 
 
-def _triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
+def triggers_of(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
+    """The kinds of turns that a request is."""
     if is_quiet:
         return ["quiet"]
     if request.continue_:

@@ -19,7 +19,7 @@ from backend.database.engine import Database
 from backend.errors import ConflictError
 from backend.prompts import PromptLibrary
 from backend.quotas.ledgers import add_tokens
-from backend.turns.assemble import Built
+from backend.turns.built import Built
 from backend.turns.events import CHANGED, SUGGESTED
 from backend.turns.models import LEASE, TURN_PLAY, Turn
 from backend.turns.play import Play, SuspendedPlay

@@ -23,8 +23,8 @@ from backend.chats.models import Chat
 from backend.chats.repository import SealedHistory
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chronicles.reading import StoryEvent
-from backend.context.assembly import History
 from backend.context.budget import Budget
+from backend.context.layout import History
 from backend.context.macros import Variables
 from backend.enrichment.summaries import StoredSummary
 from backend.enrichment.summary_goals import HOT_ROUNDS
@@ -38,6 +38,7 @@ from backend.memory.sources import Recalled
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
 from backend.turns.lore import LoadedLore
+from backend.turns.prompt_order import LoadedPreset
 from backend.turns.target import Target
 
 
@@ -48,6 +49,7 @@ class Speaker:
     id: UUID | None
     card: Card
     name: str
+    preset_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class LoadedChat:
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
         by_questions: Old lines are searched by the questions that they answer, and get some.
+        preset: The nearest one that is chosen; None for the default order.
     """
 
     chat: Chat
@@ -116,6 +119,7 @@ class LoadedChat:
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
     by_questions: bool = False
+    preset: LoadedPreset | None = None
 
     @property
     def sums_rounds(self) -> bool:
@@ -179,6 +183,7 @@ class LoadedChat:
             *(card.system_prompt, card.post_history_instructions, self.persona, self.note.text),
             *(self.system_prompt, self.post_history),
             card.depth_prompt.prompt if card.depth_prompt else "",
+            *([block.content for block in self.preset.fields.blocks] if self.preset else ()),
         ]
 
     @property

@@ -11,12 +11,13 @@ from msgspec import structs
 from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.context.assembly import LeftOut
+from backend.context.layout import LeftOut
 from backend.context.record import (
     ContextRecord,
     RecordedBudget,
     RecordedHistory,
     RecordedLeftOut,
+    RecordedPreset,
     hash_prompt,
     move_texts,
     recorded_item,
@@ -24,8 +25,9 @@ from backend.context.record import (
 )
 from backend.database.base import new_id, now, upsert
 from backend.reasons import Reason
-from backend.turns.assemble import Built
+from backend.turns.built import Built
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
+from backend.turns.prompt_order import LoadedPreset
 from backend.turns.turn_run import TurnRun
 from backend.vault.sealing import digest
 
@@ -47,9 +49,10 @@ def record_of(built: Built) -> ContextRecord:
         history=_recorded_history(built),
         left_out=_recorded_left_out(assembled.left_out),
         near_misses=list(map(recorded_left_out, built.near_misses)),
-        memory_first=loaded.settings.memory_placement == "before_history",
+        memory_first=built.memory_first,
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
+        preset=_recorded_preset(loaded.preset),
     )
     record.notes += built.notes
     if built.window.is_estimated:
@@ -59,6 +62,17 @@ def record_of(built: Built) -> ContextRecord:
         record.left_out.insert(0, older)
     _to_real(record, built)
     return record
+
+
+def _recorded_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
+    if preset is None:
+        return None
+    return RecordedPreset(
+        id=preset.id,
+        name=preset.fields.name,
+        revision=preset.revision,
+        chosen_by=preset.chosen_by,
+    )
 
 
 def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:

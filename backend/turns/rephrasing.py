@@ -19,12 +19,11 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.budgets import RunBudget, open_budget
 from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model
+from backend.enrichment.llm_selection import choose_model, safe_sampling
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import note_done
 from backend.errors import AppError
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
-from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.logs import get_logger
@@ -75,8 +74,8 @@ class Rephraser:
         request = found.request
         if request is None or not first_set(chain, "rephrase", default=False):
             return found
-        own, account = loaded.settings.enrichment, identity.settings.enrichment
-        chosen = choose_model(window.models, self._settings, own, account, window.spec.id)
+        own, account = loaded.settings, identity.settings
+        chosen = choose_model(window.models, self._settings, "triage", own, account, window.spec.id)
         try:
             async with self._database.read() as session:
                 budget = await open_budget(session, self._settings, identity.user_id)
@@ -135,9 +134,7 @@ class Rephraser:
         asked = self._prompts["assist/rephrase"].render(
             line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
         )
-        # A story that may be told may be looked for: the filter of replies, nothing else of theirs.
-        is_filtered = "safety" in model.spec.accepts
-        sampling = Sampling(safety=window.sampling.safety) if is_filtered else Sampling()
+        sampling = safe_sampling(model.spec, window.sampling.safety)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
             said = await model.structured(prompt, SCHEMA, sampling)

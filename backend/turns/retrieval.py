@@ -13,7 +13,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.settings import MemorySettings, SourceWeights, first_set
 from backend.chronicles.events import told
 from backend.chronicles.reading import StoryEvent
-from backend.context.assembly import History, Item, LeftOut
+from backend.context.layout import History, Item, LeftOut
 from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit

@@ -9,10 +9,12 @@ import msgspec
 from backend.accounts.settings import BudgetSettings
 from backend.audience import Audience, ViewpointText
 from backend.chats.schemas import MessageView
+from backend.context.blocks import PresetFields
 from backend.context.record import (
     RecordedBudget,
     RecordedItem,
     RecordedLeftOut,
+    RecordedPreset,
     Totals,
 )
 from backend.generation.model import ToolSupport
@@ -99,13 +101,15 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     """What to look at the context of the coming turn with.
 
     `text` is a draft of the user's line; one of blanks alone is none. `budgets` stand before the
-    chat's and the account's; what is absent is as those say. `prompt` asks for the prompt itself,
+    chat's and the account's; what is absent is as those say. `preset` is tried in place of the one
+    that is chosen. `prompt` asks for the prompt itself,
     `diff` for how it differs from that of the last reply. `viewpoint` is whose knowledge the prompt
     may hold.
     """
 
     text: str | None = None
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
+    preset: PresetFields | None = None
     prompt: bool = False
     diff: Literal["previous"] | None = None
     viewpoint: ViewpointText | None = None
@@ -180,6 +184,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     notes: list[str]
     prompt_files: dict[str, str]
     prompt_hash: str
+    preset: RecordedPreset | None = None
     prompt: list[ShownMessage] | None = None
     difference: Difference | None = None
     containers: dict[UUID, UUID] = {}

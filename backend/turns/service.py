@@ -24,7 +24,8 @@ from backend.chats.repository import get_chat
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.generation.model import ModelEmptyReplyError
+from backend.enrichment.llm_selection import naming_setting
+from backend.generation.model import ModelEmptyReplyError, ModelWritesNoJsonError
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
 from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
@@ -263,8 +264,13 @@ class TurnService:
                 TurnRequest(impersonate=True, viewpoint=request.viewpoint),
                 suggestions=request.count,
             )
-            model = built.window.model
-            answer = await model.structured(built.prompt, SUGGESTION_SCHEMA, built.window.sampling)
+            window = built.window
+            try:
+                answer = await window.model.structured(
+                    built.prompt, SUGGESTION_SCHEMA, window.sampling
+                )
+            except ModelWritesNoJsonError as error:
+                raise naming_setting(error, "suggestions") from error
         spent, usage = built.assembled.tokens, answer.usage
         if usage is not None:
             spent = usage.prompt_tokens + usage.completion_tokens

@@ -31,7 +31,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.events import Participants
 from backend.prompts import PromptLibrary
-from backend.turns.assemble import Built
+from backend.turns.built import Built
 from backend.turns.errors import NotContinuableError
 from backend.turns.events import Progress, started_event
 from backend.turns.models import LEASE, Turn

@@ -25,7 +25,7 @@ from backend.generation.model import (
 )
 from backend.generation.tokens import get_tokenizer
 from backend.logs import get_logger
-from backend.turns.assemble import Built
+from backend.turns.built import Built
 from backend.turns.events import Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play

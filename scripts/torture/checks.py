@@ -170,13 +170,15 @@ async def check_chats(
 
 
 async def check_things(client: Client, url: str, ledger: Ledger) -> list[str]:
-    """Hold the account's chats, characters, lorebooks and personas, as the API lists them."""
+    """Hold the account's chats, characters and the like, as the API lists them."""
     found: list[str] = []
     by_kind: defaultdict[str, list[Thing]] = defaultdict(list)
     for thing in ledger.things.values():
         by_kind[thing.kind].append(thing)
     for kind, things in by_kind.items():
         items = await all_items(client, url, f"/{kind}s")
+        # Providers of the environment are the operator's.
+        items = [item for item in items if item.get("scope", "user") == "user"]
         label = "title" if kind == "chat" else "name"
         counts = Counter(item[label] for item in items)
         by_name = {item[label]: item for item in items}

@@ -10,7 +10,7 @@ from typing import Literal
 
 from scripts.torture.history import Outcome
 
-ThingKind = Literal["chat", "character", "lorebook", "persona"]
+ThingKind = Literal["chat", "character", "lorebook", "persona", "provider", "preset"]
 
 
 @dataclass

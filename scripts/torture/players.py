@@ -23,9 +23,14 @@ MOST_THINGS = 12
 SENDS_AGAIN = 0.4
 """How often a worker with unanswered requests sends one of them again, and does not go on."""
 
+MOST_PROVIDERS, NOWHERE = 6, "http://127.0.0.1:1024/v1"
+"""Fewer than an account may have, and where nothing listens."""
+
 MOST_CHOICES = 4
 GIVES_UP, CHOOSES_TWICE = 0.15, 0.3
 """How often a turn that waits is given up, and a choice sent twice."""
+
+_MODELS = [{"name": "nobody", "context_window": 16_000}]
 
 Action = Callable[[], Awaitable[None]]
 
@@ -58,6 +63,8 @@ class Player:
             (7, self.import_card),
             (4, self.import_lorebook),
             (4, self.change_persona),
+            (4, self.change_provider),
+            (3, self.change_preset),
             (3, self.read),
         ]
         weights, kinds = [weight for weight, _ in actions], [each for _, each in actions]
@@ -290,6 +297,34 @@ class Player:
             thing.values = [value]
         elif answer.outcome == "refused":
             thing.values.remove(value)
+
+    async def change_provider(self) -> None:
+        """Add a provider of models, change one and try it out, or delete it."""
+        own = self.ledger.usable("provider")
+        if len(own) >= MOST_PROVIDERS:
+            await self._delete("provider")
+        elif not own or self.draw.random() < 0.4:
+            name, key = self.unique("provider"), f"sk-{self.model.canary}"
+            body = {"kind": "openai", "name": name, "base_url": NOWHERE, "api_key": key}
+            await self._make("provider", name, "/providers", json=body)
+        else:
+            path = f"/providers/{self.draw.choice(own).id}"
+            change = {"extra_headers": {"X-Canary": self.unique("provider")}, "models": _MODELS}
+            await self.client.ask(self.name, "change provider", "PATCH", path, json=change)
+            await self.client.ask(self.name, "test provider", "POST", f"{path}/test", json={})
+
+    async def change_preset(self) -> None:
+        """Make a preset, change one, or delete it."""
+        own = self.ledger.usable("preset")
+        if len(own) >= MOST_THINGS:
+            await self._delete("preset")
+        elif not own or self.draw.random() < 0.4:
+            name = self.unique("preset")
+            await self._make("preset", name, "/presets", json={"name": name})
+        else:
+            path, block = f"/presets/{self.draw.choice(own).id}", {"id": "own", "name": "Own"}
+            body = {"blocks": [{**block, "content": self.text()}]}
+            await self.client.ask(self.name, "change preset", "PATCH", path, json=body)
 
     async def _make(
         self,

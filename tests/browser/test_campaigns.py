@@ -71,7 +71,7 @@ def test_chats_join_a_campaign_and_leave_it(page: Page, account: Account) -> Non
     expect(sessions.get_by_role("link", name="The storm")).to_be_visible()
 
     page.goto(f"/#/chats/{chat}?panel=settings")
-    choice = page.get_by_role("complementary").get_by_label("Campaign")
+    choice = page.get_by_role("complementary").get_by_label("Campaign", exact=True)
     expect(choice).to_have_value(campaign)
     choice.select_option(label="None")
     expect(page.get_by_text("Saved", exact=True)).to_be_visible()

@@ -9,8 +9,8 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, expect
 
-from tests.fakes.openai_server import OpenAIServer, reply, usage
-from tests.support.browser import Account, phone
+from tests.fakes.openai_server import API_KEY, OpenAIServer, error, reply, usage
+from tests.support.browser import Account, Watch, phone
 from tests.support.process import Served, serving
 
 pytestmark = pytest.mark.browser
@@ -87,3 +87,124 @@ def test_a_model_is_found_among_hundreds_by_keyboard_and_a_reply_has_its_cost(
     assert_accessible(page)
     page.reload()
     expect(cost).to_be_visible()
+    page.get_by_role("button", name="Why this reply?").last.click()
+    spent = "This reply: $0.0019, 1,100 tokens (600 from the cache, 0 for thinking)."
+    expect(page.get_by_text(spent)).to_be_visible()
+    page.get_by_role("link", name="See the next prompt").click()
+    expect(page.get_by_text("Sending it costs $")).to_be_visible()
+
+
+def test_a_zero_is_a_value_and_json_is_checked_as_it_is_typed(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/account")
+    page.get_by_text("Choice of words").click()
+    page.get_by_label("Seed").fill("0")
+    expect(page.get_by_text("Saved")).to_be_visible()
+    assert account.get("/me/settings")["sampling"] == {"seed": 0}
+
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    page.goto(f"/#/chats/{chat['id']}?panel=settings")
+    panel = page.get_by_role("complementary", name="Settings")
+    panel.get_by_text("Choice of words").click()
+    expect(page.get_by_label("Seed")).to_have_attribute("placeholder", "0")
+    bias = page.get_by_label("Logit bias")
+    bias.fill('{"15043": -100, ')
+    expect(page.get_by_text("This is no JSON: ")).to_be_visible()
+    bias.fill('["15043"]')
+    expect(page.get_by_text("This has to be a JSON object")).to_be_visible()
+    bias.fill('{"15043": -100, "7": 0}')
+    page.get_by_label("Min p").fill("0")
+    expect(page.get_by_text("Saved")).to_be_visible()
+    bias.fill('{"15043": -50}')
+    page.get_by_text("Repetition, rarer").click()
+    page.get_by_label("DRY sequence breakers").fill('["\\n"]')
+    assert_accessible(page)
+    panel.get_by_role("button", name="Close").click()
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+    page.get_by_role("button", name="Settings").click()
+    kept = {"min_p": 0, "logit_bias": {"15043": -50}, "dry_sequence_breakers": ["\n"]}
+    assert account.get(f"/chats/{chat['id']}/settings")["sampling"] == kept
+
+
+def test_settings_that_a_model_does_not_take_go_with_the_choice_and_refused_ones_are_named(
+    page: Page,
+    account: Account,
+    watch: Watch,
+    teller: OpenAIServer,
+    portal: BlockingPortal,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    provider = {"preset": "mistral", "base_url": teller.url, "api_key": API_KEY, "name": "Mine"}
+    account.post("/providers", provider | {"models": [{"name": "small"}]})
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    settings = f"/chats/{chat['id']}/settings"
+    own = {"model": "openai/teller-0", "sampling": {"min_p": 0, "dry_base": 2, "seed": 1}}
+    account.client.patch(settings, json=own)
+    refusal = "Unrecognized request argument supplied: min_p"
+    portal.call(teller.script, error(400, message=refusal))
+    watch.expected += ["/turns$", "/messages/"]
+    page.goto(f"/#/chats/{chat['id']}")
+    page.get_by_role("textbox", name="Your line").fill("Is it so?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("does not take min_p")).to_be_visible()
+    page.get_by_role("button", name="Settings").click()
+    panel = page.get_by_role("complementary", name="Settings")
+    panel.get_by_text("How the model writes").click()
+    expect(page.get_by_role("note")).to_contain_text("Refused by its server: Min p")
+    panel.get_by_text("Choice of words").click()
+    expect(page.get_by_text("teller-0 does not take this.")).to_be_visible()
+
+    phone(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("article").last.press("m")
+    expect(page.get_by_role("searchbox", name="Search models")).to_be_focused()
+    page.keyboard.type("small")
+    page.keyboard.press("Enter")
+    question = page.get_by_role("dialog", name="Choose small?")
+    expect(question).to_contain_text("removed: Min p, DRY base.")
+    assert_accessible(page)
+    question.get_by_role("button", name="Choose it").click()
+    expect(page.get_by_role("button", name="Asks small")).to_be_visible()
+    assert_accessible(page)
+    assert account.get(settings)["sampling"] == {"seed": 1}
+    assert "model" not in account.get(settings)
+    page.get_by_role("button", name="Settings").click()
+    panel.get_by_text("How the model writes").click()
+    expect(page.get_by_role("note")).to_contain_text("small has no setting for: Tokens for")
+    expect(page.get_by_label("Min p")).to_be_hidden()
+
+
+def test_each_task_has_its_model_in_the_account_and_in_a_chat(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    def choose(task: str, name: str) -> None:
+        page.get_by_role("button", name=f"{task}: ").press("Enter")
+        expect(page.get_by_role("searchbox", name="Search models")).to_be_focused()
+        page.keyboard.type(name)
+        with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+            page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name=f"{task}: {name}", exact=True)).to_be_focused()
+
+    page.goto("/#/account")
+    page.get_by_text("Models for work beside the reply").click()
+    usual = page.get_by_role("button", name="Suggested lines: As the reply: teller-0")
+    expect(usual).to_be_visible()
+    choose("Chronicle", "teller-99")
+    assert account.get("/me/settings")["task_models"] == {"agent": "openai/teller-99"}
+
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    phone(page)
+    page.goto(f"/#/chats/{chat['id']}?panel=settings")
+    panel = page.get_by_role("complementary", name="Settings")
+    panel.get_by_text("Models for work beside the reply").click()
+    expect(
+        page.get_by_role("button", name="Chronicle: As in the account: teller-99")
+    ).to_be_visible()
+    choose("All of this", "teller-98")
+    expect(page.get_by_role("button", name="Summaries: As all of this: teller-98")).to_be_visible()
+    choose("Is it worth keeping?", "teller-97")
+    assert_accessible(page)
+    settings = account.get(f"/chats/{chat['id']}/settings")
+    assert settings["task_models"] == {"triage": "openai/teller-97"}
+    assert settings["enrichment"] == {"model": "openai/teller-98"}

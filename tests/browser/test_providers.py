@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
@@ -38,6 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module", autouse=True)
+def administrator(server: Served) -> Generator[Account]:
+    """The first who signs up."""
+    with signing_up(server.url, "keeper") as administrator:
+        yield administrator
+
+
 def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     visitor: Page,
     server: Served,
@@ -47,6 +54,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     page = visitor
     phone(page)
     page.goto("/")
+    page.get_by_role("button", name="Make an account").click()
     page.get_by_label("Name").fill(f"Ada {uuid4().hex[:8]}")
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.get_by_role("button", name="Make an account").click()
@@ -114,15 +122,95 @@ def test_a_provider_is_edited_without_its_key_and_deleted_after_a_question(
     assert_accessible(page)
     dialog.get_by_label("Models").fill(f"{MODEL}, another")
     dialog.get_by_label("Name", exact=True).fill("Ours")
+    dialog.get_by_label("More headers").fill("X-Title Talekeeper")
+    dialog.get_by_label("More of each request").fill('{"route": {"sort": "price"}}')
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert").get_by_text("is no header")).to_have_count(2)
+    dialog.get_by_label("More headers").fill("X-Title: Talekeeper at home")
     dialog.get_by_role("button", name="Save").click()
 
-    expect(page.get_by_role("button", name="More about Ours")).to_be_visible()
+    more = page.get_by_role("button", name="More about Ours")
+    more.click()
     kept = account.get(f"/providers/{made['id']}")
     assert kept["key_hint"] == API_KEY[-4:]
     assert [each["name"] for each in kept["models"]] == [MODEL, "another"]
     assert kept["models"][0]["context_window"] == 9000
-    page.get_by_role("button", name="More about Ours").click()
+    assert (kept["extra_headers"], kept["extra_body"]) == (
+        {"X-Title": "home"},
+        {"route": {"sort": "price"}},
+    )
+    page.get_by_role("menuitem", name="Edit").click()
+    headers = page.get_by_label("More headers")
+    expect(headers).to_have_value("X-Title: …home")
+    page.get_by_label("More of each request").fill("")
+    with page.expect_response("**/providers?*"):
+        page.get_by_role("button", name="Save").click()
+
+    more.click()
+    assert account.get(f"/providers/{made['id']}")["extra_headers"] == {"X-Title": "home"}
+    assert account.get(f"/providers/{made['id']}")["extra_body"] == {}
     page.get_by_role("menuitem", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("only the demo answers")).to_be_visible()
+    assert account.get("/providers")["items"] == []
+
+
+def test_models_are_chosen_and_figures_of_ones_own_come_before_what_is_known(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    names = [{"name": MODEL, "context_window": 9000}, {"name": "another"}]
+    body = {"preset": "other", "base_url": model.url, "name": "Ours", "models": names}
+    made = account.post("/providers", body)
+    phone(page)
+    page.goto("/#/providers")
+    page.get_by_role("button", name="More about Ours").click()
+    page.get_by_role("menuitem", name="Models").click()
+    dialog = page.get_by_role("dialog", name="Models of Ours")
+    model.script(Answer(body={"data": [{"id": MODEL}, {"id": "newer"}]}))
+    dialog.get_by_role("button", name="Ask the server again").click()
+    expect(dialog.get_by_role("checkbox", name="newer")).not_to_be_checked()
+    expect(dialog.get_by_text("Listed ")).to_be_visible()
+    dialog.get_by_role("searchbox").fill("another")
+    expect(dialog.get_by_text("1 model", exact=True)).to_be_visible()
+    dialog.get_by_role("checkbox", name="another").uncheck()
+    dialog.get_by_role("searchbox").fill("")
+    dialog.get_by_role("button", name=f"Figures of {MODEL}").click()
+    expect(dialog.get_by_label("Context window")).to_have_value("9000")
+    dialog.get_by_label("Price of input").fill("0")
+    dialog.get_by_label("Price of output").fill("0.5")
+    assert_accessible(page)
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_be_hidden()
+    price = {"input": 0, "output": 0.5, "cached_input": None}
+    figures = {"name": MODEL, "context_window": 9000, "price": price}
+    assert account.get(f"/providers/{made['id']}")["models"] == [figures]
+
+
+def test_an_administrator_adds_a_provider_for_everybody(
+    context: BrowserContext, administrator: Account, account: Account, model: OpenAIServer
+) -> None:
+    administrator.enter(context)
+    page = context.new_page()
+    page.goto("/#/providers")
+    page.get_by_role("button", name="Add a provider").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Service").select_option(label="Ollama, on this machine")
+    dialog.get_by_label("Address").fill(model.url)
+    dialog.get_by_label("For everybody here").check()
+    model.script(Answer(body={"data": [{"id": MODEL}]}), reply("Yes."))
+    dialog.get_by_role("button", name="Add a provider").click()
+
+    more = page.get_by_role("button", name="More about Ollama")
+    more.click()
+    assert [each["id"] for each in account.get("/models")["items"]] == [f"ollama/{MODEL}", "demo"]
+    page.get_by_role("menuitem", name="Edit").click()
+    dialog.get_by_label("Embedding model").fill("embedder")
+    with page.expect_response("**/providers?*"):
+        dialog.get_by_role("button", name="Save").click()
+    more.click()
+    [shared] = administrator.get("/providers")["items"]
+    assert (shared["scope"], shared["embedding_model"]) == ("installation", "embedder")
+    page.get_by_role("menuitem", name="Delete").click()
+    dialog.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("only the demo answers")).to_be_visible()
     assert account.get("/providers")["items"] == []

@@ -103,6 +103,7 @@ async def test_what_happened_is_written_down_remembered_elsewhere_and_undone(
             await see_it_remembered_and_undo_it(account, chat, chronicle)
 
 
+@pytest.mark.thorough
 async def test_the_same_with_gemini_s_function_calls(tmp_path: Path) -> None:
     async with vendor("gemini") as model:
         asking = {

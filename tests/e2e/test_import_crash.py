@@ -22,7 +22,7 @@ from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS = rounds(2, 4)
+ROUNDS = rounds(1, 4)
 ENTRIES = 3_000
 
 

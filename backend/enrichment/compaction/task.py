@@ -101,6 +101,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
     """Reads the messages of a chat that no compaction has read, one audience after the other."""
 
     kind = "compaction"
+    task = "compaction"
 
     async def run(self) -> None:
         """See `Task.run`. What a crash left to be folded is folded first."""

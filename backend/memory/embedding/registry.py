@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from backend.database.engine import Database
 from backend.generation.gemini import GeminiConfig
 from backend.generation.openai_compatible import OpenAICompatibleConfig
+from backend.llm.user_models import SharedEmbedding
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.catalogue import chosen_model
 from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
@@ -40,11 +42,18 @@ def fetched_model(settings: Settings) -> tuple[str, Path] | None:
     return chosen_model(settings.models_dir)
 
 
-def build_embedder(settings: Settings) -> Embedder | None:
-    """The embedder that the settings name; None where there is none.
+def may_be_shared(settings: Settings) -> bool:
+    """Whether a provider of the installation's may embed: not where the settings name a model."""
+    return settings.embedder == "auto" and settings.embedding_model_path is None
+
+
+def build_embedder(settings: Settings, shared: SharedEmbedding | None = None) -> Embedder | None:
+    """The embedder of a provider, else the one that the settings name; None where there is none.
 
     Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
     """
+    if shared is not None:
+        return _of_provider(shared, settings)
     match choose(settings):
         case "gemini":
             return _gemini(settings)
@@ -56,9 +65,11 @@ def build_embedder(settings: Settings) -> Embedder | None:
             return None
 
 
-def build_cached_embedder(settings: Settings, database: Database) -> CachedEmbedder | None:
+def build_cached_embedder(
+    settings: Settings, database: Database, shared: SharedEmbedding | None = None
+) -> CachedEmbedder | None:
     """The same, as the rest of Talekeeper uses it."""
-    embedder = build_embedder(settings)
+    embedder = build_embedder(settings, shared)
     return None if embedder is None else with_cache(embedder, settings, database)
 
 
@@ -70,6 +81,20 @@ def with_cache(embedder: Embedder, settings: Settings, database: Database) -> Ca
         batch=settings.embedding_batch,
         query_timeout=settings.embedding_timeout_seconds,
     )
+
+
+def _of_provider(shared: SharedEmbedding, settings: Settings) -> Embedder:
+    """Vectors of 768 numbers of Gemini's models, of others as long as the model's own."""
+    model, batch = shared.model, settings.embedding_batch
+    match shared.config:
+        case GeminiConfig() as config:
+            config = replace(config, answer_timeout=_ANSWER_SECONDS)
+            return GeminiEmbedder(config, model=model, batch=batch)
+        case OpenAICompatibleConfig() as config:
+            config = replace(config, answer_timeout=_ANSWER_SECONDS)
+            return OpenAICompatibleEmbedder(config, model=model, batch=batch)
+        case _:
+            raise TypeError(f"{type(shared.config).__name__} can't embed.")
 
 
 def _gemini(settings: Settings) -> GeminiEmbedder:

@@ -28,6 +28,8 @@ const VIEWS = new Map([
   ["campaigns/id", ["campaign/campaign", "campaign"]],
   ["activity", ["activity", "account"]],
   ["providers", ["models/providers", "account"]],
+  ["presets", ["presets/list", "presets"]],
+  ["presets/id", ["presets/editor", "presets"]],
   ["account", ["account/account", "account"]],
 ]);
 

@@ -13,7 +13,7 @@ const PLACES = [
 const RECENT = 12;
 
 /** Which place of the rail an address belongs to. */
-const AREAS = { "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats", providers: "account" };
+const AREAS = { "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats", providers: "account", presets: "account" };
 
 /** @returns {{element, main, at(path)}} `at` marks where the page is. */
 export function shell() {

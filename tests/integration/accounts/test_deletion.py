@@ -174,7 +174,7 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             assert {name for name, keys in cleos.items() if not keys} <= {
                 "instance_keys",
                 "invitations",
-                # No route makes one.
+                # An administrator makes these, for everybody.
                 "installation_providers",
                 # What is done is no longer there.
                 "index_changes",

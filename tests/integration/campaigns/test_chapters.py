@@ -98,7 +98,6 @@ async def test_only_so_many_tokens_of_chapters_are_told_the_last_ones(
     assert "chapters" not in sections(await play.prompt())
 
 
-@pytest.mark.every_database
 async def test_a_chapter_goes_with_its_messages_and_comes_back(play: Play, model: Recorder) -> None:
     await play.end(1)
     second = await play.end(2)
@@ -143,7 +142,6 @@ async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, w
     assert [each["scene_ids"] for each in await play.chapters()] == [(await scene_ids(play))[2:4]]
 
 
-@pytest.mark.every_database
 async def test_scenes_of_different_audiences_are_never_told_together(
     play: Play, model: Recorder
 ) -> None:

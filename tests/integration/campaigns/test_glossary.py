@@ -288,7 +288,6 @@ async def test_approved_and_bare_terms_stand_in_the_next_prompt(
     assert {each["uses"] for each in (await play.terms()).values()} == {1}
 
 
-@pytest.mark.every_database
 async def test_a_campaign_can_approve_at_once(play: Play) -> None:
     await play.table.change("", settings={"approve_terms": True})
     await play.turn()
@@ -408,7 +407,6 @@ async def test_while_many_proposals_wait_no_more_are_made(
     assert set(await play.terms()) == {"Skyglass", "Dunmere", "Ashmere"}
 
 
-@pytest.mark.every_database
 async def test_chats_of_one_campaign_share_its_glossary(
     play: Play, model: Glossarist, server: Running, ada: Account, table: Table
 ) -> None:

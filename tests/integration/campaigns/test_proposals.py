@@ -18,7 +18,7 @@ from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok, problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 
@@ -80,6 +80,7 @@ async def story(server: Running, table: Table) -> Compacted:
     return story
 
 
+@pytest.mark.every_database
 async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
     story: Compacted,
 ) -> None:
@@ -126,6 +127,7 @@ async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacte
     assert len(await story.open(state="refused")) == 1
 
 
+@pytest.mark.every_database
 async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
@@ -173,6 +175,7 @@ async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compac
     assert (await story.entity("marlena"))["status"] == "dead"
 
 
+@pytest.mark.every_database
 async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     client = story.table.account.client
@@ -304,6 +307,7 @@ async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacte
     assert [each["id"] for each in found] == [str(again["item_id"])]
 
 
+@pytest.mark.every_database
 async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Compacted) -> None:
     holt, jake = story.people["holt"], story.people["jake"]
     await story.table.change(f"/entities/{holt}", locked=["wants"])
@@ -332,6 +336,7 @@ async def test_a_line_that_is_limited_later_takes_its_proposals_along(story: Com
     assert len(await story.open()) == 1
 
 
+@pytest.mark.every_database
 async def test_proposals_come_in_pages(story: Compacted) -> None:
     for number in range(3):
         await story.draft("marlena", status=f"status {number}")
@@ -341,6 +346,7 @@ async def test_proposals_come_in_pages(story: Compacted) -> None:
     assert (shown, rest["next"]) == (["status 0", "status 1", "status 2"], None)
 
 
+@pytest.mark.every_database
 async def test_someone_elses_proposals_do_not_exist(story: Compacted, server: Running) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()

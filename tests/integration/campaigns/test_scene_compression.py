@@ -218,7 +218,6 @@ async def test_without_summaries_nothing_is_compressed(play: Play, model: Record
     assert (await play.scene())["beats"] == 3
 
 
-@pytest.mark.every_database
 async def test_a_locked_summary_stays(play: Play) -> None:
     await play.table.change(f"/scenes/{play.scene_id}", summary="Mine.", locked=["summary"])
     await play.turn()

@@ -30,7 +30,7 @@ __all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
-ROUNDS = rounds(6, 40)
+ROUNDS = rounds(5, 40)
 PLAYERS = ("Jake", "Kim", "Lou", "Mia")
 ASKED = "Where is the obsidian ledger?"
 """Finds whatever was planted: all of it speaks of the obsidian ledger."""

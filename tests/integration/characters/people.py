@@ -48,6 +48,7 @@ AROUND_THE_CARD = {
     "id",
     "lorebook_id",
     "scripts_allowed",
+    "preset_id",
     "has_avatar",
     "revision",
     "created_at",

@@ -24,6 +24,7 @@ UNSET: dict[str, Any] = {
     "lore": {},
     "memory": {},
     "enrichment": {},
+    "task_models": {},
     "summary": {},
 }
 
@@ -63,6 +64,7 @@ async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
         "lore": {},
         "memory": {},
         "enrichment": {},
+        "task_models": {},
         "summary": {},
     }
     assert await patch(ada, chat) == await read(ada, chat)

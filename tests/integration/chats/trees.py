@@ -154,7 +154,7 @@ class Grove:
         pool = CpuPool()
         self.chats = ChatService(
             database,
-            UserModels(ModelRegistry(), settings),
+            UserModels(ModelRegistry(), settings, RootKeys({1: b"r" * 32})),
             settings,
             index,
             pool=pool,

@@ -326,7 +326,6 @@ async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, cha
     assert await found(q="tom", limit=1, order="newest") == ["Tom"]
 
 
-@pytest.mark.every_database
 async def test_a_search_that_looked_at_enough_leads_on(
     writer: Chronicler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

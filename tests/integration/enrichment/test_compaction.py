@@ -489,7 +489,6 @@ async def test_what_the_user_has_locked_or_changed_since_is_proposed(
     assert line == (await play.ada.messages(play.chat))[0]["id"]
 
 
-@pytest.mark.every_database
 async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
     play: Evening, model: Compactor
 ) -> None:

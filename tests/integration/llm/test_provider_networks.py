@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer
+from tests.fakes.scripted_server import Answer
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +69,16 @@ async def take_turn(ada: Account, base_url: str) -> dict[str, Any]:
     return {"event": events[-1].name, **told}
 
 
+async def try_out(ada: Account, base_url: str) -> dict[str, Any]:
+    """How the test of a provider at `base_url` went."""
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    made = ok(await ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
+    path = f"{PROVIDERS}/{made['id']}"
+    tested: dict[str, Any] = ok(await ada.client.post(f"{path}/test", json={}))
+    ok(await ada.client.delete(path), 204)
+    return tested
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -105,3 +116,25 @@ async def test_a_refused_name_and_one_that_does_not_exist_are_told_alike(
     assert inner["event"] == "turn.failed"
     assert inner["type"].endswith(REFUSED)
     assert not model.requests
+
+
+async def test_trying_a_provider_out_goes_no_further_than_a_turn(
+    ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names["inner.example"] = ["127.0.0.2"]
+    inner = await try_out(ada, model.url.replace("127.0.0.1", "inner.example"))
+
+    assert inner["problem"]["slug"] == REFUSED
+    assert [step["ok"] for step in inner["steps"]] == [False, False]
+    assert not model.requests
+
+
+async def test_trying_a_provider_out_follows_no_redirect(ada: Account, model: OpenAIServer) -> None:
+    async with OpenAIServer() as elsewhere:
+        away = Answer(307, headers={"location": f"{elsewhere.url}/models"})
+        model.script(away, away)
+        tested = await try_out(ada, model.url)
+
+    assert not tested["ok"]
+    assert len(model.requests) == 2
+    assert not elsewhere.requests

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import select
 
-from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from backend.llm.models import Provider
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
+from tests.support.memory import until
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
@@ -151,6 +154,7 @@ async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account)
         ({"base_url": None}, "base_url"),
         ({"api_key": "sk-a key\n"}, "api_key"),
         ({"kind": "gemini", "api_key": None}, "api_key"),
+        ({"kind": "anthropic", "embedding_model": "a"}, "embedding_model"),
         ({"extra_headers": {"Authorization": "x"}}, "Authorization"),
         ({"extra_headers": {"X-A": "a\r\nHost: b"}}, "extra_headers"),
         ({"models": [{"name": "a"}, {"name": "a"}]}, "models"),
@@ -224,3 +228,39 @@ async def test_a_test_says_what_failed_and_keeps_what_was_known(
     assert (tested["ok"], tested["problem"]["slug"]) == (False, "model-key-refused")
     assert API_KEY not in answer.text
     assert OWN in await models(ada)
+
+
+async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(
+    ada: Account, server: Running, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    said = "Unknown parameter: 'stream_options'."
+
+    async def asks_for_usage() -> bool:
+        """Whether the next turn still tries what the server refused, by another adapter."""
+        server.parts.user_models.user_signed_out(UUID(ada.user["id"]))
+        before = len(model.requests)
+        await ada.turn(chat["id"], text="Go on.")
+        return "stream_options" in model.requests[before].body
+
+    async def kept() -> bool:
+        query = select(Provider.abilities).where(Provider.id == UUID(made["id"]))
+        async with server.parts.database.read() as session:
+            return await session.scalar(query) is not None
+
+    model.script(error(400, message=said, code="unknown_parameter"), reply("Well met."))
+    assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
+    await until(kept)
+    assert not await asks_for_usage()
+    ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"name": "Renamed"}))
+    assert not await asks_for_usage()
+    ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"extra_body": {"n": 1}}))
+    assert await asks_for_usage()
+
+    model.script(error(400, message=said, code="unknown_parameter"), reply("Well met."))
+    await ada.turn(chat["id"], text="And again.")
+    await until(kept)
+    ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
+    assert await asks_for_usage()

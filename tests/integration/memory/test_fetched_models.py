@@ -113,7 +113,7 @@ async def test_a_fetch_is_stopped_and_goes_on_where_it_was(
     await until(has_begun)
     ok(await ada.client.post(f"{path}/stop"), 202)
     assert (await ended(ada, path))["error"] == "stopped"
-    assert server.parts.memory.fetched is None
+    assert server.parts.memory.chosen is None
 
     again = await begin(ada)
     hub.pace.set()

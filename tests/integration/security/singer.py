@@ -181,6 +181,7 @@ class Player:
         await self.fail_turns(chat)
         await self.change_messages(chat)
         await self.be_refused(chat)
+        await self.use_providers()
         await self.look_after_the_account()
         await self.add_second_factors()
 
@@ -220,6 +221,34 @@ class Player:
         ok(await client.post(f"{path}/import", files=upload), 201)
         refused = await client.post(path, json={"name": WORD, "blocks": [block, block]})
         assert refused.status_code == 422
+
+    async def use_providers(self) -> None:
+        """A provider of one's own and one for everybody, whose key, headers and body sing."""
+        client, path = self.client, f"{API}/providers"
+        secrets = {"api_key": f"sk-{WORD}", "extra_headers": {"X-Team": sing("header")}}
+        body = {"kind": "openai", "base_url": f"{self.model.url}/", "name": sing("provider")}
+        for scope in ("user", "installation"):
+            wanted = {**body, **secrets, "extra_body": {WORD: sing("body")}, "scope": scope}
+            made = ok(await client.post(path, json=wanted), 201)
+            for answer in (
+                Answer(body={"data": [{"id": "m", "name": WORD}]}),
+                error(401, message=WORD),
+            ):
+                self.model.script(answer, error(401, message=WORD))
+                await client.post(f"{path}/{made['id']}/test", json={"model": "m"})
+            models = [{"name": "m", "title": sing("title")}]
+            changed = await client.patch(f"{path}/{made['id']}", json={"models": models})
+            assert f"sk-{WORD}" not in changed.text
+            chat = ok(await client.post(f"{API}/chats", json={}), 201)["id"]
+            chosen = {"model": f"{made['slug']}/m"}
+            ok(await client.patch(f"{API}/chats/{chat}/settings", json=chosen))
+            for wire in (reply(sing("reply")), error(401, message=WORD)):
+                self.model.script(wire)
+                await self.account.turn(chat, text=sing("line"))
+            sent = self.model.requests[-1].headers
+            assert (WORD in sent["authorization"], WORD in sent["x-team"]) == (True, True)
+            refused = {**wanted, "base_url": f"http://169.254.169.254/{WORD}"}
+            assert (await client.post(path, json=refused)).status_code == 422
 
     async def write_lore(self, chat: str) -> None:
         client = self.client

@@ -30,6 +30,9 @@ from tests.support.factors import add_passkey
 from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running, text_of
+from tests.support.shared import shared_url
+
+__all__ = ["shared_url"]
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +45,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putCharacterScripts": {"json": {"allowed": True}},
+    "chooseCharacterPreset": {"json": {"preset_id": None}},
     "beginDowntime": {"json": {"activity": "recovery"}},
     "choose": {"json": {"option": "1.0"}},
     "putChatLorebook": {"json": {"state": "off"}},
@@ -265,8 +269,16 @@ async def scene(server: Running) -> AsyncGenerator[Scene]:
         yield Scene(server, administrator, thief, await fill(server, owner, administrator))
 
 
+@pytest.fixture(scope="module")
+async def stage(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Scene]:
+    folder = tmp_path_factory.mktemp("data")
+    async with running(shared_url, folder) as server, scene(server) as stage:
+        yield stage
+
+
 @pytest.fixture
-async def stage(server: Running) -> AsyncGenerator[Scene]:
+async def fresh_stage(server: Running) -> AsyncGenerator[Scene]:
+    """One where the thief has nothing yet."""
     async with scene(server) as stage:
         yield stage
 
@@ -461,9 +473,9 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         assert ok(answer)["items"] == []
 
 
-async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
-    owned = list(stage.things.ids.values())
-    for person in (stage.thief, stage.administrator):
+async def test_lists_and_searches_show_nobody_elses(fresh_stage: Scene) -> None:
+    owned = list(fresh_stage.things.ids.values())
+    for person in (fresh_stage.thief, fresh_stage.administrator):
         for path in (
             "chats",
             "characters",
@@ -482,13 +494,13 @@ async def test_lists_and_searches_show_nobody_elses(stage: Scene) -> None:
             assert not [each for each in owned if each in answer.text]
 
 
-async def test_a_search_finds_nothing_of_anybody_else_s(stage: Scene) -> None:
-    await settled(stage.server)
-    chat_id, search = stage.things.ids["chat_id"], f"{API}/search"
+async def test_a_search_finds_nothing_of_anybody_else_s(fresh_stage: Scene) -> None:
+    await settled(fresh_stage.server)
+    chat_id, search = fresh_stage.things.ids["chat_id"], f"{API}/search"
     for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": chat_id}):
-        found = ok(await stage.things.owner.client.get(search, params=query))["items"]
+        found = ok(await fresh_stage.things.owner.client.get(search, params=query))["items"]
         assert "Who lit the lamp?" in [item["text"] for item in found]
-    for person in (stage.thief, stage.administrator):
+    for person in (fresh_stage.thief, fresh_stage.administrator):
         own = (await person.new_chat(title="Mine"))["id"]
         for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": own}):
             assert ok(await person.client.get(search, params=query))["items"] == []

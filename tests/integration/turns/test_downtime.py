@@ -13,7 +13,7 @@ from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.playing import Game, new_game
 from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ async def rest(game: Game, status: int = 200, **body: Any) -> Any:
     return ok(begun, status)
 
 
+@pytest.mark.every_database
 async def test_downtime_begins_with_an_activity_and_ends_by_the_users_call(game: Game) -> None:
     begun = await rest(game, target="Silk")
     lost = begun["result"]["die"]
@@ -98,6 +99,7 @@ async def test_not_while_a_turn_waits(game: Game, vendor: OpenAIServer) -> None:
     await rest(game, target="Silk")
 
 
+@pytest.mark.every_database
 async def test_not_in_the_middle_of_an_action(game: Game) -> None:
     campaign = game.campaign["id"]
     world = {"attributes": {"play": {"mood": "action"}}}

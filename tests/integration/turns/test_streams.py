@@ -42,7 +42,7 @@ from tests.support.server import (
 )
 from tests.support.thorough import rounds
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
     return [event async for event in events]
 
 
+@pytest.mark.every_database
 async def test_of_many_turns_at_once_each_gets_its_own_reply(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ async def test_of_many_turns_at_once_each_gets_its_own_reply(
         assert len(server.parts.turns.runs) == 0
 
 
+@pytest.mark.every_database
 async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
     chat = (await ada.new_chat())["id"]
     async with turn_under_way(ada, chat, text="/demo long 100") as (turn_id, events):
@@ -102,6 +104,7 @@ async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
     assert len({event.id for event in heard}) == len(heard)
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("command", ["", "think", "long 3", "fail", "fail-midway", "silent", "cut"])
 async def test_the_stored_events_of_a_turn_are_those_that_were_streamed(
     ada: Account, chat: str, command: str
@@ -173,6 +176,7 @@ async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -
         assert await follow(ada.client, turn_id, last_id=last_id) == []
 
 
+@pytest.mark.every_database
 async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -195,6 +199,7 @@ async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
     await check_tree(server.parts.database, chat)
 
 
+@pytest.mark.every_database
 async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -216,6 +221,7 @@ async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
     await check_tree(server.parts.database, chat)
 
 
+@pytest.mark.every_database
 async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -234,6 +240,7 @@ async def stored_text(ada: Account, message_id: str) -> str:
     return text
 
 
+@pytest.mark.every_database
 async def test_what_is_stored_of_a_reply_under_way_is_counted(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -256,6 +263,7 @@ async def test_what_is_stored_of_a_reply_under_way_is_counted(
     assert reply["tokens"] == len(reply["text"].split()) + 4
 
 
+@pytest.mark.every_database
 async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
     ada: Account, chat: str, server: Running
 ) -> None:
@@ -272,6 +280,7 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
             assert await session.scalar(query) == 0
 
 
+@pytest.mark.every_database
 async def test_a_reply_is_stored_once_the_database_answers_again(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +307,7 @@ async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
     return reply if reply["status"] == "complete" else None
 
 
+@pytest.mark.every_database
 async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +376,7 @@ async def test_silence_is_filled_with_comments(
     await stop(ada, response.headers["x-turn-id"])
 
 
+@pytest.mark.every_database
 async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account, chat: str) -> None:
     async with ada.client.stream(
         "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 1"}
@@ -378,6 +389,7 @@ async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account,
     assert headers["x-turn-id"] == events[0].data["turn_id"]
 
 
+@pytest.mark.every_database
 async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other_in_a_ring(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from backend.context.assembly import Assembled, History, Item, assemble, plan
+from backend.context.assembly import Assembled, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
+from backend.context.layout import History, Item
 from backend.context.record import hash_prompt
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.chats.repository import SealedHistory
-from backend.context.assembly import History, Item, Plan, assemble
+from backend.context.assembly import Plan, assemble
 from backend.context.budget import Budget, ContextOverflowError, eviction_point, joined, step_of
+from backend.context.layout import History, Item
 from backend.generation.model import PromptMessage
 from backend.reasons import Reason
 from backend.turns.history import fit, read_from

@@ -9,7 +9,7 @@ from uuid import uuid4
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.reading import StoryEvent
-from backend.context.assembly import History
+from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.context.assembly import Item
+from backend.context.layout import Item
 from backend.memory.search import Memory
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts

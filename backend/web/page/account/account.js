@@ -2,11 +2,10 @@
 import { api } from "../core/api.js";
 import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { kept, personas, session, theme } from "../core/store.js";
+import { kept, session, theme } from "../core/store.js";
 import { date, t, texts } from "../core/words.js";
 import { accountScripts } from "../library/scripts.js";
-import { picker } from "../models/picker.js";
+import { defaults } from "./defaults.js";
 import { a, field, NEW, OLD, recovery, secret } from "./door.js";
 import { factors } from "./factors.js";
 import { ask, button, help, part, used } from "./parts.js";
@@ -116,38 +115,6 @@ const powers = ({ id, username, ...now }) =>
     return h("label.row", {}, box, a(name));
   }));
 
-/** What holds in all chats. */
-async function defaults(signal) {
-  const path = "/me/settings";
-  const [value, models, people] = await Promise.all([
-    api.get(path, { signal }), api.all("/models"), personas.all(),
-  ]);
-  const pick = (name, none, items) => {
-    const options = [[null, a(none)], ...items.map((each) => [each.id, each.title ?? each.name])];
-    return { name, label: a(name), kind: "select", options };
-  };
-  const placeholder = a("default");
-  const figure = (name) => ({ name, label: a(name), kind: "number", min: 1, step: 1, placeholder });
-  const text = { name: "system_prompt", label: a("system_prompt"), kind: "area", count: true };
-  const modes = ["keys_and_meaning", "keys", "meaning"];
-  const lore = pick("lore_mode", "default", modes.map((id) => ({ id, name: texts.lore.options.mode[id] })));
-  return autoform({
-    signal,
-    value: { model: null, persona_id: null, ...value, ...value.budgets, lore_mode: value.lore?.mode ?? null },
-    groups: [
-      { fields: [{ ...pick("model", "default", models), models, control: picker }, pick("persona_id", "nobody", people), lore, text] },
-      { title: a("budgets"), fields: ["total", "history", "retrieval", "reply_reserve"].map(figure) },
-    ],
-    // Only what was changed is sent, so what was set elsewhere meanwhile stays.
-    save({ total, history, retrieval, reply_reserve, lore_mode: mode, ...patch }) {
-      if (patch.system_prompt === "") patch.system_prompt = null;
-      patch.budgets = { total, history, retrieval, reply_reserve };
-      patch.lore = { mode };
-      return api.patch(path, patch, { keepalive: true });
-    },
-  }).element;
-}
-
 export default async function ({ signal, title }) {
   title(t("shell.account"));
   const { user } = session;
@@ -157,6 +124,7 @@ export default async function ({ signal, title }) {
       button("sign_out", signOut)),
     choice("theme", ["auto", "light", "dark"], theme.get(), look),
     part("providers", h("div", {}, h("a", { href: "#/providers" }, texts.models.providers))),
+    part("presets", h("div", {}, h("a", { href: "#/presets" }, t("presets.manage")))),
     part("defaults", await defaults(signal)),
     part("scripts", await accountScripts(signal)),
     choice("mode", ["per_job", "managed", "sealed"], user.key_mode, lend),

@@ -117,7 +117,7 @@ export function keys(room) {
   });
   const both = { ArrowLeft: swiping(room, -1), ArrowRight: swiping(room, 1) };
   const composing = { ...both, ArrowUp: editOwn };
-  const reading = { ...both, "/": () => room.open("find"), "?": help };
+  const reading = { ...both, "/": () => room.open("find"), "?": help, m: () => room.switchModel() };
   const onkey = (event) => {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.defaultPrevented) return;

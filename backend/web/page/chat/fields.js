@@ -1,4 +1,5 @@
 /** Fields of settings: a name is a path in them. */
+import { mergePatch } from "../core/json.js";
 import { has, t } from "../core/words.js";
 
 /** What a chat and an account both have has its name from there. */
@@ -15,11 +16,11 @@ export const text = (name, most) => field("area", name, { count: true, most });
 export const among = (name, ...values) =>
   field("select", name, { options: values.map((each) => [each, word(each)]) });
 
-/** Numbers: `{ name: [min, max, placeholder] }`. */
+/** Numbers: `{ name: [min, max, placeholder, step] }`. */
 export const numbers = (group, ranges) =>
-  Object.entries(ranges).map(([name, [min, max, placeholder = word(null)]]) =>
+  Object.entries(ranges).map(([name, [min, max, placeholder = word(null), step = max > 2 ? 1 : "any"]]) =>
     // What ends at 1 or 2 has fractions.
-    field("number", `${group}.${name}`, { min, max, step: max > 2 ? 1 : "any", placeholder }));
+    field("number", `${group}.${name}`, { min, max, step, placeholder }));
 
 /** An author's note: a chat's, or the one that a character brings. */
 export const NOTE = [
@@ -34,13 +35,13 @@ export const NOTE = [
 /** What stands at a path. */
 export const at = (settings, name) => name.split(".").reduce((found, part) => found?.[part], settings);
 
-/** Changes by path as a patch. An empty list or text takes the setting away. */
-export function patchOf(changes) {
+/** Changes by path as a patch of what was there before. An empty list or text takes the setting away. */
+export function patchOf(changes, before = {}) {
   const patch = {};
   for (const [name, now] of Object.entries(changes)) {
     const [member, group] = name.split(".").reverse();
     const where = group ? (patch[group] ??= {}) : patch;
-    where[member] = now?.length === 0 ? null : now;
+    where[member] = now?.length === 0 ? null : mergePatch(at(before, name), now);
   }
   return patch;
 }

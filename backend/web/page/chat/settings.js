@@ -6,6 +6,8 @@ import { autoform, control } from "../core/form.js";
 import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
 import { picker } from "../models/picker.js";
+import { dropped, fits, samplers } from "../models/sampling.js";
+import { tasks } from "../models/tasks.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
 /** A select of things, or none of them. */
@@ -21,15 +23,6 @@ const DETAILS = {
   ],
   authors_note: NOTE,
   instructions: [text("system_prompt", 200_000), text("post_history_instructions", 200_000)],
-  sampling: [
-    ...numbers("sampling", {
-      temperature: [0, 2], top_p: [0.01, 1], top_k: [1, 1000], max_output_tokens: [1, 1e6],
-      presence_penalty: [-2, 2], frequency_penalty: [-2, 2], thinking_budget: [-1, 1e6],
-      seed: [0, 2 ** 31 - 1],
-    }),
-    among("sampling.reasoning_effort", null, "none", "minimal", "low", "medium", "high"),
-    field("lines", "sampling.stop"),
-  ],
   budgets: [
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
@@ -47,9 +40,9 @@ export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
   const own = `${path}/settings`;
-  let [settings, account, models, books, worlds] = await Promise.all([
+  let [settings, account, models, books, worlds, presets] = await Promise.all([
     api.get(own, { signal }), api.get("/me/settings", { signal }), api.all("/models"), lorebooks.all(),
-    campaigns.all(),
+    campaigns.all(), api.all("/presets", { signal }),
   ]);
   const world = room.chat.campaign_id;
   const players = world ? await api.all(`/campaigns/${world}/entities`, { query: { kind: "pc" }, signal }) : [];
@@ -75,8 +68,11 @@ export default async function (room, { signal }) {
   };
   /** A patch names what was changed and nothing else, so what was set elsewhere meanwhile stays. */
   const write = async (patch) => {
-    settings = await api.patch(own, patch, { keepalive: true });
+    const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
+    settings = await api.patch(own, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
+    form.put(sampling.named(gone));
     suit();
+    room.events.dispatchEvent(new CustomEvent("settings", { detail: settings }));
     if ("chronicle_enabled" in patch || "chronicle_id" in patch) {
       chronicles.changed();
       await drawTale();
@@ -89,17 +85,16 @@ export default async function (room, { signal }) {
       await change({ campaign_id: campaign });
       campaigns.changed();
     }
-    await write(patchOf(changes));
+    await write(patchOf(changes, settings));
   };
 
+  const sampling = samplers();
+  const work = tasks(models);
+  const modelOf = (id) => models.find((each) => each.id === (id ?? account.model));
   /** Show what the model takes. The account's sampling goes with the account's model alone. */
   const suit = () => {
-    const model = models.find((each) => each.id === (settings.model ?? account.model));
-    for (const { name } of DETAILS.sampling) {
-      const input = form.querySelector(`[name="${name}"]`);
-      input.closest(".field").hidden = !model?.accepts.includes(name.slice(9));
-      input.placeholder = (!settings.model && at(account, name)) || word(null);
-    }
+    sampling.suit(modelOf(settings.model), settings.model ? {} : account.sampling);
+    work.suit([settings, account], settings.model ?? account.model);
   };
 
   const tale = h("div.field.wide");
@@ -175,7 +170,8 @@ export default async function (room, { signal }) {
     listed(cast, room.members.map(row), word("join"), others, (other) => put([...ids, other]));
   };
 
-  const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker })];
+  const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker, allow: (id) => fits(modelOf(id), settings.sampling) })];
+  if (presets.length) basics.push(one("preset_id", presets, { wide: true }));
   if (worlds.length) basics.push(one("campaign_id", worlds, { wide: true }, "none"));
   if (world) {
     const everyone = { id: "public", name: word("everyone") };
@@ -185,14 +181,21 @@ export default async function (room, { signal }) {
     field("check", "chronicle_enabled", { wide: true }),
     { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },
     field("check", "summary.enabled", { wide: true }, "summary"),
-    one("enrichment.model", models, { label: word("agent"), wide: true, models, control: picker }),
   ];
-  const groups = [["", basics], ["", keeping], ...Object.entries(DETAILS)].map(([name, fields]) =>
-    ({ title: name && word(name), fields: fields.map(telling) }));
+  const folds = Object.entries(DETAILS).map(([name, fields]) => ({ title: word(name), fields }));
+  const groups = [{ fields: basics }, { fields: keeping }, { title: word("tasks"), fields: work.fields }, ...folds.toSpliced(-1, 0, ...sampling.groups)].map(
+    ({ title, fields }) => ({ title, fields: fields.map(telling) }));
   const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map((each) => [each.name, stored(each)]));
-  const form = autoform({ groups, signal, value, save }).element;
+  const form = autoform({ groups, signal, value, save });
   suit();
+  // It was chosen under the chat's name.
+  const chosen = ({ detail }) => {
+    settings = detail;
+    form.put({ model: settings.model ?? null, ...sampling.named(settings.sampling, true) });
+    suit();
+  };
+  room.events.addEventListener("model", chosen, { signal });
   drawCast();
   await Promise.all([drawTale(), drawSummary(), drawLore()]);
   const remove = () => {
@@ -202,6 +205,6 @@ export default async function (room, { signal }) {
   return h("div.settings.stack", {},
     h("h3", {}, word("characters")), cast,
     h("h3", {}, word("lorebooks")), lore,
-    form, summary,
+    form.element, summary,
     h("div", {}, act("delete", word("delete"), remove, "danger")));
 }

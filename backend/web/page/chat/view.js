@@ -11,6 +11,7 @@ import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
+import { asked } from "./model.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
 import { turns } from "./turn.js";
@@ -162,5 +163,5 @@ function header(room) {
   room.events.addEventListener("chat", draw);
   draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast, h("div.grow", {}, name, use, costing(room)), buttons);
+  return h("header", {}, back, cast, h("div.grow", {}, name, h("div.facts", {}, asked(room), use), costing(room)), buttons);
 }

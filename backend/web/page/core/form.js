@@ -127,7 +127,8 @@ function counted(input, place) {
  *   `groups`: `[{ title, open, fields }]`; without a title the fields just stand there, with one
  *   they fold away; a field's `control` makes one that is not as others. `value`: what is there.
  *   `save(changes)`: a promise. `signal`: when the view is left, what is not saved is saved.
- * @returns {{element, flush, isUnsaved, write}} `flush()` saves now; `write(value)` shows another value.
+ * @returns {{element, flush, isUnsaved, write, put}} `flush()` saves now; `write(value)` shows another value,
+ *   `put(some)` those of some fields.
  */
 export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
@@ -197,6 +198,9 @@ export function autoform({ groups, value, save, signal }) {
     },
     write(next) {
       for (const [name, each] of controls) show(each, next[name]);
+    },
+    put(some) {
+      for (const [name, now] of Object.entries(some)) show(controls.get(name), now);
     },
   };
 }

@@ -1,9 +1,10 @@
 /** The context inspector: what the model sees, why, and what is left out. */
 import { api } from "../core/api.js";
 import { copy } from "../chat/actions.js";
+import { costs } from "../chat/cost.js";
 import { explain } from "../core/dialogs.js";
 import { act, fill, h, set, settled } from "../core/dom.js";
-import { number, t } from "../core/words.js";
+import { money, number, t } from "../core/words.js";
 import { budgets } from "./budgets.js";
 import { layers } from "./layers.js";
 import { grouped, GROUPS, piece, unfolding } from "./pieces.js";
@@ -22,6 +23,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const sum = h("p.sum");
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
   const reuse = h("small.soft");
+  const price = h("small.soft");
   const trouble = h("div", { role: "alert" });
   const groups = Object.keys(GROUPS).map((name) => group(name, bar, known));
   const sliders = message ? null : budgets(room, () => soon());
@@ -34,7 +36,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const element = h(
     "div.inspector",
     { "aria-busy": "true" },
-    h("div.top", {}, which, sum, bar, reuse),
+    h("div.top", {}, which, sum, bar, reuse, price),
     trouble,
     groups.map((each) => each.element),
     world.element,
@@ -70,6 +72,21 @@ export default async function panel(room, { options: { message }, signal }) {
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);
+    // A figure is a help: without it the rest is as good.
+    showPrice(view.model, totals.prompt).catch(() => {});
+  }
+
+  /** What a reply cost, all of its turns together; what sending this prompt would cost at most. */
+  async function showPrice(model, tokens) {
+    if (message) {
+      const used = await api.get(`${chat}/usage`, { query: { reply_id: message }, signal });
+      const { cached_tokens: cached, thinking_tokens: thinking } = used;
+      price.textContent = used.turns ? t("context.cost", { cost: costs(used), cached, thinking }) : "";
+    } else {
+      models ??= api.all("/models", { signal });
+      const { price: rate } = (await models).find((each) => each.id === model) ?? {};
+      price.textContent = rate ? t("context.estimate", { cost: money((tokens * rate.input) / 1e6) }) : "";
+    }
   }
 
   function showChanges(difference) {
@@ -132,6 +149,7 @@ export default async function panel(room, { options: { message }, signal }) {
   // One after the other, the newest wish next: nothing stale is drawn, and no request is for nothing.
   let asking = false;
   let again = false;
+  let models;
   async function refresh() {
     again = true;
     if (asking) return;
@@ -147,7 +165,7 @@ export default async function panel(room, { options: { message }, signal }) {
   signal.addEventListener("abort", soon.drop);
   if (!message) {
     document.addEventListener("input", soon, { signal });
-    room.events.addEventListener("turn", soon, { signal });
+    for (const name of ["turn", "model"]) room.events.addEventListener(name, soon, { signal });
     room.path.addEventListener("change", () => room.busy || soon(), { signal });
   }
   refresh();

@@ -78,7 +78,8 @@ export function piece(item, known) {
   const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
   const about = [
     h("span.row", {}, h("strong.grow", {}, title), tokens),
-    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reasons ?? [])),
+    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reasons ?? []),
+      item.block && ` · ${t("context.block", { name: item.block })}`),
   ];
   const body = item.text ? unfolding(key, opened, h("summary", {}, about), item.text) : h("div", {}, about);
   return h(

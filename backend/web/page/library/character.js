@@ -1,10 +1,10 @@
 /** One character: its card, its picture, its lorebooks, its chats. */
 import { api } from "../core/api.js";
-import { deleting, menu, more, undoable } from "../core/dialogs.js";
+import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
-import { ago } from "../core/words.js";
+import { ago, t } from "../core/words.js";
 import { NOTE, patchOf } from "../chat/fields.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
@@ -109,11 +109,26 @@ async function books(id, box) {
   refill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
 }
 
+/** The prompt preset of its chats. */
+function presetOf(item, presets) {
+  const [label, help] = t("presets.chosen").split(" | ");
+  const options = [[null, t("presets.default")], ...presets.map((each) => [each.id, each.name])];
+  const chosen = control({ kind: "select", label, help, options });
+  chosen.write(presets.some((each) => each.id === item.preset_id) ? item.preset_id : null);
+  chosen.input.onchange = () => attempt(async () => {
+    await api.put(`/characters/${item.id}/preset`, { preset_id: chosen.read() });
+    item.preset_id = chosen.read();
+    characters.drop();
+  });
+  return chosen.element;
+}
+
 /** #/characters/ID */
 export default async function ({ params: { id }, signal, title }) {
-  const [item, chats] = await Promise.all([
+  const [item, chats, presets] = await Promise.all([
     api.get(`/characters/${id}`, { signal }),
     api.get("/chats", { query: { character_id: id, limit: 20 }, signal }),
+    api.all("/presets", { signal }),
   ]);
   const heading = h("h1");
   const named = () => {
@@ -147,6 +162,7 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const acts = [...["png", "json", "charx"].map(file), null, deleting(erase)];
   const side = h("div");
+  const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
   const when = (chat) => h("small.figure", {}, ago(chat.updated_at));
   return h(
@@ -165,7 +181,7 @@ export default async function ({ params: { id }, signal, title }) {
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, cardScripts(item, saved, signal), chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
+      h("div", {}, side, prompts, cardScripts(item, saved, signal), chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
     ),
   );
 }

@@ -3,6 +3,7 @@ import { api } from "../core/api.js";
 import { explain } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
+import { session } from "../core/store.js";
 import { number } from "../core/words.js";
 import { m } from "./picker.js";
 
@@ -43,7 +44,7 @@ export async function adding(done, signal) {
   const report = h("div.stack");
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
   let made = null;
-  const send = async ({ preset, api_key: key, base_url: url, models }) => {
+  const send = async ({ preset, api_key: key, base_url: url, models, shared }) => {
     fill(report);
     if (made) await api.delete(`${PATH}/${made.id}`);
     made = null;
@@ -52,10 +53,12 @@ export async function adding(done, signal) {
       api_key: key || undefined,
       base_url: url || undefined,
       models: models.map((name) => ({ name })),
+      scope: shared ? "installation" : undefined,
     });
     if (await test(made, report)) done();
   };
   const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, MODELS];
+  if (session.user.is_administrator) fields.push({ name: "shared", kind: "check", label: m("shared"), help: m("shared_help") });
   const { element, controls } = sendform({ fields, submit: m("add"), send, extra: h("div.stack", {}, link, report) });
   const [service, key, address] = ["preset", "api_key", "base_url"].map((name) => controls.get(name));
   const suit = () => {

@@ -19,7 +19,7 @@ export function about({ provider_name: provider, context_window: window, price, 
 }
 
 /** Ask for one of the options `[id, title]`; its id, undefined where the dialog was dismissed. */
-const ask = (label, options, models, chosen) =>
+export const choose = (label, options, models, chosen) =>
   dialog(label, (close) => {
     const said = h("small.soft", { role: "status" });
     const find = finder(m("search"), (count) => (said.textContent = m("found", { count })));
@@ -44,9 +44,12 @@ const ask = (label, options, models, chosen) =>
     return h("div.stack", { onkeydown }, find.input, said, list);
   }, { wide: true });
 
-/** A field as `control` makes others, whose `options` are models; `models` tells what they are. */
+/**
+ * A field as `control` makes others, whose `options` are models; `models` tells what they are.
+ * `allow(id)` may ask once more whether it is to be that one.
+ */
 export function picker(field) {
-  const { options, models, label } = field;
+  const { options, models, label, allow = () => true } = field;
   const made = control({ ...field, kind: "text" });
   let value = null;
   const shown = h("span.grow.clip");
@@ -60,8 +63,8 @@ export function picker(field) {
     fill(facts, model && about(model));
   };
   button.onclick = async () => {
-    const chosen = await ask(label, options, models, value);
-    if (chosen === undefined || chosen === value) return;
+    const chosen = await choose(label, options, models, value);
+    if (chosen === undefined || chosen === value || !(await allow(chosen))) return;
     value = chosen;
     draw();
     button.dispatchEvent(new Event("change", { bubbles: true }));

@@ -1,27 +1,53 @@
 /** #/providers: whose models can be asked. */
-import { api } from "../core/api.js";
+import { api, Problem } from "../core/api.js";
 import { attempt, deleting, dialog, more, sure } from "../core/dialogs.js";
 import { act, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
+import { json, mergePatch } from "../core/json.js";
 import { NAME } from "../library/parts.js";
 import { t } from "../core/words.js";
+import { chosen } from "./chosen.js";
 import { ADDRESS, adding, KEY, MODELS, PATH, test } from "./parts.js";
 import { m } from "./picker.js";
+
+/** A header as it is shown: of its value the last characters, where it has enough others. */
+const shown = (name, hint) => `${name}: …${hint ?? ""}`;
+
+/** A patch of headers out of their lines. One that is as it was shown stays. */
+function headersOf(lines, before) {
+  const patch = Object.fromEntries(Object.keys(before).map((name) => [name, null]));
+  for (const line of lines.map((each) => each.trim())) {
+    const [, name, value] = /^([^:\s]+):(.*)$/.exec(line) ?? [];
+    const message = m("header_form", { line });
+    if (!name) throw new Problem({ title: message, errors: [{ member: "extra_headers", message }] });
+    if (name in before && line === shown(name, before[name])) delete patch[name];
+    else patch[name] = value.trim();
+  }
+  return patch;
+}
 
 /** Change a provider; its key stays where no other is given. True once it is stored. */
 const edit = (provider) =>
   dialog(m("edit_named", { name: provider.name }), (close) => {
-    const { id, name, base_url: url, key_hint: hint, models, revision } = provider;
+    const { id, name, base_url: url, key_hint: hint, models, revision, scope } = provider;
+    const { extra_headers: headers, extra_body: body, embedding_model: embedding } = provider;
     const fields = [
       { ...NAME, most: 100, value: name },
       { ...KEY, help: hint ? m("key_kept", { hint }) : m("key_stays") },
       { ...ADDRESS, value: url },
       { ...MODELS, value: models.map((each) => each.name) },
-    ];
+      { name: "extra_headers", kind: "lines", label: m("headers"), help: m("headers_help"),
+        value: Object.entries(headers).map((each) => shown(...each)) },
+      { name: "extra_body", label: m("body"), help: m("body_help"), control: json, value: Object.keys(body).length ? body : null },
+      scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
+    ].filter(Boolean);
     const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
       // What was said of a model stays with it.
       patch.models = names.map((each) => models.find((known) => known.name === each) ?? { name: each });
       patch.base_url = address || null;
+      patch.extra_headers = headersOf(patch.extra_headers, headers);
+      patch.extra_body = mergePatch(body, patch.extra_body ?? {});
+      if ("embedding_model" in patch) patch.embedding_model ||= null;
       if (key) patch.api_key = key;
       await api.patch(`${PATH}/${id}`, patch, { ifMatch: revision });
       close(true);
@@ -48,7 +74,7 @@ export default async function ({ signal, title }) {
   };
   const line = (item) => {
     const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine } = item;
-    const change = () => attempt(async () => (await edit(item)) && read());
+    const then = (does) => () => attempt(async () => (await does(item)) && read());
     const remove = () => attempt(async () => {
       if (!(await sure(m("delete_named", { name }), m("delete_help"), t("common.delete")))) return;
       await api.delete(`${PATH}/${id}`);
@@ -63,7 +89,8 @@ export default async function ({ signal, title }) {
         h("small.help.clip", { title: names }, names)),
       mine && more(m("more", { name }), [
         { label: m("test"), icon: "check", act: () => attempt(() => tested(item)) },
-        { label: t("common.edit"), icon: "edit", act: change },
+        { label: t("common.edit"), icon: "edit", act: then(edit) },
+        { label: m("models"), icon: "layers", act: then(chosen) },
         deleting(remove)]));
   };
   const add = () => attempt(async () => {

@@ -1,0 +1,112 @@
+"""A prompt that is put together, with what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from backend.audience import GM
+from backend.context.assembly import Assembled
+from backend.context.layout import LeftOut
+from backend.context.macros import Variables
+from backend.context.record import Totals
+from backend.generation.model import Prompt, PromptMessage
+from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
+from backend.lorebooks.activation.timed import TimedState
+from backend.turns.prompt_context import LoadedChat, PromptWindow
+
+_TOLD = frozenset({"summary", "chapters", "scenes", "state"})
+"""Kinds of items that say what happened, in place of lines that are not sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A prompt, ready to be sent, and all that has to be stored with its reply.
+
+    Counts are in the window's `unit`.
+    """
+
+    loaded: LoadedChat
+    window: PromptWindow
+    assembled: Assembled
+    memory_first: bool
+    variables: Variables
+    prompt_files: dict[str, str]
+    timed: TimedState
+    near_misses: Sequence[LeftOut]
+    notes: Sequence[str]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is sent."""
+        return Prompt(self.assembled.messages, stable=self.assembled.stable)
+
+    @property
+    def totals(self) -> Totals:
+        """How the window is used, in the model's tokens."""
+        assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
+        prompt = model(assembled.tokens)
+        return Totals(
+            prompt=prompt,
+            fixed=model(assembled.fixed_tokens),
+            history=model(assembled.history_tokens),
+            retrieved=model(assembled.retrieved_tokens),
+            reply_reserve=limits.reply_reserve,
+            free=limits.prompt - prompt,
+            total=limits.total,
+            messages=len(assembled.messages),
+        )
+
+    @property
+    def path_tokens(self) -> int:
+        """What the whole history would have taken, in the model's tokens."""
+        window = self.window
+        return window.to_model_tokens(round(self.loaded.path_tokens * window.scale))
+
+    @property
+    def sent_tokens(self) -> int:
+        """What took its place: the lines that were sent, and what tells the rest."""
+        assembled = self.assembled
+        told = [each for each in assembled.items if each.kind in _TOLD]
+        told += [each for each in assembled.retrieved if each.kind != "lore"]
+        tokens = assembled.history_tokens + sum(each.tokens for each in told)
+        return self.window.to_model_tokens(tokens)
+
+    def with_guidance(self, text: str) -> Built:
+        """The same prompt, for a mood that has other guidance."""
+        assembled, messages = self.assembled, list(self.assembled.messages)
+        old = next(item for item in assembled.items if item.kind == "mood")
+        tokens = get_tokenizer(self.window.unit.tokenizer).count(text) + MESSAGE_OVERHEAD
+        new = replace(old, text=text, tokens=tokens)
+        place = len(messages) - 1 - messages[::-1].index(PromptMessage(old.role, old.text))
+        messages[place] = PromptMessage(new.role, new.text)
+        assembled = replace(
+            assembled,
+            messages=messages,
+            items=[new if item is old else item for item in assembled.items],
+            fixed_tokens=assembled.fixed_tokens + tokens - old.tokens,
+        )
+        return replace(self, assembled=assembled)
+
+    @property
+    def loses_rounds(self) -> bool:
+        """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
+        return loses_rounds_of(self.loaded, self.assembled)
+
+    @property
+    def history_budget(self) -> int:
+        """What history may take beside what is always sent, in tokens as they are stored."""
+        window = self.window
+        return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
+
+
+def loses_rounds_of(loaded: LoadedChat, assembled: Assembled) -> bool:
+    """Whether lines of a campaign stand neither in the history nor in what tells them."""
+    leaf = loaded.target.leaf
+    # What a viewpoint may not know is not lost to it.
+    if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:
+        return False
+    kept = assembled.history.positions
+    first = kept[0] if kept else leaf.position + 1
+    told = loaded.summary.position + 1 if loaded.summary else 0
+    return first > (max(told, loaded.unread.position) if loaded.unread else told)

@@ -1,0 +1,66 @@
+/** What holds in all chats, where a chat's own settings do not say otherwise. */
+import { api } from "../core/api.js";
+import { autoform } from "../core/form.js";
+import { personas } from "../core/store.js";
+import { texts } from "../core/words.js";
+import { at, patchOf, word } from "../chat/fields.js";
+import { picker } from "../models/picker.js";
+import { dropped, fits, samplers } from "../models/sampling.js";
+import { tasks } from "../models/tasks.js";
+import { a } from "./door.js";
+
+const PATH = "/me/settings";
+const BUDGETS = ["total", "history", "retrieval", "reply_reserve"];
+const MODES = ["keys_and_meaning", "keys", "meaning"];
+
+/** A form that saves what is changed by itself. */
+export async function defaults(signal) {
+  let [settings, models, people, presets] = await Promise.all([
+    api.get(PATH, { signal }), api.all("/models", { signal }), personas.all(),
+    api.all("/presets", { signal }),
+  ]);
+  const pick = (name, none, items, more) => {
+    const options = [[null, a(none)], ...items.map((each) => [each.id, each.title ?? each.name])];
+    return { name, label: a(name.split(".").at(-1)), kind: "select", options, ...more };
+  };
+  const figure = (name) =>
+    ({ name: `budgets.${name}`, label: a(name), kind: "number", min: 1, step: 1, placeholder: a("default") });
+  const sampling = samplers();
+  const work = tasks(models);
+  const modelOf = (id) => models.find((each) => (id ? each.id === id : each.is_default));
+  const suit = () => {
+    const model = modelOf(settings.model);
+    sampling.suit(model);
+    work.suit([settings], model?.id);
+  };
+  const allow = (id) => fits(modelOf(id), settings.sampling);
+  const groups = [
+    {
+      fields: [
+        pick("model", "default", models, { models, control: picker, allow }),
+        pick("persona_id", "nobody", people),
+        pick("preset_id", "default_order", presets),
+        pick("lore.mode", "default", MODES.map((id) => ({ id, name: texts.lore.options.mode[id] })), { label: a("lore_mode") }),
+        { name: "system_prompt", label: a("system_prompt"), kind: "area", count: true },
+      ],
+    },
+    { title: word("tasks"), fields: work.fields },
+    ...sampling.groups,
+    { title: a("budgets"), fields: BUDGETS.map(figure) },
+  ];
+  const fields = groups.flatMap((group) => group.fields);
+  const value = Object.fromEntries(fields.map(({ name }) => [name, at(settings, name) ?? null]));
+  // Only what was changed is sent, so what was set elsewhere meanwhile stays.
+  const save = async (changes) => {
+    const patch = patchOf(changes, settings);
+    const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
+    settings = await api.patch(PATH, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
+    // Without a choice it is another's turn to be the default.
+    if ("model" in patch) models = await api.all("/models", { signal });
+    form.put(sampling.named(gone));
+    suit();
+  };
+  const form = autoform({ groups, signal, value, save });
+  suit();
+  return form.element;
+}

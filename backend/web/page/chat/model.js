@@ -1,0 +1,49 @@
+/** Which model a chat asks, under its name: pressed, it can be another. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { h, icon, set } from "../core/dom.js";
+import { choose, m } from "../models/picker.js";
+import { dropped, fits } from "../models/sampling.js";
+import { word } from "./fields.js";
+
+/** The button of a room; `room.switchModel` presses it. */
+export function asked(room) {
+  const own = `/chats/${room.chat.id}/settings`;
+  const name = h("span.clip");
+  const button = h("button.quiet.asked", { "aria-haspopup": "dialog", hidden: true, onclick: () => room.switchModel() }, name, icon("down"));
+  let settings, models;
+  const find = (id) => models.find((each) => (id ? each.id === id : each.is_default));
+  const draw = () => {
+    const title = find(settings.model)?.title ?? word("gone", { value: settings.model });
+    name.textContent = title;
+    set(button, { hidden: false, "aria-label": m("asked", { model: title }), title: m("asked", { model: title }) });
+  };
+  const { signal } = room;
+  const read = async () => {
+    [settings, models] = await Promise.all([api.get(own, { signal }), api.all("/models", { signal })]);
+  };
+  const change = async () => {
+    await read();
+    const usual = word("usual_is", { value: find(null)?.title });
+    const options = [[null, usual], ...models.map(({ id, title }) => [id, title])];
+    const chosen = await choose(word("model"), options, models, settings.model ?? null);
+    if (chosen === undefined || !(await fits(find(chosen), settings.sampling))) return;
+    settings = await api.patch(own, { model: chosen, sampling: dropped(find(chosen), settings.sampling) });
+    draw();
+    room.announce(button.ariaLabel);
+    room.events.dispatchEvent(new CustomEvent("model", { detail: settings }));
+  };
+  room.switchModel = async () => {
+    if (button.ariaBusy) return;
+    button.ariaBusy = "true";
+    await attempt(change);
+    button.ariaBusy = null;
+  };
+  room.events.addEventListener("settings", ({ detail }) => {
+    settings = detail;
+    draw();
+  });
+  // Its name is a help: without it the chat works as well.
+  read().then(draw).catch(() => {});
+  return button;
+}

@@ -1,0 +1,102 @@
+/** Which models of a provider are on offer, and what its user says of them. */
+import { api, Problem } from "../core/api.js";
+import { attempt, dialog } from "../core/dialogs.js";
+import { act, fill, h } from "../core/dom.js";
+import { control, finder, sendform } from "../core/form.js";
+import { ago, t } from "../core/words.js";
+import { PATH } from "./parts.js";
+import { about, m } from "./picker.js";
+
+const SIZES = { context_window: 1024, max_output_tokens: 1 };
+const PRICES = ["input", "output", "cached_input"];
+
+/** Fields for a model's figures; `read()` gives those that are set. What is known stands in them as a hint. */
+function figures(model, own) {
+  const made = (name, more, value, hint) => {
+    const each = control({ name: `${model.name} ${name}`, kind: "number", label: m(`figures.${name}`), placeholder: hint ?? "", ...more });
+    each.write(value);
+    return [name, each];
+  };
+  const sizes = Object.entries(SIZES).map(([name, min]) => made(name, { min, step: 1 }, own[name], model[name]));
+  const prices = PRICES.map((name) => made(name, { min: 0 }, own.price?.[name], model.price?.[name]));
+  const read = (all) => Object.fromEntries(all.map(([name, each]) => [name, each.read()]).filter(([, value]) => value != null));
+  return {
+    element: h("div.fields", { role: "group", "aria-label": m("figures_of", { name: model.name }) },
+      [...sizes, ...prices].map(([, { element }]) => element), h("small.help.field.wide", {}, m("figures_help"))),
+    read() {
+      const price = read(prices);
+      return { ...read(sizes), ...(Object.keys(price).length ? { price } : {}) };
+    },
+  };
+}
+
+/** Choose a provider's models in a dialog; true once another choice is stored. */
+export function chosen(provider) {
+  const { id, name, revision } = provider;
+  const path = `${PATH}/${id}`;
+  const kept = new Map(provider.models.map((each) => [each.name, each]));
+  return dialog(m("models_of", { name }), (close) => {
+    const said = h("small.soft", { role: "status" });
+    const report = h("div.stack");
+    const list = h("ul.models");
+    const find = finder(m("search"), (count) => (said.textContent = m("found", { count })));
+    let rows = new Map();
+    let before = rows;
+    const line = (model) => {
+      const own = kept.get(model.name) ?? {};
+      const title = model.title ?? model.name;
+      const box = h("input", { type: "checkbox", checked: before.get(model.name)?.box.checked ?? model.enabled });
+      const row = { box, read: () => own };
+      const place = h("div");
+      const open = ({ currentTarget: button }) => {
+        const form = figures(model, own);
+        // What else was said of it stays.
+        const { context_window, max_output_tokens, price, ...rest } = own;
+        row.read = () => ({ ...rest, ...form.read() });
+        fill(place, form.element);
+        button.hidden = true;
+        place.querySelector("input").focus();
+      };
+      rows.set(model.name, row);
+      const label = h("label.row.grow", {}, box,
+        h("span.grow.clip", {}, title, " ", h("small.help", {}, about({ ...model, provider_name: null }))));
+      const element = h("li", {},
+        h("div.row", {}, label, act("edit", m("figures_of", { name: title }), open, "quiet")), place);
+      return [element, `${title} ${model.name}`];
+    };
+    const read = async (refresh) => {
+      const { items, listed_at: at, problem } = await api.get(`${path}/models`, { query: { refresh } });
+      // What was ticked meanwhile stays so.
+      [before, rows] = [rows, new Map()];
+      find.items = items.map(line);
+      fill(list, find.items.map(([element]) => element));
+      find.run();
+      fill(report,
+        problem && h("p.trouble", { role: "alert" }, problem.detail),
+        at && h("small.soft", {}, m("listed", { when: ago(at) })));
+    };
+    const all = control({ kind: "check", name: "all", label: m("all_listed"), help: m("all_help") });
+    const choice = h("div.stack", {}, find.input, said, list);
+    const suit = () => (choice.hidden = all.read());
+    all.input.addEventListener("change", suit);
+    const send = async () => {
+      const some = [...rows].filter(([, { box }]) => box.checked);
+      if (!all.read() && !some.length) throw new Problem({ title: m("choose_one") });
+      const models = all.read() ? [] : some.map(([model, row]) => ({ ...row.read(), name: model }));
+      await api.patch(path, { models }, { ifMatch: revision });
+      close(true);
+    };
+    const refresh = () => attempt(() => read(true));
+    // Who searches does not want it saved.
+    find.input.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
+    const { element } = sendform({
+      fields: [{ name: "all", control: () => all, value: !kept.size }],
+      submit: t("common.save"),
+      send,
+      extra: h("div.stack", {}, choice, report, h("div", {}, h("button", { type: "button", onclick: refresh }, m("refresh")))),
+    });
+    suit();
+    attempt(() => read(false));
+    return element;
+  }, { wide: true });
+}

@@ -1,0 +1,126 @@
+/** What a model can be told about how it writes: fields of an account and of a chat. */
+import { among, field, numbers, text, word } from "../chat/fields.js";
+import { sure } from "../core/dialogs.js";
+import { fill, h, set } from "../core/dom.js";
+import { control } from "../core/form.js";
+import { json } from "../core/json.js";
+import { m } from "./picker.js";
+
+const HARMS = ["harassment", "hate_speech", "sexually_explicit", "dangerous_content"];
+const FILTERS = [null, "off", "none", "high", "medium", "low"];
+
+/** How much a provider's filter lets through, for each kind of harm. */
+function filters({ label, help }) {
+  const options = FILTERS.map((each) => [each, m(`filters.${each}`)]);
+  const made = HARMS.map((name) => [name, control({ kind: "select", name, label: m(`harms.${name}`), options })]);
+  return {
+    element: h("fieldset.field.wide", {},
+      h("legend.label", {}, label), h("div.fields", {}, made.map(([, { element }]) => element)), h("small.help", {}, help)),
+    fault() {},
+    read() {
+      const chosen = made.map(([name, each]) => [name, each.read()]).filter(([, value]) => value);
+      return chosen.length ? Object.fromEntries(chosen) : null;
+    },
+    write: (value) => made.forEach(([name, each]) => each.write(value?.[name] ?? null)),
+  };
+}
+
+const given = (ranges) => numbers("sampling", ranges);
+const written = (name, form) => field("area", `sampling.${name}`, { make: json, form });
+
+/** The rare ones stand apart, and fold away. */
+const GROUPS = {
+  sampling: [
+    ...given({ temperature: [0, 2], top_p: [0.01, 1], max_output_tokens: [1, 1e6], thinking_budget: [-1, 1e6] }),
+    among("sampling.reasoning_effort", null, "none", "minimal", "low", "medium", "high"),
+    text("sampling.start_reply_with", 4000),
+    field("lines", "sampling.stop"),
+  ],
+  sampling_choice: [
+    ...given({
+      top_k: [1, 1000], min_p: [0, 1], top_a: [0, 1], typical_p: [0.01, 1],
+      xtc_probability: [0, 1], xtc_threshold: [0, 1], seed: [0, 2 ** 31 - 1],
+    }),
+    written("logit_bias"),
+  ],
+  sampling_repeats: [
+    ...given({
+      presence_penalty: [-2, 2], frequency_penalty: [-2, 2], repetition_penalty: [0.01, 3, , "any"],
+      dry_multiplier: [0, 10, , "any"], dry_base: [1, 10, , "any"], dry_allowed_length: [1, 1000],
+      dry_penalty_last_n: [-1, 1e6],
+    }),
+    written("dry_sequence_breakers", "array"),
+  ],
+  sampling_form: [
+    field("area", "sampling.grammar", { most: 20_000 }),
+    written("json_schema", "text"),
+    field("select", "sampling.safety", { make: filters }),
+  ],
+};
+
+const isSet = (value) => value != null && value !== "" && value.length !== 0;
+const label = (name) => word(name).split(" | ")[0];
+const names = (all) => all.map(label).join(", ");
+const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
+
+/** Settings that are set, and that a model does not take. */
+const untaken = (model, sampling) =>
+  Object.keys(sampling).filter((name) => isSet(sampling[name]) && model && !model.accepts.includes(name));
+
+/** A patch of the settings that a model does not take. */
+export const dropped = (model, sampling) => Object.fromEntries(untaken(model, sampling).map((name) => [name, null]));
+
+/** Ask, where settings would go with the choice of a model; whether it may be chosen. */
+export async function fits(model, sampling) {
+  const lost = untaken(model, sampling);
+  return !lost.length || sure(m("lose", { model: model.title }), m("lose_help", { names: names(lost) }), m("lose_do"));
+}
+
+/**
+ * Groups of fields for `autoform`; `named` gives their values; `suit(model, usual)` shows what the model takes. What
+ * is set and not taken is marked, the others are named. `usual` has what counts where nothing is set.
+ */
+export function samplers() {
+  const made = new Map();
+  const note = h("small.help.field.wide", { role: "note" });
+  const make = (field) => {
+    const each = (field.make ?? control)(field);
+    made.set(field.name.split(".")[1], Object.assign(each, { mark: h("small.fault") }));
+    each.element.append(each.mark);
+    return each;
+  };
+  const told = { name: "sampling_note", control: () => ({ element: note, read: () => null, write() {}, fault() {} }) };
+  const groups = Object.entries(GROUPS).map(([title, fields], at) => ({
+    title: word(title),
+    fields: [...(at ? [] : [told]), ...fields.map((each) => ({ ...each, control: make }))],
+  }));
+  const suit = (model, usual = {}) => {
+    const accepts = new Set(model?.accepts ?? made.keys());
+    for (const [name, { element, input, mark, read }] of made) {
+      const isTaken = accepts.has(name);
+      const wrong = !isTaken && isSet(read()) ? m("untaken", { model: model.title }) : "";
+      element.hidden = !isTaken && !wrong;
+      mark.textContent = wrong;
+      if (!input) continue;
+      set(input, { "aria-description": wrong || null });
+      const value = usual[name];
+      if (!input.options) input.placeholder = shown(value ?? word(null));
+      else input.options[0].text = value == null ? word(null) : word("usual_is", { value: word(value) });
+    }
+    for (const { element } of made.values()) {
+      const group = element.closest("details");
+      group.hidden = [...group.querySelectorAll(":scope > .fields > .field:not(.help)")].every((each) => each.hidden);
+    }
+    const refused = model?.refused ?? [];
+    const lacking = [...made.keys()].filter((name) => !accepts.has(name) && !refused.includes(name));
+    fill(note, [
+      m("empty_is_usual"),
+      refused.length > 0 && m("refused", { names: names(refused) }),
+      lacking.length > 0 && m("lacking", { model: model.title, names: names(lacking) }),
+    ].filter(Boolean).join(" "));
+  };
+  /** Settings by the names of their fields; with `all`, those that are not set as well. */
+  const named = (values, all) =>
+    Object.fromEntries((all ? [...made.keys()] : Object.keys(values)).map((name) => [`sampling.${name}`, values[name] ?? null]));
+  return { groups, suit, named };
+}

@@ -1,0 +1,43 @@
+/** Which models do what beside the reply: fields of an account and of a chat. */
+import { m, picker } from "./picker.js";
+
+const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];
+const name = (task) => `task_models.${task}`;
+
+/**
+ * Fields for `autoform`, and `suit(chain, reply)`, which says what counts where nothing is chosen:
+ * `chain` are the settings that are looked up, the nearest first, `reply` is the reply's model.
+ */
+export function tasks(models) {
+  const made = new Map();
+  const make = (field) => {
+    const each = picker(field);
+    made.set(field.name, { ...each, options: field.options });
+    return each;
+  };
+  const field = (task, path) => {
+    const [label, help] = m(`tasks.${task}`).split(" | ");
+    const options = [[null, m("as.small")], ...models.map(({ id, title }) => [id, title])];
+    return { name: path, label, help, options, models, wide: true, control: make };
+  };
+  const fields = [field("all", "enrichment.model"), ...TASKS.map((task) => field(task, name(task)))];
+  const title = (id) => models.find((each) => each.id === id)?.title ?? id;
+  const suit = (chain, reply) => {
+    const first = (read, from = chain.slice(1)) => from.map(read).find(Boolean);
+    const say = (path, how, id) => {
+      const { options, read, write } = made.get(path);
+      options[0] = [null, m(`as.${how}`, { model: title(id) })];
+      write(read());
+    };
+    const above = first((each) => each.enrichment?.model);
+    say("enrichment.model", above ? "account" : "small", above);
+    const all = first((each) => each.enrichment?.model, chain);
+    for (const task of TASKS) {
+      const named = first((each) => each.task_models?.[task]);
+      if (named) say(name(task), "account", named);
+      else if (task === "suggestions") say(name(task), "reply", reply);
+      else say(name(task), all ? "all" : "small", all);
+    }
+  };
+  return { fields, suit };
+}

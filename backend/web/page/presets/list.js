@@ -1,0 +1,68 @@
+/** Prompt presets: all of them, and how they come in and go out. */
+import { api } from "../core/api.js";
+import { attempt, complain, deleting, more, toast, undoable } from "../core/dialogs.js";
+import { act, h, icon, refill } from "../core/dom.js";
+import { pick } from "../core/importing.js";
+import { t } from "../core/words.js";
+
+const say = (name, values) => t(`presets.${name}`, values);
+
+/** #/presets */
+export default async function ({ signal, title }) {
+  title(say("title"));
+  const rows = h("ul.list");
+  const empty = h("p.soft", {}, say("empty"));
+  const open = (id) => (location.hash = `#/presets/${id}`);
+  let items = [];
+  const draw = () => {
+    refill(rows, items.map(row));
+    empty.hidden = items.length > 0;
+  };
+  const read = async () => {
+    items = await api.all("/presets", { signal });
+    draw();
+  };
+  const make = () => attempt(async () => open((await api.post("/presets", { name: say("fresh") })).id));
+  const copy = ({ id, name }) => attempt(async () => {
+    const { blocks, sampling, squash_system_messages, lore_placement } = await api.get(`/presets/${id}`);
+    const parts = { blocks, sampling, squash_system_messages, lore_placement };
+    await api.post("/presets", { name: say("copied", { name }).slice(0, 300), ...parts });
+    await read();
+  });
+  const bring = async (files) => {
+    for (const file of files) {
+      await attempt(async () => {
+        const { warnings } = await api.upload("/presets/import", file, { signal });
+        toast([say("imported", { name: file.name }), ...warnings].join(" "));
+      });
+    }
+    await read().catch(complain);
+  };
+  const remove = (item) => {
+    const hide = (list) => () => {
+      items = list;
+      draw();
+    };
+    undoable(say("deleted", { name: item.name }), {
+      hide: hide(items.filter((each) => each !== item)),
+      act: (options) => api.delete(`/presets/${item.id}`, undefined, options),
+      show: hide(items),
+    });
+  };
+  const row = (item) =>
+    h("li", {},
+      h("a.grow.clip", { href: `#/presets/${item.id}` }, item.name),
+      more(say("more", { name: item.name }), [
+        { label: say("copy"), icon: "copy", act: () => copy(item) },
+        { label: say("export"), icon: "download", act: () => api.download(`/presets/${item.id}/export`) },
+        deleting(() => remove(item)),
+      ]));
+  await read();
+  return h("div.page", {},
+    h("a.row.back", { href: "#/account" }, icon("left"), say("account")),
+    h("header", {}, h("h1", {}, say("title")), h("div.row", {},
+      act("plus", say("add"), make),
+      act("upload", say("import"), () => pick(".json,application/json", bring, true)))),
+    h("p.about", {}, say("about")),
+    rows, empty);
+}

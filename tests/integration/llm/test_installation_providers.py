@@ -1,0 +1,227 @@
+"""Providers for everybody: who may change them, who sees what, and when a change counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+
+from backend.accounts.models import User
+from backend.accounts.rotation import rotate_root_key
+from backend.database.engine import Database
+from backend.doctor import examine
+from backend.generation.registry import ModelRegistry
+from backend.llm.models import InstallationProvider, ProviderConfig, open_shared, wrap_shared
+from backend.llm.user_models import SHARED_SECONDS, UserModels
+from backend.settings import Settings
+from backend.vault.root import RootKeyError, load_root_keys
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.scripted_server import Answer, Gate
+from tests.support.models import held_back
+from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+PROVIDERS = "/api/v1/providers"
+SHARED = f"everybodys/{MODEL}"
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """Who signed up first, and administers."""
+    async with server.account("Ada") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
+    """Somebody else."""
+    async with server.account(f"Ben {next(_names)}") as ben:
+        yield ben
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
+    usual = {"kind": "openai", "slug": "everybodys", "name": "Ours", "models": [{"name": MODEL}]}
+    return {**usual, "base_url": model.url, "api_key": API_KEY, **more}
+
+
+@pytest.fixture
+async def shared(ada: Account, model: OpenAIServer) -> AsyncGenerator[dict[str, Any]]:
+    """A provider for everybody, for as long as the test lasts."""
+    body = fields(model, scope="installation", extra_headers={"X-Team": "a-secret-of-the-team"})
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    yield made
+    await ada.client.delete(f"{PROVIDERS}/{made['id']}")
+
+
+def quietly(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+async def ids(account: Account) -> list[str]:
+    return [each["id"] for each in ok(await account.client.get("/api/v1/models"))["items"]]
+
+
+async def test_everybody_plays_with_it_and_sees_no_more_than_its_name(
+    ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    assert (shared["scope"], shared["is_editable"]) == ("installation", True)
+    assert shared["key_hint"] == API_KEY[-4:]
+    chat = await ben.new_chat()
+    model.script(reply("Well met."))
+    assert text_of(await ben.turn(chat["id"], text="Hello.")) == "Well met."
+    assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
+    (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
+    told = {name: value for name, value in seen.items() if value}
+    assert set(told) == {"scope", "slug", "kind", "name", "models"}
+    (seen,) = ok(await ada.client.get(PROVIDERS))["items"]
+    assert (seen["id"], seen["base_url"]) == (shared["id"], model.url)
+
+
+async def test_only_administrators_make_and_change_them(
+    ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    wanted = fields(model, scope="installation", slug="another")
+    problem(await ben.client.post(PROVIDERS, json=wanted), 403, "forbidden")
+    path = f"{PROVIDERS}/{shared['id']}"
+    for method, end in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/test")):
+        problem(await ben.client.request(method, path + end, json={}), 404, "provider-not-found")
+    assert not model.requests
+
+
+async def test_a_users_own_of_the_same_slug_comes_first(
+    ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    body = fields(model, models=[{"name": "own"}])
+    own = ok(await ben.client.post(PROVIDERS, json=body), 201)
+    assert await ids(ben) == ["everybodys/own", "demo"]
+    entries = {"models": [{"name": "changed"}]}
+    ok(await ada.client.patch(f"{PROVIDERS}/{shared['id']}", json=entries))
+    assert await ids(ben) == ["everybodys/own", "demo"]
+    ok(await ben.client.delete(f"{PROVIDERS}/{own['id']}"), 204)
+    assert await ids(ben) == ["everybodys/changed", "demo"]
+    taken = await ada.client.post(PROVIDERS, json=fields(model, scope="installation"))
+    problem(taken, 409, "slug-taken")
+
+
+async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
+    ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    chat, gate = await ben.new_chat(), Gate()
+    ok(await ben.client.post(PROVIDERS, json=fields(model, slug="mine")), 201)
+    ok(await ben.client.patch("/api/v1/me/settings", json={"model": SHARED}))
+    model.script(held_back(gate), reply("Anew."))
+    turn = asyncio.create_task(ben.turn(chat["id"], text="Tell me."))
+    while not model.requests:
+        await asyncio.sleep(0.01)
+    path, key = f"{PROVIDERS}/{shared['id']}", "sk-another-another-another"
+    changed = await ada.client.patch(path, json={"api_key": key}, headers={"If-Match": '"1"'})
+    assert ok(changed)["revision"] == 2
+    gate.opened.set()
+    assert text_of(await turn) == "Once upon a time."
+    assert text_of(await ben.turn(chat["id"], text="More.")) == "Anew."
+    assert model.requests[-1].headers["authorization"] == f"Bearer {key}"
+    ok(await ada.client.delete(path), 204)
+    assert await ids(ben) == [f"mine/{MODEL}", "demo"]
+
+
+async def test_what_a_test_lists_is_on_offer_to_everybody(
+    ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    path = f"{PROVIDERS}/{shared['id']}"
+    ok(await ada.client.patch(path, json={"models": None}))
+    model.script(Answer(body={"data": [{"id": MODEL}, {"id": "second"}]}), reply("Hello."))
+    assert ok(await ada.client.post(f"{path}/test", json={}))["ok"]
+    assert await ids(ben) == [SHARED, "everybodys/second", "demo"]
+
+
+async def test_another_process_sees_a_change_after_some_seconds(
+    server: Running, ada: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    time = [0.0]
+    settings = server.parts.settings
+    elsewhere = UserModels(ModelRegistry(), settings, ROOT, clock=lambda: time[0])
+    user: Any = User(providers_revision=0)
+
+    async def seen() -> list[str]:
+        async with server.parts.database.read() as session:
+            registry = await elsewhere.of(session, user, sealer=None)  # type: ignore[arg-type]
+        return registry.ids()
+
+    assert await seen() == [SHARED, "demo"]
+    kept = elsewhere.shared
+    time[0] = SHARED_SECONDS
+    await seen()
+    assert elsewhere.shared is kept  # nothing had changed
+    ok(await ada.client.delete(f"{PROVIDERS}/{shared['id']}"), 204)
+    assert await seen() == [SHARED, "demo"]
+    time[0] = 2 * SHARED_SECONDS
+    assert await seen() == ["demo"]
+    await elsewhere.aclose()
+
+
+async def test_one_that_does_not_open_stands_in_nobodys_way(
+    server: Running, ada: Account, ben: Account, shared: dict[str, Any]
+) -> None:
+    async with server.parts.database.write() as session:
+        await session.execute(update(InstallationProvider).values(wrapped_config=b"x" * 99))
+    (seen,) = ok(await ada.client.get(PROVIDERS))["items"]
+    assert (seen["id"], seen["models"]) == (shared["id"], [])
+    assert len(ok(await ben.client.get(PROVIDERS))["items"]) == 1
+    ok(await ada.client.delete(f"{PROVIDERS}/{shared['id']}"), 204)
+
+
+@pytest.mark.every_database
+async def test_a_new_root_key_takes_them_along(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "root.key"
+    before = load_root_keys(path, create=True)
+    rows = [
+        InstallationProvider(id=UUID(int=number), slug=f"p{number}", kind="openai", revision=1)
+        for number in range(2)
+    ]
+    async with database.write() as session:
+        for row in rows:
+            wrap_shared(before, row, ProviderConfig(api_key=API_KEY, embedding_model="bge"))
+            session.add(row)
+        rows[1].wrapped_config = b"x" * 99
+    values: dict[str, Any] = {"_env_file": None, "data_dir": tmp_path}
+    settings = Settings(database_url=database_url, root_key_file=path, **values)
+    found = {each.name: each for each in await examine(settings)}["providers"]
+    assert (found.state, found.detail) == ("fault", "do not open: p1")
+
+    done = await rotate_root_key(database, path=path, value=None, report=quietly)
+
+    assert (done.rewrapped, done.dropped) == (2, (1,))
+    async with database.read() as session:
+        kept = await session.get_one(InstallationProvider, rows[0].id)
+        assert await session.get(InstallationProvider, rows[1].id) is None
+    assert open_shared(load_root_keys(path), kept).api_key == API_KEY
+    with pytest.raises(RootKeyError):
+        open_shared(before, kept)
+    found = {each.name: each for each in await examine(settings)}["providers"]
+    assert (found.state, found.detail) == ("ok", "for everybody: p0")
+    found = {each.name: each for each in await examine(settings)}["embeddings"]
+    assert found.detail.startswith("p0, bge")

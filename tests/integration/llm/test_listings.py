@@ -1,0 +1,131 @@
+"""`GET /providers/{id}/models`: what servers of each kind list, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.fakes.anthropic_server import AnthropicServer
+from tests.fakes.gemini_server import GeminiServer
+from tests.fakes.openai_server import API_KEY, OpenAIServer
+from tests.fakes.scripted_server import Answer
+from tests.integration.llm.test_providers import PROVIDERS, add
+from tests.support.server import Account, Running, ok, problem, running
+
+pytestmark = pytest.mark.anyio
+
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account(f"Ada {next(_names)}") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[str, Any]:
+    path = f"{PROVIDERS}/{made['id']}/models"
+    found: dict[str, Any] = ok(await account.client.get(path, params=query))
+    return found
+
+
+async def test_what_a_server_lists_comes_with_figures_and_is_kept(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, models=[{"name": "b", "context_window": 9_000}])
+    price = {"prompt": "0.000001", "completion": "0.000002"}
+    entries = [{"id": "a", "context_length": 64_000, "pricing": price}, {"id": "b"}, {"id": 3}]
+    model.script(Answer(body={"data": entries}))
+    now = await listing(ada, made)
+    first, second = now["items"]
+    assert (first["id"], first["context_window"], first["enabled"]) == ("mine/a", 64_000, False)
+    assert (first["figures_from"], first["price"]["output"]) == ("provider", 2.0)
+    assert (second["id"], second["context_window"], second["enabled"]) == ("mine/b", 9_000, True)
+    assert (second["figures_from"], now["problem"]) == ("user", None)
+    assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
+    asked = len(model.requests)
+    assert await listing(ada, made, refresh="false") == now
+    assert len(model.requests) == asked
+    # An empty choice is all that is listed.
+    ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"models": []}))
+    kept = await listing(ada, made, refresh="false")
+    assert all(each["enabled"] for each in kept["items"])
+    model.script(Answer(401, body={"error": {"message": f"{API_KEY} is wrong"}}))
+    failed = await listing(ada, made)
+    assert failed["problem"]["slug"] == "model-key-refused"
+    assert API_KEY not in failed["problem"]["detail"]
+    assert (failed["items"], failed["listed_at"]) == (kept["items"], kept["listed_at"])
+
+
+async def test_gemini_lists_what_can_write_with_its_windows(ada: Account) -> None:
+    async with GeminiServer() as google:
+        google.script(
+            Answer(
+                body={
+                    "models": [
+                        {
+                            "name": "models/gemini-of-tomorrow",
+                            "displayName": "Gemini of tomorrow",
+                            "inputTokenLimit": 300_000,
+                            "outputTokenLimit": 4_000,
+                            "supportedGenerationMethods": ["generateContent", "countTokens"],
+                        },
+                        {
+                            "name": "models/embedding-001",
+                            "supportedGenerationMethods": ["embedContent"],
+                        },
+                    ]
+                }
+            )
+        )
+        body = {"kind": "gemini", "slug": "google", "api_key": "AIza-key", "base_url": google.url}
+        made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+        (only,) = (await listing(ada, made))["items"]
+        assert (only["id"], only["title"]) == ("google/gemini-of-tomorrow", "Gemini of tomorrow")
+        assert (only["context_window"], only["max_output_tokens"]) == (300_000, 4_000)
+        (request,) = google.requests
+        assert (request.path, request.query["pageSize"]) == ("/v1beta/models", "1000")
+        assert request.headers["x-goog-api-key"] == "AIza-key"
+
+
+async def test_anthropic_lists_its_models_by_their_titles(ada: Account) -> None:
+    async with AnthropicServer() as anthropic:
+        entry = {"type": "model", "id": "claude-of-tomorrow", "display_name": "Claude of tomorrow"}
+        anthropic.script(Answer(body={"data": [entry], "has_more": False}))
+        key, url = "sk-ant-a-key-of-hers", anthropic.url
+        body = {"kind": "anthropic", "slug": "claude", "api_key": key, "base_url": url}
+        made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+        (only,) = (await listing(ada, made))["items"]
+        assert (only["id"], only["title"]) == ("claude/claude-of-tomorrow", "Claude of tomorrow")
+        assert (only["context_window"], only["figures_from"]) == (200_000, "default")
+        (request,) = anthropic.requests
+        assert (request.path, request.query["limit"]) == ("/v1/models", "1000")
+        assert request.headers["x-api-key"] == key
+        assert request.headers["anthropic-version"]
+
+
+async def test_a_list_is_the_owners_alone(
+    server: Running, ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    async with server.account(f"Ben {next(_names)}") as ben:
+        answer = await ben.client.get(f"{PROVIDERS}/{made['id']}/models")
+        problem(answer, 404, "provider-not-found")
+    assert model.requests == []

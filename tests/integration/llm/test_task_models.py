@@ -1,0 +1,117 @@
+"""`task_models`: a model for each task beside the reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.openai_server import MODEL, OpenAIServer, reply
+from tests.integration.llm.test_providers import OWN, PROVIDERS, add
+from tests.support.server import Account, Running, ok, problem, running
+from tests.support.studying import Vendor, studying, vendor
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = "/api/v1/me/settings"
+NO_JSON = [reply("no JSON")] * 4
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    async with server.account(f"Ada {next(_names)}") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+@pytest.fixture
+async def agent() -> AsyncGenerator[Vendor]:
+    async with vendor("openai") as agent:
+        yield agent
+
+
+async def test_an_unknown_model_of_a_task_is_refused_by_name_and_changes_nothing(
+    ada: Account,
+) -> None:
+    chat = await ada.new_chat()
+    for path in (SETTINGS, f"/api/v1/chats/{chat['id']}/settings"):
+        before = ok(await ada.client.get(path))
+        wanted = {"agent": "demo", "summary": "theirs/large"}
+        refused = await ada.client.patch(path, json={"task_models": wanted})
+        assert "theirs/large" in problem(refused, 422, "unknown-model")["detail"]
+        assert ok(await ada.client.get(path)) == before
+
+
+async def test_suggestions_come_from_their_own_model_the_chats_before_the_accounts(
+    ada: Account, model: OpenAIServer
+) -> None:
+    await add(ada, model)
+    wanted = {"model": "demo", "task_models": {"suggestions": OWN}}
+    ok(await ada.client.patch(SETTINGS, json=wanted))
+    chat = await ada.new_chat()
+    path = f"/api/v1/chats/{chat['id']}"
+    await ada.turn(chat["id"], text="Hello.")
+    assert model.requests == []  # the demo replies
+    model.script(reply(json.dumps({"lines": ["I run."]})))
+    suggested = ok(await ada.client.post(f"{path}/suggestions", json={"count": 2}))
+    assert suggested["items"] == ["I run."]
+    assert [request.body["model"] for request in model.requests] == [MODEL]
+    ok(await ada.client.patch(f"{path}/settings", json={"task_models": {"suggestions": "demo"}}))
+    ok(await ada.client.post(f"{path}/suggestions", json={"count": 2}))
+    assert len(model.requests) == 1
+
+
+async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    chat = await ada.new_chat()
+    path = f"/api/v1/chats/{chat['id']}"
+    ok(await ada.client.patch(f"{path}/settings", json={"task_models": {"suggestions": OWN}}))
+    model.script(*NO_JSON)
+    failed = await ada.client.post(f"{path}/suggestions", json={"count": 2})
+    assert "task_models.suggestions" in problem(failed, 502, "model-writes-no-json")["detail"]
+    assert (await ada.client.delete(f"{PROVIDERS}/{made['id']}")).status_code == 204
+    gone = await ada.client.post(f"{path}/suggestions", json={"count": 2})
+    assert OWN in problem(gone, 422, "unknown-model")["detail"]
+    # What is gone stays where nobody touches it: it does not keep other settings from changing.
+    ok(await ada.client.patch(f"{path}/settings", json={"system_prompt": "Be brief."}))
+
+
+async def test_triage_and_the_agent_may_have_different_models(
+    sqlite_url: str, tmp_path: Path, agent: Vendor, model: OpenAIServer
+) -> None:
+    async with studying(sqlite_url, tmp_path, agent) as study:
+        await add(study.account, model)
+        path = f"/api/v1/chats/{study.chat_id}/settings"
+        ok(await study.account.client.patch(path, json={"task_models": {"triage": OWN}}))
+        await study.tell("I kill the king.", "The king is dead.")
+        model.script(*NO_JSON)
+        await study.read()
+        run, detail = (await study.runs())[-1]
+        assert (run.error, agent.server.requests) == ("model-writes-no-json", [])
+        assert f"{OWN} was asked for JSON" in detail.note
+        assert "task_models.triage" in detail.note
+        decision = {"why": "A death.", "significant": True, "kinds": ["event"]}
+        model.script(reply(json.dumps(decision)))
+        agent.script(agent.says("Nothing to write."))
+        await study.try_again()
+        assert len(agent.server.requests) == 1
+        assert (await study.runs())[-1][0].state == "done"
