@@ -185,7 +185,9 @@ def read_usage(reported: Any) -> TokenUsage | None:
     return TokenUsage(
         prompt_tokens=_number(reported, "prompt_tokens"),
         completion_tokens=_number(reported, "completion_tokens"),
-        cached_tokens=_number(_member(reported, "prompt_tokens_details"), "cached_tokens"),
+        # DeepSeek has a name of its own for them.
+        cached_tokens=_number(_member(reported, "prompt_tokens_details"), "cached_tokens")
+        or _number(reported, "prompt_cache_hit_tokens"),
         thinking_tokens=_number(_member(reported, "completion_tokens_details"), "reasoning_tokens"),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,11 +15,14 @@ from backend.generation._json import mapping
 from backend.generation._provider import ModelProvider
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
+from backend.generation._thinking import ThinkReader
 from backend.generation.model import (
     ModelError,
+    ModelSettingRefusedError,
     ModelSpec,
     Piece,
     Prompt,
+    PromptMessage,
     StructuredAnswer,
     Tool,
     ToolAnswer,
@@ -47,7 +50,7 @@ MESSAGES = "/v1/messages"
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
     {
         *("temperature", "top_p", "top_k", "stop", "max_output_tokens"),
-        *("thinking_budget", "reasoning_effort"),
+        *("thinking_budget", "reasoning_effort", "start_reply_with"),
     }
 )
 """What the API has a field for. A model may take less, and says so with 400."""
@@ -179,9 +182,15 @@ class AnthropicModel:
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`."""
         timeout = self._provider.config.chunk_timeout
+        is_plain = not (tools or schema or prompt.rounds)
+        # The API refuses spaces at the end of what a reply is to begin with.
+        start = (sampling.start_reply_with or "").rstrip() if is_plain else ""
+        if start:
+            began = PromptMessage("assistant", start)
+            prompt = replace(prompt, messages=[*prompt.messages, began])
         async with self._provider.connected() as connection:
             body = self._body(connection, prompt, sampling, tools=tools, schema=schema)
-            deltas = self._deltas(connection, {**body, "stream": True})
+            deltas = self._deltas(connection, {**body, "stream": True}, start)
             async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -221,9 +230,10 @@ class AnthropicModel:
         return {**body, **self._provider.config.extra_body}
 
     async def _deltas(
-        self, connection: _Connection, body: dict[str, Any]
+        self, connection: _Connection, body: dict[str, Any], start: str
     ) -> AsyncGenerator[Delta, None]:
         answer, events = wire.AnswerReader(), EventReader()
+        reader = ThinkReader(start) if start else None
         try:
             asked = connection.client.post(
                 MESSAGES,
@@ -236,9 +246,25 @@ class AnthropicModel:
             async with aclosing(response):
                 async for part in response.aiter_bytes():
                     for data in events.feed(part):
-                        yield answer.read_event(_event(connection, response, data))
+                        delta = answer.read_event(_event(connection, response, data))
+                        yield reader.read(delta) if reader else delta
         except Exception as error:  # noqa: BLE001 - a server may answer anything
+            if start and _refuses_start(error):
+                raise self._refusal() from None
             raise self._provider.failure(error) from None
+
+    def _refusal(self) -> ModelSettingRefusedError:
+        """What is said of a model that does not go on from a started reply."""
+        setting: SamplingField = "start_reply_with"
+        self.spec = replace(
+            self.spec,
+            accepts=self.spec.accepts - {setting},
+            refused=self.spec.refused | {setting},
+        )
+        return ModelSettingRefusedError(
+            f"{WHO} does not take {setting} for {self.spec.id}: change it in the settings.",
+            extra={"refused": [setting], "model": self.spec.id},
+        )
 
     async def _whole(
         self,
@@ -257,6 +283,13 @@ class AnthropicModel:
                 failure=self._provider.failure,
             )
         return wire.AnswerReader().read_whole(answer)
+
+
+def _refuses_start(error: Exception) -> bool:
+    """Whether a model says that it takes no started reply: its newer ones do, as all that think."""
+    return getattr(error, "status_code", None) == HTTPStatus.BAD_REQUEST and any(
+        word in str(error) for word in ("prefill", "final `assistant` message")
+    )
 
 
 def _event(connection: _Connection, response: httpx2.Response, data: bytes) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from backend.generation import _openai_mapping as wire
 from backend.generation._json import mapping
 from backend.generation._openai_calls import CallFragments
+from backend.generation._openai_counts import count_usage
 from backend.generation._openai_json import json_members, read_value, told_schema
 from backend.generation._openai_refusals import (
     RENAMED,
@@ -23,6 +24,7 @@ from backend.generation._replies import Delta, relay, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
 from backend.generation._thinking import ThinkReader, without_thoughts
 from backend.generation.model import (
+    Finish,
     ModelError,
     ModelMalformedAnswerError,
     ModelRequestError,
@@ -32,12 +34,15 @@ from backend.generation.model import (
     Piece,
     Prompt,
     StructuredAnswer,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
     Tool,
     ToolAnswer,
 )
 from backend.generation.openai_compatible import WHO, Connection, OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
-from backend.generation.sampling import Sampling, check_taken
+from backend.generation.sampling import Sampling, SamplingField, check_taken
 from backend.generation.server_abilities import JSON_WAYS, JsonWay
 
 if TYPE_CHECKING:
@@ -50,6 +55,9 @@ COMPLETIONS = "/chat/completions"
 """Called without the SDK's own types: with them, 1,000 messages take 150 ms to be sent, and each
 token 0.2 ms to be read, in which the event loop does nothing else. Its stream of events costs a
 third of what is left, and is not used either."""
+
+_FORM: Mapping[str, SamplingField] = {"response_format": "json_schema"}
+_NOTHING: Mapping[str, SamplingField] = {}
 
 END = b"[DONE]"
 
@@ -85,12 +93,40 @@ class OpenAICompatibleModel:
         body = self._body(prompt, sampling, tools=tools, schema=schema)
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         timeout = self._provider.config.chunk_timeout
-        start = "" if tools or schema or prompt.rounds else sampling.start_reply_with or ""
+        is_plain = not (tools or schema or prompt.rounds)
+        start = sampling.start_reply_with or "" if is_plain else ""
+        own = _FORM if is_plain and sampling.json_schema else _NOTHING
+        heard: list[Piece] = []
         async with self._provider.connected() as connection:
-            deltas = self._deltas(connection, body, ThinkReader(start))
+            deltas = self._deltas(connection, body, ThinkReader(start), own=own)
             async with aclosing(relay(deltas, who=WHO, chunk_timeout=timeout)) as pieces:
                 async for piece in pieces:
+                    heard.append(piece)
+                    if isinstance(piece, Finish) and is_plain:
+                        counted = await self._counted(connection, prompt, heard)
+                        if counted is not None:
+                            yield counted
                     yield piece
+
+    async def _counted(
+        self, connection: Connection, prompt: Prompt, heard: Sequence[Piece]
+    ) -> TokenUsage | None:
+        """The usage of a reply whose server reported none, where it can count."""
+        known = self._provider.abilities.of(self.spec.name).counts
+        routes = [each for each in self._server.counts if known in (None, each.path)]
+        if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
+            return None
+        counts = await count_usage(
+            connection,
+            self.spec.name,
+            routes,
+            prompt,
+            said="".join(piece.text for piece in heard if isinstance(piece, TextPiece)),
+            thought="".join(piece.text for piece in heard if isinstance(piece, ThinkingPiece)),
+        )
+        if counts.route not in (None, known):
+            self._provider.learn(self.spec.name, counts=counts.route)
+        return counts.usage
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
@@ -162,12 +198,17 @@ class OpenAICompatibleModel:
         return body
 
     async def _deltas(
-        self, connection: Connection, body: dict[str, Any], reader: ThinkReader
+        self,
+        connection: Connection,
+        body: dict[str, Any],
+        reader: ThinkReader,
+        *,
+        own: Mapping[str, SamplingField],
     ) -> AsyncGenerator[Delta, None]:
         calls, events = CallFragments(), EventReader()
         last_event = time.monotonic()
         try:
-            response = await self._post(connection, body, connection.response)
+            response = await self._post(connection, body, connection.response, own=own)
             async with aclosing(response):
                 if response.headers.get("content-type", "").startswith("application/json"):
                     answer = _checked(connection, response, await response.aread())
@@ -186,7 +227,14 @@ class OpenAICompatibleModel:
                     if time.monotonic() - last_event < self._provider.config.answer_timeout:
                         yield Delta()
         except Exception as error:  # noqa: BLE001 - a server may answer anything
-            raise self._failure(error, is_tried="response_format" in body) from None
+            failure = self._failure(error, is_tried="response_format" in body)
+            if (
+                own
+                and type(failure) is ModelRequestError
+                and _has_status(error, HTTPStatus.INTERNAL_SERVER_ERROR)
+            ):
+                failure = self._refusal(own["response_format"], for_good=True)
+            raise failure from None
 
     async def _whole(self, body: dict[str, Any], *, is_tried: bool = False) -> Delta:
         """The answer to a request. Where a way is only tried, a 500 is a refusal of it."""
@@ -204,16 +252,23 @@ class OpenAICompatibleModel:
             return await whole(ask(connection), who=WHO, answer_timeout=timeout, failure=failure)
 
     def _failure(self, error: Exception, *, is_tried: bool) -> ModelError:
-        status = getattr(error, "status_code", None)
-        if is_tried and status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        if is_tried and _has_status(error, HTTPStatus.INTERNAL_SERVER_ERROR):
             return ModelRequestError(f"{WHO} fails at such a request (500).")
         return self._provider.failure(error)
 
-    async def _post(self, connection: Connection, body: dict[str, Any], kind: type[T]) -> T:
+    async def _post(
+        self,
+        connection: Connection,
+        body: dict[str, Any],
+        kind: type[T],
+        *,
+        own: Mapping[str, SamplingField] = _NOTHING,
+    ) -> T:
         """Send a request, without what the server is known not to take.
 
         A member of ours that it refuses is left out, or goes under its other name, from then on. A
-        setting of the user's is not: `ModelSettingRefusedError` names it.
+        setting of the user's is not: `ModelSettingRefusedError` names it. `own` are members that
+        hold a setting of the user's here, and something else in other requests.
         """
         while True:
             known = self._provider.abilities.of(self.spec.name)
@@ -228,11 +283,13 @@ class OpenAICompatibleModel:
             try:
                 return cast("T", await asked)
             except connection.api_error as error:
-                self._adapt(error, sent)
+                self._adapt(error, sent, own)
 
-    def _adapt(self, error: APIError, sent: Mapping[str, Any]) -> None:
+    def _adapt(
+        self, error: APIError, sent: Mapping[str, Any], own: Mapping[str, SamplingField]
+    ) -> None:
         """Learn which member of a request is refused; raises where it is not one of ours."""
-        names = wire.setting_names(self._server.names)
+        names: dict[str, SamplingField] = {**wire.setting_names(self._server.names), **own}
         refusal = read_refusal(error, [name for name in (*names, "stream_options") if name in sent])
         if refusal is None:
             raise error
@@ -242,19 +299,27 @@ class OpenAICompatibleModel:
             return
         if (setting := names.get(refusal.member)) is None:
             raise error
-        if refusal.for_good:
-            refused = (*known.refused, setting)
+        raise self._refusal(setting, for_good=refusal.for_good)
+
+    def _refusal(self, setting: SamplingField, *, for_good: bool) -> ModelSettingRefusedError:
+        """What is said of a setting that is refused; where it is for good, it is remembered."""
+        if for_good:
+            refused = (*self._provider.abilities.of(self.spec.name).refused, setting)
             self._provider.learn(self.spec.name, refused=refused)
             self.spec = replace(
                 self.spec,
                 accepts=self.spec.accepts.difference(refused),
                 refused=frozenset(refused),
             )
-        what = setting if refusal.for_good else f"this value of {setting}"
-        raise ModelSettingRefusedError(
+        what = setting if for_good else f"this value of {setting}"
+        return ModelSettingRefusedError(
             f"{WHO} does not take {what} for {self.spec.id}: change it in the settings.",
             extra={"refused": [setting], "model": self.spec.id},
         )
+
+
+def _has_status(error: Exception, status: HTTPStatus) -> bool:
+    return getattr(error, "status_code", None) == status
 
 
 def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:

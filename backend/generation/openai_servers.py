@@ -19,17 +19,38 @@ from backend.setting_types import ServerName
 
 
 @dataclass(frozen=True, slots=True)
+class CountingRoute:
+    """Where a server counts tokens.
+
+    `path` is from its root; `member` holds the text, `answer` the tokens: a list, or how many.
+    """
+
+    path: str
+    member: str
+    answer: str
+
+
+_LLAMA_CPP = CountingRoute("/tokenize", "content", "tokens")
+_LLAMA_CPP_PYTHON = CountingRoute("/extras/tokenize/count", "input", "count")
+_KOBOLDCPP = CountingRoute("/api/extra/tokencount", "prompt", "value")
+_VLLM = CountingRoute("/tokenize", "prompt", "count")
+_TABBYAPI = CountingRoute("/v1/token/encode", "text", "length")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerKind:
     """What one server takes.
 
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
+    `counts` are the routes that it may count tokens by.
     """
 
     accepts: frozenset[SamplingField]
     names: Mapping[SamplingField, str] = field(default_factory=dict[SamplingField, str])
     prefill: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    counts: tuple[CountingRoute, ...] = ()
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -76,16 +97,23 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     "llama-cpp": ServerKind(
         accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
+        counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
     ),
-    "koboldcpp": ServerKind(accepts=EVERY_SETTING, names={"typical_p": "typical"}),
+    "koboldcpp": ServerKind(
+        accepts=EVERY_SETTING, names={"typical_p": "typical"}, counts=(_KOBOLDCPP,)
+    ),
     "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
     "vllm": ServerKind(
         accepts=_and(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
+        counts=(_VLLM,),
     ),
     "tabbyapi": ServerKind(
-        accepts=EVERY_SETTING, names={"grammar": "grammar_string"}, prefill=_CONTINUES
+        accepts=EVERY_SETTING,
+        names={"grammar": "grammar_string"},
+        prefill=_CONTINUES,
+        counts=(_TABBYAPI,),
     ),
     "other": ServerKind(accepts=EVERY_SETTING),
 }

@@ -22,13 +22,15 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is learned of one model.
 
     `refused` are settings that it does not take; `without` members of a request that Talekeeper
-    adds itself and leaves out from then on.
+    adds itself and leaves out from then on; `counts` is the path by which its server counts tokens,
+    "" where it does not.
     """
 
     refused: tuple[SamplingField, ...] = ()
     without: tuple[str, ...] = ()
     json: JsonWay | None = None
     tools: ToolSupport | None = None
+    counts: str | None = None
 
 
 class ServerAbilities(msgspec.Struct, frozen=True, omit_defaults=True):

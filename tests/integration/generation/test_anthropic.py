@@ -14,17 +14,28 @@ from backend.generation.model import (
     ModelError,
     ModelRateLimitError,
     ModelRequestError,
+    ModelSettingRefusedError,
     ModelUnavailableError,
     Piece,
     Prompt,
     PromptMessage,
+    TextPiece,
     ThinkingPiece,
     TokenUsage,
     Tool,
     ToolRound,
 )
 from backend.generation.sampling import Sampling
-from tests.fakes.anthropic_server import block, delta, ended, error_body, reply, started, usage
+from tests.fakes.anthropic_server import (
+    block,
+    delta,
+    ended,
+    error,
+    error_body,
+    reply,
+    started,
+    usage,
+)
 from tests.fakes.scripted_server import Answer, Event
 from tests.integration.generation.conftest import Vendor
 
@@ -54,6 +65,31 @@ async def listen(
 
 def sent(anthropic: Vendor) -> Any:
     return anthropic.server.requests[-1].body
+
+
+async def test_a_reply_begins_as_it_was_told_to(anthropic: Vendor) -> None:
+    anthropic.server.script(reply(" the sea", " is rough."))
+
+    pieces = await listen(anthropic, sampling=Sampling(start_reply_with="Oswin says: "))
+
+    said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+    assert said == "Oswin says: the sea is rough."
+    last = sent(anthropic)["messages"][-1]
+    assert (last["role"], last["content"][-1]["text"]) == ("assistant", "Oswin says:")
+
+
+async def test_a_model_that_takes_no_started_reply_is_told_by_the_setting_s_name(
+    anthropic: Vendor,
+) -> None:
+    model = anthropic.connect()
+    no = "This model does not support assistant message prefill."
+    anthropic.server.script(error(400, "invalid_request_error", no))
+
+    with pytest.raises(ModelSettingRefusedError, match="start_reply_with"):
+        _ = [piece async for piece in model.stream(PROMPT, Sampling(start_reply_with="Oswin:"))]
+
+    assert model.spec.refused == {"start_reply_with"}
+    assert "start_reply_with" not in model.spec.accepts
 
 
 async def test_the_prompt_arrives_with_marks_where_it_is_stable(anthropic: Vendor) -> None:

@@ -107,6 +107,13 @@ ANTHROPIC_BODY: dict[SamplingField, tuple[str, Any]] = {
     "max_output_tokens": ("max_tokens", 512),
     "thinking_budget": ("thinking.budget_tokens", 1024),
     "reasoning_effort": ("output_config.effort", "low"),
+    "start_reply_with": (
+        "messages",
+        [
+            {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Oswin:"}]},
+        ],
+    ),
 }
 
 

@@ -1,0 +1,103 @@
+"""Tokens counted by a server's own vocabulary, for replies whose usage it does not report.
+
+Sources, as of November 2026: llama.cpp's README (`/tokenize`), KoboldCpp's API page
+(`/api/extra/tokencount`), vLLM's reference of its server (`/tokenize`), TabbyAPI's
+(`/v1/token/encode`), and llama-cpp-python's own schema (`/extras/tokenize/count`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from backend.generation._json import mapping, sequence
+from backend.generation.model import Prompt, TokenUsage
+from backend.generation.openai_compatible import Connection
+from backend.generation.openai_servers import CountingRoute
+from backend.generation.tokens import MESSAGE_OVERHEAD
+
+TIMEOUT = 5.0
+"""Seconds for a count: the reply is there already, and its end waits for this."""
+
+_NO_SUCH_ROUTE = {
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.NOT_IMPLEMENTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounts:
+    """What a server counted: `usage` where it did, `route` by which, or "" where it has none."""
+
+    usage: TokenUsage | None
+    route: str | None
+
+
+async def count_usage(
+    connection: Connection,
+    model: str,
+    routes: Sequence[CountingRoute],
+    prompt: Prompt,
+    *,
+    said: str,
+    thought: str,
+) -> ServerCounts:
+    """Have a server count a prompt and its reply. Raises nothing: no count is an answer, too.
+
+    Args:
+        connection: To the server; its routes stand beside the one of its completions.
+        model: The model's name there.
+        routes: Which to try, the first that is there counts.
+        prompt: What was sent, without the rounds of tools.
+        said: The reply's text.
+        thought: What came before it.
+    """
+    asked = "\n".join(message.text for message in prompt.messages)
+    for route in routes:
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                sent, text, thinking = [
+                    await _count(connection, model, route, each) for each in (asked, said, thought)
+                ]
+        except connection.api_error as error:
+            if getattr(error, "status_code", None) not in _NO_SUCH_ROUTE:
+                return ServerCounts(None, None)
+        except Exception:  # noqa: BLE001 - a server may answer anything, and the reply is there
+            return ServerCounts(None, None)
+        else:
+            if not sent:
+                return ServerCounts(None, None)
+            usage = TokenUsage(
+                prompt_tokens=sent + MESSAGE_OVERHEAD * len(prompt.messages),
+                completion_tokens=text + thinking,
+                thinking_tokens=thinking,
+            )
+            return ServerCounts(usage, route.path)
+    return ServerCounts(None, "")
+
+
+async def _count(connection: Connection, model: str, route: CountingRoute, text: str) -> int:
+    """Tokens of a text; 0 where the answer says nothing of them."""
+    if not text:
+        return 0
+    response = await connection.client.post(
+        _beside(str(connection.client.base_url), route.path),
+        cast_to=connection.response,
+        body={"model": model, route.member: text},
+    )
+    counted: Any = None
+    with suppress(ValueError):
+        counted = mapping(response.json()).get(route.answer)
+    if listed := sequence(counted):
+        return len(listed)
+    return counted if isinstance(counted, int) and counted > 0 else 0
+
+
+def _beside(base_url: str, path: str) -> str:
+    """The address of a route that stands at the root of a server, whose API is below `/v1`."""
+    return base_url.rstrip("/").removesuffix("/v1") + path

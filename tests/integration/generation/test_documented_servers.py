@@ -1,0 +1,208 @@
+"""Each server as its documentation has it: settings, thoughts, usage, counts, JSON, errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from backend.generation.model import (
+    ChatModel,
+    ModelError,
+    ModelRateLimitError,
+    ModelRequestError,
+    ModelSettingRefusedError,
+    ModelUnavailableError,
+    Piece,
+    Prompt,
+    PromptMessage,
+    TokenUsage,
+)
+from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling
+from backend.generation.server_abilities import ServerAbilities
+from backend.generation.tokens import MESSAGE_OVERHEAD
+from tests.fakes.documented_servers import (
+    SERVERS,
+    THOUGHT,
+    VALUE,
+    DocumentedServer,
+    KoboldCppServer,
+    LlamaCppPythonServer,
+    LMStudioServer,
+    MistralServer,
+    OpenAIOwnServer,
+    OpenRouterServer,
+    TabbyAPIServer,
+    VLLMServer,
+)
+from tests.fakes.openai_server import MODEL
+from tests.integration.generation.test_every_setting import VALUES
+from tests.integration.generation.test_odd_servers import SCHEMA, joined
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Prompt(
+    [PromptMessage("system", "You are Oswin."), PromptMessage("user", "How is the weather?")]
+)
+WORDS = 7 + 2 * MESSAGE_OVERHEAD
+"""What a server that counts words says of the prompt."""
+
+
+@dataclass
+class Connected:
+    """A server, and what was learned of it."""
+
+    server: DocumentedServer
+    learned: list[ServerAbilities] = field(default_factory=list[ServerAbilities])
+    registries: list[ModelRegistry] = field(default_factory=list[ModelRegistry])
+
+    def model(self, name: str = MODEL, **changes: Any) -> ChatModel:
+        config = self.server.config(
+            server=self.server.server, models=(name,), on_learned=self.learned.append, **changes
+        )
+        self.registries.append(ModelRegistry(openai=config))
+        return self.registries[-1].get(f"openai/{name}")
+
+    def paths(self) -> list[str]:
+        return [request.path for request in self.server.requests]
+
+
+@pytest.fixture
+async def connected(request: pytest.FixtureRequest) -> AsyncGenerator[Connected]:
+    async with request.param() as server:
+        found = Connected(server)
+        yield found
+        for registry in found.registries:
+            await registry.aclose()
+
+
+def of(*servers: type[DocumentedServer]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("connected", servers, indirect=True)
+
+
+async def heard(model: ChatModel, sampling: Sampling = Sampling()) -> list[Piece]:  # noqa: B008  # it is frozen
+    return [piece async for piece in model.stream(PROMPT, sampling)]
+
+
+def used(pieces: list[Piece]) -> list[TokenUsage]:
+    return [piece for piece in pieces if isinstance(piece, TokenUsage)]
+
+
+def test_each_server_has_a_fake() -> None:
+    assert {each.server for each in SERVERS} == OPENAI_SERVERS.keys() - {"other"}
+
+
+@of(*SERVERS)
+async def test_a_reply_streams_under_every_setting_that_the_server_takes(
+    connected: Connected,
+) -> None:
+    model = connected.model()
+    # A schema of the user's is for servers that have it.
+    accepted = model.spec.accepts - {"json_schema"}
+
+    pieces = await heard(model, Sampling(**{name: VALUES[name] for name in accepted}))
+
+    thinks = not isinstance(connected.server, OpenAIOwnServer)
+    thought = THOUGHT if thinks else ""
+    is_started = "start_reply_with" in accepted
+    assert joined(pieces) == ("" if is_started else thought, "Oswin: it rains.")
+    assert len(used(pieces)) == 1
+    # What it refused of ours is left out from now on; nothing of the user's was.
+    assert model.spec.accepts == connected.model().spec.accepts
+    asked = len(connected.server.requests)
+    assert joined(await heard(model)) == (thought, "Oswin: it rains.")
+    assert connected.paths()[asked:].count("/v1/chat/completions") == 1
+
+
+@of(*SERVERS)
+async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connected) -> None:
+    ways = {"koboldcpp": "tool", "tabbyapi": "tool", "deepseek": "json_object"}
+    is_python = isinstance(connected.server, LlamaCppPythonServer)
+    way = "json_object" if is_python else ways.get(connected.server.server, "json_schema")
+
+    for _ in range(2):
+        answer = await connected.model().structured(PROMPT, SCHEMA, Sampling(max_output_tokens=50))
+        assert answer.value == VALUE
+    model = connected.model()
+    for _ in range(2):
+        assert (await model.structured(PROMPT, SCHEMA, Sampling())).value == VALUE
+
+    assert connected.learned
+    assert connected.learned[-1].of(MODEL).json == way
+
+
+@of(*SERVERS)
+async def test_what_the_server_fails_at_is_told_in_our_words(connected: Connected) -> None:
+    kinds: dict[type[DocumentedServer], type[ModelError]] = {
+        LlamaCppPythonServer: ModelUnavailableError,
+        KoboldCppServer: ModelUnavailableError,
+        OpenRouterServer: ModelUnavailableError,
+        MistralServer: ModelRateLimitError,
+    }
+    with pytest.raises(ModelError) as caught:
+        await heard(connected.model("no-such-model"))
+
+    assert isinstance(caught.value, kinds.get(type(connected.server), ModelError))
+    assert "no-such-model" not in str(caught.value).replace("openai/no-such-model", "")
+
+
+@of(KoboldCppServer, LlamaCppPythonServer)
+async def test_where_no_usage_is_reported_the_server_counts(connected: Connected) -> None:
+    route = connected.server.counts
+    assert route is not None
+
+    (counted,) = used(await heard(connected.model()))
+    assert counted == TokenUsage(WORDS, 4, thinking_tokens=1)
+    assert connected.learned[-1].of(MODEL).counts == route[0]
+    # Prompt, reply and thoughts; where it is known which route there is, no other is asked.
+    connected.server.requests.clear()
+    assert used(await heard(connected.model(abilities=connected.learned[-1]))) == [counted]
+    assert connected.paths()[1:] == [route[0]] * 3
+
+
+@of(VLLMServer, TabbyAPIServer)
+async def test_what_is_reported_is_not_counted_again(connected: Connected) -> None:
+    assert used(await heard(connected.model())) == [TokenUsage(12, 4)]
+    assert connected.paths() == ["/v1/chat/completions"]
+
+
+@of(VLLMServer, TabbyAPIServer)
+async def test_servers_that_report_usage_count_where_they_do_not(
+    connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(connected.server), "reports_usage", False)
+
+    (counted,) = used(await heard(connected.model()))
+    assert counted.prompt_tokens == WORDS
+
+
+@of(KoboldCppServer)
+async def test_a_server_that_cannot_count_is_not_asked_again(
+    connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(connected.server), "counts", None)
+    model = connected.model()
+
+    assert used(await heard(model)) == []
+    assert connected.learned[-1].of(MODEL).counts == ""
+    connected.server.requests.clear()
+    assert used(await heard(model)) == []
+    assert connected.paths() == ["/v1/chat/completions"]
+
+
+@of(LlamaCppPythonServer, LMStudioServer)
+async def test_a_schema_of_the_user_s_that_is_refused_is_named(
+    connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(connected.server), "forms", frozenset({"json_object"}))
+    model = connected.model()
+
+    with pytest.raises(ModelSettingRefusedError, match="json_schema") as caught:
+        await heard(model, Sampling(json_schema='{"type": "object"}'))
+
+    assert caught.value.extra["refused"] == ["json_schema"]
+    assert isinstance(caught.value, ModelRequestError)
